@@ -5,6 +5,7 @@ The shim distribution installs them. Each prints the command that it runs.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 import sys
@@ -69,65 +70,43 @@ COMMANDS = {
 def translate(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the arguments of rove for those of a command of v0, and the options that have no effect.
 
-    Raises:
-        ValueError: an option has no counterpart, or lacks its value.
+    Exits with status 2 if an option has no counterpart, or lacks its value.
     """
     command = COMMANDS[name]
+    parser = argparse.ArgumentParser(name, description=f"Runs `rove {command.rove}`.", allow_abbrev=False)
+    parser.add_argument("names", nargs="*")
+    for option in (*command.options, *command.ignored_options):
+        parser.add_argument(option, dest=option)
+    for flag in (*command.flags, *command.ignored_flags):
+        parser.add_argument(flag, dest=flag, action="store_true")
+    values = {option: value for option, value in vars(parser.parse_args(arguments)).items() if value}
+    names = values.pop("names", [])
+
     translated: list[str] = []
-    positional: list[str] = []
-    ignored: list[str] = []
-    values: dict[str, str] = {}
-    remaining = list(_split_at_equals(arguments))
-    while remaining:
-        argument = remaining.pop(0)
-        if not argument.startswith("-"):
-            positional.append(argument)
-        elif argument in command.flags:
-            translated.append(command.flags[argument])
-        elif argument in command.ignored_flags:
-            ignored.append(argument)
-        elif argument in command.options or argument in command.ignored_options:
-            if not remaining:
-                raise ValueError(f"{name} {argument} needs a value")
-            value = remaining.pop(0)
-            option = command.options.get(argument, "")
-            if not option:
-                ignored.append(argument)
-            elif option.startswith("-"):
-                translated += [option, value]
-            else:
-                values[option] = value
-        else:
-            raise ValueError(f"{name} {argument} has no counterpart in `rove {command.rove}`; see its --help")
-    if name == "vf-eval" and "--save" not in translated and "--resume" not in translated:
+    for option, value in values.items():
+        translation = command.options.get(option, "")
+        if option in command.flags:
+            translated.append(command.flags[option])
+        elif translation.startswith("-"):
+            translated += [translation, value]
+        elif translation == "model":
+            names = [value]
+    if name == "vf-eval" and not {"--save", "--resume"} & set(translated):
         translated.append("--no-save")
     if name == "vf-install":
-        folder = Path(values.get("path", _ENVIRONMENTS_FOLDER))
-        positional = [str(folder / environment.replace("-", "_")) for environment in positional]
+        folder = Path(values.get("--path") or values.get("-p") or _ENVIRONMENTS_FOLDER)
+        names = [str(folder / environment.replace("-", "_")) for environment in names]
         translated.append("--into-current")
-    if "model" in values:
-        positional.append(values["model"])
-    return [command.rove, *positional, *translated], ignored
-
-
-def _split_at_equals(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--option=value` as two of them."""
-    split: list[str] = []
-    for argument in arguments:
-        split += argument.split("=", 1) if argument.startswith("--") else [argument]
-    return split
+    ignored = [option for option in values if option in (*command.ignored_options, *command.ignored_flags)]
+    return [command.rove, *names, *translated], ignored
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run rove's command for a command of v0, and return its exit status."""
-    try:
-        translated, ignored = translate(name, arguments)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+    translated, ignored = translate(name, arguments)
     if ignored:
-        print(f"{name} ignores {', '.join(ignored)}", file=sys.stderr)
-    print(f"rove {shlex.join(translated)}", file=sys.stderr)
+        sys.stderr.write(f"{name} ignores {', '.join(ignored)}\n")
+    sys.stderr.write(f"rove {shlex.join(translated)}\n")
     return subprocess.call([sys.executable, "-m", "rove", *translated])
 
 

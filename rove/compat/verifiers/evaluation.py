@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from copy import deepcopy
@@ -28,6 +28,7 @@ from rove.compat.verifiers.errors import InfraError, InvalidModelResponseError, 
 from rove.compat.verifiers.messages import plain, sanitize_tool_calls
 from rove.compat.verifiers.release import fixed, outdated
 from rove.compat.verifiers.rubrics import Rubric
+from rove.compat.verifiers.saved_results import saved_outputs, without_saved, write_results
 from rove.compat.verifiers.types import RolloutOutput, SamplingArgs, State, Tool
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS
@@ -209,7 +210,7 @@ class EvaluableEnvironment(ABC):
         }
         callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
         started, outputs = time.time(), saved_outputs(folder, metadata) if results_path else []
-        groups = _without_saved(groups, outputs)
+        groups = without_saved(groups, outputs)
         options = {"max_retries": max_retries, "state_columns": state_columns}
         async with aclosing(self._run_groups(client, model, sampling, groups, max_concurrent, options)) as finished:
             async for new in finished:
@@ -341,50 +342,6 @@ class EvaluableEnvironment(ABC):
             "tools": self.tool_defs,
             "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
         }
-
-
-_RESUMED_SETTINGS = ("env_id", "model", "rollouts_per_example", "shuffle", "shuffle_seed")
-_RESULTS_FILE, _METADATA_FILE = "results.jsonl", "metadata.json"
-
-
-def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
-    """Return the outputs that an earlier run saved in a folder; none if it has no results.
-
-    Raises:
-        ValueError: they are of another environment or model, or of more rows, so saving would lose them.
-    """
-    if not (folder / _RESULTS_FILE).is_file():
-        return []
-    try:
-        saved = json.loads((folder / _METADATA_FILE).read_text(encoding="utf-8"))
-        lines = (folder / _RESULTS_FILE).read_text(encoding="utf-8").splitlines()
-        outputs = [RolloutOutput(json.loads(line)) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} has results that cannot be read ({error}); choose another results_path") from error
-    saved = {"shuffle": False, **saved}
-    different = [name for name in _RESUMED_SETTINGS if saved.get(name) != metadata[name]]
-    if different:
-        pairs = ", ".join(f"{name} {saved.get(name)!r} instead of {metadata[name]!r}" for name in different)
-        raise ValueError(f"{folder} has results with {pairs}; choose another results_path")
-    if (saved.get("num_examples") or 0) > metadata["num_examples"]:
-        raise ValueError(
-            f"{folder} has results of {saved['num_examples']} examples, and this run has only {metadata['num_examples']}; "
-            "choose another results_path, or at least as many examples"
-        )
-    return outputs
-
-
-def _without_saved(groups: Sequence[list[Any]], outputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return the groups without the rollouts that are among the outputs."""
-    saved = Counter(output["example_id"] for output in outputs)
-    remaining = []
-    for group in groups:
-        example_id = group[0]["example_id"]
-        finished = min(saved[example_id], len(group))
-        saved[example_id] -= finished
-        if group[finished:]:
-            remaining.append(group[finished:])
-    return remaining
 
 
 def _is_in_event_loop() -> bool:
@@ -588,16 +545,6 @@ def _pass_at_k(
 def make_dataset(results: Mapping[str, Any], **ignored: Any) -> Any:
     """Return the outputs as a dataset."""
     return make_table([plain(output) for output in results["outputs"]])
-
-
-def write_results(results: GenerateOutputs, folder: Path) -> None:
-    """Write `results.jsonl` and `metadata.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [{name: value for name, value in plain(one).items() if name != "trajectory"} for one in results["outputs"]]
-    lines = [json.dumps(row, default=str) for row in rows]
-    (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
-    (folder / _METADATA_FILE).write_text(metadata, encoding="utf-8")
 
 
 def push_to_hub(results: GenerateOutputs, name: str | None) -> None:

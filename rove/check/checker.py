@@ -21,7 +21,7 @@ from rove import compat
 from rove.check.package_files import Package, as_wheel, module_of, texts_of
 from rove.check.rollouts import CheckLimits, RolloutResults, run_rollouts
 from rove.check.rules import OTHER_API, SUPPORTED_VERSIONS, V1, Deviation, deviations, generation
-from rove.check.source_reader import Reading, read
+from rove.compat.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
 from rove.compat.verifiers.release import newest_allowed, project_requirements
 from rove.core.errors import ConfigError

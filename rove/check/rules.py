@@ -52,6 +52,11 @@ class Rule(NamedTuple):
     """Last generation that supports this usage; "" if it is still supported."""
 
 
+_LEGACY_METHODS = (
+    "an `is_completed(messages, state)`, `rollout(client, model, prompt, …)`, `get_model_response(client, model, prompt, …)`, "
+    "`init_state(prompt, completion, …)`, `get_context_messages`, `init_completion`"
+)
+
 RULES = (
     # differences in every generation
     Rule(
@@ -123,15 +128,14 @@ RULES = (
         "`n: 1` is not sent; `max_tokens` is sent unchanged, except to OpenAI",
         ("sampling:n", "sampling:max_tokens"),
     ),
-    Rule("`results_path` of an earlier run", "resumes its own runs", ("keyword:results_path",)),
     Rule(
-        "`start_server`, `vf-eval`, `vf-tui`, GEPA",
+        "`start_server`, `vf-tui`, GEPA",
         "not available; use `rove eval`",
         ("attribute:start_server", "attribute:stop_server", "module:verifiers.gepa", "module:verifiers.scripts"),
     ),
     # older packages
-    Rule("an `is_completed(messages, state)`", "a method decorated with `@vf.stop`", ("sync:is_completed",), G0),
-    Rule("an `is_completed(messages, state)`", "a method decorated with `@vf.stop`", ("async:is_completed",), G1),
+    Rule(_LEGACY_METHODS, "a method decorated with `@vf.stop`", ("sync:is_completed",), G0),
+    Rule(_LEGACY_METHODS, "a method decorated with `@vf.stop`", ("async:is_completed",), G1),
     Rule(
         "a `judge(…)` without `await`, a synchronous `judge_client`",
         "`await judge(…)` in an async function, `openai.AsyncOpenAI`",

@@ -17,7 +17,7 @@ from rove.check.package_files import module_of, packages_in, texts_of
 from rove.check.report import as_json, as_markdown
 from rove.check.rollouts import PROBE_POLICIES, CheckLimits, Failure, RolloutResults
 from rove.check.rules import GONE, RULES, V1, deviations, generation
-from rove.check.source_reader import read
+from rove.compat.source_reader import read
 from rove.compat.verifiers.release import newest_allowed
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage

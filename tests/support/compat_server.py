@@ -243,6 +243,10 @@ def task_group(last: str, turn: int, again: int) -> Any:
     return {"1 + 2?": "3", "3 + 4?": "8"}.get(last, "two words" if not again else "one")
 
 
+def dialogue(last: str, turn: int, again: int) -> Any:
+    return f"move {turn}"
+
+
 class ScriptedServer:
     """Serves on loopback, in a thread of its own; `asked` has every conversation it was sent."""
 

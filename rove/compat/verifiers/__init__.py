@@ -37,8 +37,8 @@ _MODULES_OF_NAMES = {
     "ToolMessage TrajectoryStep TrajectoryStepTokens Usage UserMessage VersionInfo TaskSplit",
 }
 _MODULES_OF_LEGACY_NAMES = {
-    "legacy_environments": "CodeMathEnv CodeMathRubric DoubleCheckEnv MultiTurnCompletionEnv SmolaToolEnv SmolaToolRubric "
-    "ToolRubric",
+    "legacy_environments": "CodeEnv CodeMathEnv CodeMathRubric DoubleCheckEnv MultiTurnCompletionEnv SmolaToolEnv "
+    "SmolaToolRubric ToolRubric",
     "trainer": "GRPOConfig GRPOTrainer RLConfig RLTrainer get_model get_model_and_tokenizer get_tokenizer grpo_defaults "
     "lora_defaults",
     "types": "ChatCompletion ChatCompletionMessageToolCall ChatCompletionRole ChatCompletionToolParam ChatMessage "

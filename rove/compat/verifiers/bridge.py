@@ -157,10 +157,10 @@ class BridgedEnvironment(Environment):
         self.max_turns = inner.max_turns
 
     def _table(self, train: bool) -> Any:
-        builders = (self.inner.build_dataset, self.inner.build_eval_dataset)
-        first, other = builders if train else reversed(builders)
-        table = first()
-        return other() if table is None else table
+        has_training_rows = self.inner.build_dataset() is not None
+        if train and has_training_rows:
+            return self.inner.get_dataset()
+        return self.inner.evaluation_rows()
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the first `n` examples (all if n < 0). `v0_row` is the row in v0's form."""
@@ -192,7 +192,7 @@ class BridgedEnvironment(Environment):
         """Run the rollout with v0's loop, and raise the error that v0 records in its state."""
         client = TurnClient(turn, state, raw=self.message_type == "completion")
         try:
-            inner = client.state = await self.inner.rollout(_row_of(state), client, "", dict(self.inner.sampling_args))
+            inner = client.state = await self.inner.run_row(_row_of(state), client, "", dict(self.inner.sampling_args))
         finally:
             if client.state is not None:
                 self._copy_result(state, client)

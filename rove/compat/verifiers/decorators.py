@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+from rove.compat.verifiers import errors
 from rove.core.errors import InfraError, InvalidModelResponseError
 from rove.utils.functions import maybe_await as awaited
 
@@ -110,12 +111,20 @@ def maybe_retry(
                 result = None
             else:
                 states = result if isinstance(result, list) else [result]
-                if not any(isinstance(one, Mapping) and isinstance(one.get("error"), kinds) for one in states):
+                if not any(isinstance(state, Mapping) and _is_error_of(state.get("error"), kinds) for state in states):
                     return result
             await asyncio.sleep(min(max_wait, initial * 2**attempt * random.uniform(0.5, 1.5)))
         return await func(*args, **kwargs)
 
     return with_retries
+
+
+def _is_error_of(error: Any, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return whether an error is of one of these classes; in an output it is a dict with the name of its class."""
+    if not isinstance(error, Mapping):
+        return isinstance(error, kinds)
+    kind = getattr(errors, str(error.get("error")), None)
+    return isinstance(kind, type) and issubclass(kind, kinds)
 
 
 async def maybe_call_with_named_args(func: Callable[..., Any], **objects: Any) -> Any:

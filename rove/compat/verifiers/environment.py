@@ -19,10 +19,11 @@ from rove.compat.verifiers.bridge import BridgedEnvironment
 from rove.compat.verifiers.clients import resolve_client
 from rove.compat.verifiers.data import as_table, with_ids, with_prompts
 from rove.compat.verifiers.decorators import call_user, discover_decorated, maybe_call_with_named_args
-from rove.compat.verifiers.errors import MissingKeyError
+from rove.compat.verifiers.errors import MissingKeyError, OverlongPromptError
 from rove.compat.verifiers.evaluation import EvaluableEnvironment, UsageTracker, make_dataset
-from rove.compat.verifiers.legacy import as_tool_defs, info_tools
-from rove.compat.verifiers.messages import Messages, as_legacy_messages, normalize_messages
+from rove.compat.verifiers.legacy import as_tool_defs, call_scoring, info_tools
+from rove.compat.verifiers.legacy_loop import current_rollout, model_request, overlong_prompt
+from rove.compat.verifiers.messages import as_legacy_messages, normalize_messages
 from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.release import fixed, outdated, written_for
 from rove.compat.verifiers.rubrics import Rubric, RubricGroup
@@ -32,6 +33,10 @@ from rove.envs.loading import environment_file, environment_module
 
 _CONSTRUCTOR_ARGS_010 = frozenset({"client", "model", "max_concurrent"})
 """Keywords of 0.1.0 that are set as attributes without a warning."""
+_SYSTEM_PROMPT_ADDED = Version("0.1.9")
+"""Release since which a system prompt is added to rows that have a prompt."""
+_CALL_DICTS = Version("0.1.7")
+"""Release in which the tool calls of messages became dicts."""
 _MESSAGE_MODELS = Version("0.1.11")
 """Release in which messages became models with all fields, and rows lost their column `task`."""
 
@@ -126,7 +131,29 @@ class Environment(EvaluableEnvironment):
             self.build_eval_dataset()
 
     def _format_dataset(self, dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Any) -> Any:
-        return with_prompts(with_ids(dataset), system_prompt, few_shot, map_kwargs)
+        if type(self).format_dataset is not Environment.format_dataset:
+            outdated(f"{type(self).__name__}.format_dataset", "format the dataset before passing it")
+            return with_ids(self.format_dataset(dataset, system_prompt, few_shot))
+        return self._with_prompts(with_ids(dataset), system_prompt, few_shot, map_kwargs)
+
+    def _with_prompts(self, dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Any) -> Any:
+        if self.written_for < _SYSTEM_PROMPT_ADDED and "prompt" in dataset.column_names:
+            return dataset
+        return with_prompts(dataset, system_prompt, few_shot, map_kwargs)
+
+    def format_dataset(
+        self,
+        dataset: Any,
+        system_prompt: str | None = None,
+        few_shot: Any = None,
+        question_key: str = "question",
+        answer_key: str = "answer",
+    ) -> Any:
+        """Return rows with prompts and ids; packages for 0.1.0 to 0.1.7 override it."""
+        for key, name in ((question_key, "question"), (answer_key, "answer")):
+            if key != name and key in dataset.column_names:
+                dataset = dataset.rename_column(key, name)
+        return self._with_prompts(with_ids(dataset), system_prompt, few_shot, {})
 
     def _build(self, source: Callable[[], Any] | None, built: Any) -> Any:
         if built is not None or source is None:
@@ -188,6 +215,10 @@ class Environment(EvaluableEnvironment):
     # A rollout's parts
 
     async def init_state(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
+        """Return the initial state of a rollout of a row; packages may override it."""
+        return await self.new_state(input, client, model, sampling_args)
+
+    async def new_state(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
         """Return the initial state of a rollout of a row."""
         row = deepcopy(dict(input))
         if isinstance(row.get("info"), str):
@@ -221,28 +252,40 @@ class Environment(EvaluableEnvironment):
 
     def as_written(self, messages: Any) -> Any:
         """Return messages in the form of the release that the package is written for."""
-        return as_legacy_messages(messages) if self.has_legacy_messages else messages
+        if not self.has_legacy_messages:
+            return messages
+        return as_legacy_messages(messages, has_call_objects=self.written_for < _CALL_DICTS)
 
-    async def get_model_response(
-        self,
-        state: State,
-        prompt: Messages | str,
-        client: Any = None,
-        model: str | None = None,
-        tool_defs: list[Tool] | None = None,
-        sampling_args: SamplingArgs | None = None,
-        **former: Any,
-    ) -> Response:
-        """Request a response; model, tools and sampling default to those of the rollout."""
-        tools = state.get("tool_defs") if tool_defs is None else tool_defs
-        response = await (state["client"] if client is None else resolve_client(client)).get_response(
-            prompt=prompt,
-            model=model or state["model"],
-            tools=tools or None,
-            sampling_args=sampling_args or state["sampling_args"] or {},
-            state=state,
-        )
-        self.increment_state_usage_from_response(state, response)
+    async def get_model_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Request a response; model, tools and sampling arguments default to those of the rollout.
+
+        The arguments are `(state, prompt, client=None, model=None, tool_defs=None, sampling_args=None)`, or as until 0.1.7
+        `(client, model, prompt, oai_tools=None, sampling_args=None, message_type=None)`, which has no defaults.
+        """
+        request = model_request(args, kwargs)
+        state, tools = request.state or {}, request.tools
+        tools = state.get("tool_defs") if tools is None else as_tool_defs(tools)
+        client = state["client"] if request.client is None else resolve_client(request.client)
+        sampling_args = request.sampling_args
+        if not sampling_args and not request.is_legacy:
+            sampling_args = state["sampling_args"]
+        try:
+            response = await client.get_response(
+                prompt=request.prompt,
+                model=request.model or state.get("model") or "",
+                tools=tools or None,
+                sampling_args=sampling_args or {},
+                state=request.state,
+            )
+        except OverlongPromptError:
+            if request.is_legacy:
+                return overlong_prompt()
+            raise
+        if request.state is not None:
+            self.increment_state_usage_from_response(request.state, response)
+        rollout = current_rollout()
+        if rollout is not None:
+            rollout.remember_call(request.prompt, response)
         return response
 
     async def is_completed(self, *args: Any, **kwargs: Any) -> bool:
@@ -273,7 +316,8 @@ class Environment(EvaluableEnvironment):
 
     async def score_states(self, states: list[State]) -> None:
         """Score the finished rollouts of one example."""
-        await (self.rubric.score_group if self.score_rollouts else self.rubric.dummy_score_group)(states)
+        score = self.rubric.score_group if self.score_rollouts else self.rubric.dummy_score_group
+        await call_scoring(score, states)
 
     async def clean_up_scored(self, states: list[State]) -> None:
         """Run the rubric's `@cleanup` methods."""

@@ -20,18 +20,25 @@ from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
+from packaging.version import Version
+
 from rove.compat.verifiers.clients import ClientConfig, resolve_client
 from rove.compat.verifiers.data import make_table
 from rove.compat.verifiers.errors import InfraError, InvalidModelResponseError, error_data
 from rove.compat.verifiers.messages import plain, sanitize_tool_calls
 from rove.compat.verifiers.release import fixed, outdated
 from rove.compat.verifiers.rubrics import Rubric
+from rove.compat.verifiers.saved_results import saved_outputs, without_saved, write_results
 from rove.compat.verifiers.types import RolloutOutput, SamplingArgs, State, Tool
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS
 from rove.statistics.summary import broken_reward
 
 MAX_RETRY_DELAY_S = 60.0
+_ASYNC = Version("0.1.3")
+"""Release in which `evaluate` became asynchronous."""
+_MEAN_SUFFIX = "_avg"
+"""Ending of the keys under which README of 0.1.0 reads means: "rewards_avg"."""
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
 
 
@@ -45,6 +52,7 @@ class EvaluableEnvironment(ABC):
     rubric: Rubric
     pass_threshold: float
     tool_defs: list[Tool] | None
+    written_for: Version
     dataset_source: Callable[[], Any] | None
     eval_dataset_source: Callable[[], Any] | None
     client: Any = None
@@ -61,6 +69,10 @@ class EvaluableEnvironment(ABC):
         """Return the evaluation rows; None if there are none."""
 
     @abstractmethod
+    def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
+        """Return the first `n` training rows."""
+
+    @abstractmethod
     def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Any:
         """Return the first `n` evaluation rows."""
 
@@ -71,6 +83,10 @@ class EvaluableEnvironment(ABC):
     @abstractmethod
     async def rollout(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
         """Run one rollout without scoring it."""
+
+    async def run_row(self, row: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
+        """Run one rollout of a row without scoring it, whichever arguments the package's own `rollout` takes."""
+        return await self.rollout(row, client, model, sampling_args)
 
     @abstractmethod
     async def score_states(self, states: list[State]) -> None:
@@ -139,7 +155,7 @@ class EvaluableEnvironment(ABC):
 
     async def _run_state(self, row: Any, client: Any, model: str, sampling_args: Any) -> State:
         try:
-            return await self.rollout(row, client, model, sampling_args)
+            return await self.run_row(row, client, model, sampling_args)
         except Exception as error:  # in a stop condition or cleanup
             state = await self.init_state(row, client, model, sampling_args)
             state.update(error=error, is_completed=True, completion=[], stop_condition="has_error")
@@ -171,9 +187,12 @@ class EvaluableEnvironment(ABC):
         Args:
             client: a `vf.Client`, a `ClientConfig`, an `openai.AsyncOpenAI` or a rove client.
             max_concurrent: maximum groups (or rollouts) at a time; -1 = no limit.
-            results_path: folder for `save_results`.
+            results_path: folder for `save_results`. With saved results, their rollouts are kept and only missing ones run.
             on_start: called with the rows and the groups.
             on_progress: called with all outputs so far, the new ones, and the metadata.
+
+        Raises:
+            ValueError: the saved results are of another environment or model, or of more rows.
         """
         client, model = self._client_and_model(client, model)
         rows = inputs.to_list() if hasattr(inputs, "to_list") else list(inputs)
@@ -190,7 +209,8 @@ class EvaluableEnvironment(ABC):
             "path_to_save": folder,
         }
         callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
-        started, outputs = time.time(), []
+        started, outputs = time.time(), saved_outputs(folder, metadata) if results_path else []
+        groups = without_saved(groups, outputs)
         options = {"max_retries": max_retries, "state_columns": state_columns}
         async with aclosing(self._run_groups(client, model, sampling, groups, max_concurrent, options)) as finished:
             async for new in finished:
@@ -237,7 +257,24 @@ class EvaluableEnvironment(ABC):
                 for one in clients:
                     await one.close()
 
-    async def evaluate(
+    def evaluate(self, *args: Any, **options: Any) -> Any:
+        """Run and score the evaluation rows; see `generate` for the other arguments.
+
+        Returns an awaitable of the results. For a package or a script that is written for 0.1.0 to 0.1.2, where no event loop
+        runs, it returns the results themselves.
+
+        Args:
+            client, model, sampling_args: see `generate`.
+            num_examples: number of rows, from the first one; -1 = all.
+            rollouts_per_example: rollouts of each row.
+        """
+        evaluation = self._evaluate(*args, **options)
+        if self.written_for >= _ASYNC or _is_in_event_loop():
+            return evaluation
+        outdated("evaluate() without await", "call evaluate_sync, or await it")
+        return asyncio.run(evaluation)
+
+    async def _evaluate(
         self,
         client: Any = None,
         model: str | None = None,
@@ -250,16 +287,10 @@ class EvaluableEnvironment(ABC):
         num_samples: int | None = None,
         **options: Any,
     ) -> GenerateOutputs:
-        """Run and score the evaluation rows; see `generate` for the other arguments.
-
-        Args:
-            num_examples: number of rows, from the first one; -1 = all.
-            rollouts_per_example: rollouts of each row.
-        """
         if num_samples is not None:
             outdated("evaluate(num_samples=…)", "call it num_examples")
             num_examples = num_samples
-        rows = self.get_eval_dataset()
+        rows = self.evaluation_rows()
         if shuffle:
             rows = rows.shuffle(seed=shuffle_seed or 0)
         if num_examples > 0:
@@ -269,13 +300,17 @@ class EvaluableEnvironment(ABC):
         options |= {"shuffle": shuffle, "shuffle_seed": shuffle_seed}
         return await self.generate(rows, client, model, sampling_args, *args, **options)
 
+    def evaluation_rows(self) -> Any:
+        """Return the evaluation rows, and without any the training rows, as the package's own methods return them."""
+        return self.get_dataset() if self.build_eval_dataset() is None else self.get_eval_dataset()
+
     def generate_sync(self, inputs: Any, client: Any = None, *args: Any, **options: Any) -> Any:
         """Run `generate` from synchronous code."""
         return asyncio.run(self.generate(inputs, client, *args, **options))
 
     def evaluate_sync(self, client: Any = None, model: str | None = None, *args: Any, **options: Any) -> Any:
         """Run `evaluate` from synchronous code."""
-        return asyncio.run(self.evaluate(client, model, *args, **options))
+        return asyncio.run(self._evaluate(client, model, *args, **options))
 
     def _warn_of_broken_rewards(self, outputs: Sequence[Mapping[str, Any]]) -> None:
         """Warn of weighted functions that raised in every rollout: their mean of 0.0 is meaningless."""
@@ -307,6 +342,14 @@ class EvaluableEnvironment(ABC):
             "tools": self.tool_defs,
             "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
         }
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _group_by_example(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -425,6 +468,8 @@ class GenerateOutputs(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         outputs = self["outputs"]
+        if key.endswith(_MEAN_SUFFIX):
+            return self._mean_of(key)
         if key not in _COLUMNS and not any(key in output for output in outputs):
             raise KeyError(f"{key!r}; results have 'outputs' and 'metadata', and the columns {sorted(_COLUMNS)}")
         outdated(f"results[{key!r}]", f"read [output[{key!r}] for output in results['outputs']]")
@@ -432,6 +477,19 @@ class GenerateOutputs(dict[str, Any]):
             names = dict.fromkeys(name for output in outputs for name in output["metrics"] or {})
             return {name: [(output["metrics"] or {}).get(name) for output in outputs] for name in names}
         return [output.get(key) for output in outputs]
+
+    def _mean_of(self, key: str) -> float:
+        """Return the mean reward for "rewards_avg", and the mean of a metric for its name followed by "_avg"."""
+        name = key.removesuffix(_MEAN_SUFFIX)
+        metadata = self["metadata"]
+        if name in ("reward", "rewards"):
+            mean = metadata["avg_reward"]
+        elif name in metadata["avg_metrics"]:
+            mean = metadata["avg_metrics"][name]
+        else:
+            raise KeyError(f"{key!r}; means are rewards_avg, and <metric>_avg of {sorted(metadata['avg_metrics'])}")
+        outdated(f"results[{key!r}]", "read results['metadata']['avg_reward'] or ['avg_metrics']")
+        return mean
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -487,16 +545,6 @@ def _pass_at_k(
 def make_dataset(results: Mapping[str, Any], **ignored: Any) -> Any:
     """Return the outputs as a dataset."""
     return make_table([plain(output) for output in results["outputs"]])
-
-
-def write_results(results: GenerateOutputs, folder: Path) -> None:
-    """Write `results.jsonl` and `metadata.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [{name: value for name, value in plain(one).items() if name != "trajectory"} for one in results["outputs"]]
-    lines = [json.dumps(row, default=str) for row in rows]
-    (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
-    (folder / "metadata.json").write_text(metadata, encoding="utf-8")
 
 
 def push_to_hub(results: GenerateOutputs, name: str | None) -> None:

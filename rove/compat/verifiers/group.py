@@ -10,6 +10,7 @@ from packaging.version import Version
 
 from rove.compat.verifiers.data import Table, as_info, with_prompts
 from rove.compat.verifiers.environment import Environment
+from rove.compat.verifiers.legacy import call_scoring
 from rove.compat.verifiers.release import fixed, written_for
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
@@ -61,13 +62,13 @@ class EnvGroupRubric(Rubric):
     async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
         """Set reward and metrics with the member's rubric."""
         member = self._member(state)
-        await (self.dummy_score_rollout if member is None else member.rubric.score_rollout)(state)
+        await call_scoring(self.dummy_score_rollout if member is None else member.rubric.score_rollout, state)
         self._fill(state)
 
-    async def score_group(self, states: list[State]) -> None:
+    async def score_group(self, states: list[State], score_sem: Any = None) -> None:
         """Set rewards and metrics with the member's rubric."""
         member = self._member(states[0])
-        await (self.dummy_score_group if member is None else member.rubric.score_group)(states)
+        await call_scoring(self.dummy_score_group if member is None else member.rubric.score_group, states)
         for state in states:
             self._fill(state)
 
@@ -169,7 +170,7 @@ class EnvGroup(Environment):
     async def rollout(self, input: Any, client: Any, model: str, sampling_args: Any = None) -> State:
         """Run a rollout in the row's environment."""
         env, row, route = self.routed(input)
-        state = await env.rollout(row, client, model, sampling_args)
+        state = await env.run_row(row, client, model, sampling_args)
         state["info"] = _with_route({"info": state.get("info")}, route)["info"]
         return state
 

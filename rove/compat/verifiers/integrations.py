@@ -17,6 +17,7 @@ from rove.compat.verifiers.decorators import cleanup, stop, teardown
 from rove.compat.verifiers.messages import Messages, UserMessage, content_text
 from rove.compat.verifiers.multiturn import MultiTurnEnv, SingleTurnEnv
 from rove.compat.verifiers.parsers import Parser, XMLParser
+from rove.compat.verifiers.release import outdated
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
 from rove.integrations import require_library
@@ -48,6 +49,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         system_prompt: default: the library's.
         parser: extracts the answer. Default: `<answer>` tags.
         seed: seed of the dataset.
+        num_samples, num_eval_samples: names of the numbers of rows in 0.1.0.
     """
 
     def __init__(
@@ -58,7 +60,13 @@ class ReasoningGymEnv(SingleTurnEnv):
         system_prompt: str | None = _LIBRARY_DEFAULT,
         parser: Parser | None = None,
         seed: int = 0,
+        num_samples: int | None = None,
+        num_eval_samples: int | None = None,
     ):
+        if num_samples is not None or num_eval_samples is not None:
+            outdated("ReasoningGymEnv(num_samples=…)", "call it num_train_examples, and num_eval_examples")
+            num_train_examples = num_train_examples if num_samples is None else num_samples
+            num_eval_examples = num_eval_examples if num_eval_samples is None else num_eval_samples
         warn_of_seed_overlap()
         self.gym, self.seed = gym, seed
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples

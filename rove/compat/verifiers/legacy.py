@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
 from packaging.version import Version
 
-from rove.compat.verifiers.decorators import call_user
+from rove.compat.verifiers.decorators import call_user, named_args
 from rove.compat.verifiers.release import outdated
 from rove.compat.verifiers.types import RolloutScore, RolloutScores, State, Tool
 from rove.utils.functions import is_async
@@ -45,13 +46,16 @@ def info_tools(info: Mapping[str, Any]) -> Sequence[Any] | None:
     return arguments if isinstance(arguments, list) else None
 
 
-def unpack_env_response(state: State, reply: Any) -> Any:
-    """Return the messages of an `env_response`; until 0.1.7 it could return (messages, state), in 0.1.0 (message, state)."""
+def unpack_env_response(reply: Any, adopt: Callable[[Any], None]) -> Any:
+    """Return the messages of an `env_response`; until 0.1.7 it could return (messages, state), in 0.1.0 (message, state).
+
+    Args:
+        adopt: called with that state.
+    """
     if not (isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], Mapping)):
         return reply
     outdated("env_response returning (messages, state)", "return the messages and change the state in place")
-    if reply[1] is not state:
-        state.update(reply[1])
+    adopt(reply[1])
     return [reply[0]] if isinstance(reply[0], Mapping) else reply[0]
 
 
@@ -65,32 +69,22 @@ def call_update_tool_args(env: Any, name: str, args: Any, messages: Any, state: 
     return env.update_tool_args(name, args, messages, state, **kwargs)
 
 
-def default_max_turns(env: Any, arguments: int | None, base: type) -> int:
-    """Return the maximum turns of an environment that sets none.
+def ends_by_itself(env: Any) -> bool:
+    """Return whether only `is_completed` ends a rollout, as since 0.1.3. Until 0.1.2 the loop counted turns, 10 by default.
 
-    The limit was 10 for packages written for 0.1.0 to 0.1.2, whose `is_completed` is synchronous; later there was none.
+    A package without a requirement on `verifiers` is written for 0.1.2 if its `is_completed` is synchronous.
     """
     func = type(env).is_completed
-    is_sync_release = env.written_for < _ASYNC or not (func is base.is_completed or is_async(func))
-    if arguments is None and is_sync_release:
+    is_own = func.__module__.split(".")[0] != "rove"
+    return env.written_for >= _ASYNC and (not is_own or is_async(func))
+
+
+def default_max_turns(env: Any, argument: int | None) -> int:
+    """Return the maximum turns of an environment: 10 by default until 0.1.2, and no limit since then."""
+    if argument is None and not ends_by_itself(env):
         outdated(f"{type(env).__name__} without max_turns", "pass max_turns=10, its default, or -1 for no limit")
         return 10
-    return -1 if arguments is None else arguments
-
-
-def legacy_is_completed(env: Any, base: type) -> Callable[[State, Any], Any] | None:
-    """Return a package's own `is_completed(messages, state)`, as in 0.1.2 to 0.1.7; None if the class has none."""
-    func = type(env).is_completed
-    if func is base.is_completed:
-        return None
-    outdated(f"{type(env).__name__}.is_completed", "mark a method (self, state) -> bool with @vf.stop")
-    names = inspect.signature(func).parameters
-
-    async def is_completed(state: State, messages: Any) -> bool:
-        args = (messages, state) if len(names) > 2 and "messages" in names else (state,)
-        return bool(await call_user(env.is_completed, *args))
-
-    return is_completed
+    return -1 if argument is None else argument
 
 
 def _renamed(name: str, attribute: str) -> Any:
@@ -143,7 +137,9 @@ class LegacyScoring:
     ) -> RolloutScore:
         """Return the score of one rollout by functions that score single rollouts."""
         pairs = self._weighted()  # type: ignore[attr-defined]
-        arguments = {"prompt": prompt, "completion": completion, "answer": answer, "task": task, "info": info, **kwargs}
+        arguments = {"parser": self.parser, "prompt": prompt, "completion": completion, "answer": answer, "task": task}
+        arguments |= {"info": info, **kwargs}
+        arguments = named_args(self.call_reward_func, arguments)  # overrides for 0.1.3 to 0.1.7 take no parser
         values = [await self.call_reward_func(func, state=state, **arguments) for func, _ in pairs]
         names = self._get_reward_func_names()  # type: ignore[attr-defined]
         reward = sum(value * weight for value, (_, weight) in zip(values, pairs, strict=True))
@@ -170,10 +166,24 @@ class LegacyScoring:
 
 
 def single_state(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Return the state of a call `score_rollout(state)`; None for a call with the legacy arguments."""
+    """Return the state of a call `score_rollout(state)`; None for a call with the arguments of 0.1.0 to 0.1.7.
+
+    0.1.8 to 0.1.10 passed a semaphore, too.
+    """
+    keywords = {name: value for name, value in keywords.items() if name != "score_sem"}
+    if len(arguments) == 2 and not keywords and isinstance(arguments[0], State):
+        return arguments[0]
     if len(arguments) + len(keywords) != 1:
         return None
     return arguments[0] if arguments else keywords.get("state")
+
+
+async def call_scoring(score: Callable[..., Any], target: Any) -> None:
+    """Call `score_rollout(state)` or `score_group(states)`; an override for 0.1.8 to 0.1.10 takes a semaphore, too."""
+    if "score_sem" in inspect.signature(score).parameters:
+        await score(target, score_sem=nullcontext())
+    else:
+        await score(target)
 
 
 async def score_with_legacy_overrides(rubric: Any, states: list[State], base: type) -> bool:
@@ -190,9 +200,15 @@ async def score_with_legacy_overrides(rubric: Any, states: list[State], base: ty
             state["reward"] = float(scores["reward"][i])
             state["metrics"] = {name: float(values[i]) for name, values in scores["metrics"].items()}
         return True
-    if own.score_rollout is base.score_rollout or "completion" not in inspect.signature(own.score_rollout).parameters:  # type: ignore[attr-defined]
+    is_overridden = own.score_rollout is not base.score_rollout  # type: ignore[attr-defined]
+    if is_overridden and "completion" in inspect.signature(own.score_rollout).parameters:  # type: ignore[attr-defined]
+        outdated(
+            f"{own.__name__}.score_rollout(prompt, completion, …)", "override score_rollout(state) and score_group"
+        )
+    elif own.call_reward_func is not base.call_reward_func:  # type: ignore[attr-defined]
+        outdated(f"{own.__name__}.call_reward_func", "override score_group(states), or wrap the functions")
+    else:
         return False
-    outdated(f"{own.__name__}.score_rollout(prompt, completion, …)", "override score_rollout(state) and score_group")
     for state in states:
         score = await call_user(rubric.score_rollout, *_legacy_arguments(state))
         state["reward"], state["metrics"] = float(score["reward"]), dict(score["metrics"])

@@ -115,6 +115,10 @@ class CodeMathEnv(PythonEnv):
         super().__init__(rubric=rubric, max_turns=max_turns, **kwargs)
 
 
+class CodeEnv(CodeMathEnv):
+    """`CodeMathEnv` under the name that README of 0.1.0 gives it."""
+
+
 _CODE_TIMEOUT_S = 10
 _MAX_OUTPUT_CHARS = 1000
 _MAX_PAGE_CHARS = 50_000

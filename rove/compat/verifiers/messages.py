@@ -73,15 +73,26 @@ class Model(dict[str, Any]):
         """Return a shallow copy."""
         return copy.copy(self)
 
-    def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """Return the fields as plain dicts and lists."""
-        return {
+    def model_dump(
+        self, exclude_none: bool = False, include: Any = None, exclude: Any = None, **ignored: Any
+    ) -> dict[str, Any]:
+        """Return the fields as plain dicts and lists.
+
+        Args:
+            exclude_none: leave out fields that are None, in nested objects too.
+            include, exclude: names of the only fields to return, and of fields to leave out; pydantic's nested forms
+                (`{"function": {"name"}}`, `{"strict": True}`) select within a field.
+        """
+        dumped = {
             name: plain(value, exclude_none) for name, value in self.items() if not (exclude_none and value is None)
         }
+        return _selected(dumped, include, exclude)
 
-    def model_dump_json(self, exclude_none: bool = False, **options: Any) -> str:
+    def model_dump_json(
+        self, exclude_none: bool = False, include: Any = None, exclude: Any = None, **options: Any
+    ) -> str:
         """Return `model_dump` as JSON."""
-        return json.dumps(self.model_dump(exclude_none), **options)
+        return json.dumps(self.model_dump(exclude_none, include=include, exclude=exclude), **options)
 
     def model_copy(self: ModelT, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ModelT:
         """Return a copy with some fields replaced."""
@@ -106,6 +117,22 @@ class Model(dict[str, Any]):
     def model_extra(self) -> dict[str, Any]:
         """The fields that are not declared."""
         return {name: value for name, value in self.items() if name not in self.field_names()}
+
+
+def _selected(dumped: Any, include: Any, exclude: Any) -> Any:
+    """Return a dict without the fields that are excluded, or not included; each may be a set of names or a nested dict."""
+    if not isinstance(dumped, dict):
+        return dumped
+    inside = include if isinstance(include, Mapping) else dict.fromkeys(dumped if include is None else include, True)
+    outside = exclude if isinstance(exclude, Mapping) else dict.fromkeys(exclude or (), True)
+    selected = {}
+    for name, value in dumped.items():
+        part_in, part_out = inside.get(name, False), outside.get(name, False)
+        if part_in is False or part_out is True or part_out is ...:
+            continue
+        nested_include = part_in if isinstance(part_in, (set, frozenset, Mapping)) else None
+        selected[name] = _selected(value, nested_include, part_out or None)
+    return selected
 
 
 def plain(value: Any, exclude_none: bool = False) -> Any:
@@ -195,32 +222,58 @@ class ToolCall(Model):
 
 
 class LegacyToolCall(ToolCall):
-    """A tool call for packages written for 0.1.2 to 0.1.10: `model_dump` returns OpenAI's form."""
+    """A tool call for packages written for 0.1.0 to 0.1.6: it is dumped and shown as OpenAI's object."""
 
-    def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
+    def model_dump(self, *args: Any, **ignored: Any) -> dict[str, Any]:
         """Return the call in OpenAI's form."""
         function = {"arguments": self["arguments"], "name": self["name"]}
         return {"id": self["id"], "function": function, "type": "function"}
 
+    def _format_fields(self, between: str) -> str:
+        function = f"Function(arguments={self['arguments']!r}, name={self['name']!r})"
+        return between.join((f"id={self['id']!r}", f"function={function}", "type='function'"))
 
-def as_legacy_messages(messages: Any) -> Any:
-    """Return messages without fields that are None, as before 0.1.11: `"tool_calls" in message` is true only if there are calls.
+    def __repr__(self) -> str:
+        return f"ChatCompletionMessageToolCall({self._format_fields(', ')})"
 
-    The content of an assistant message is always a string.
+
+class LegacyToolCallDict(LegacyToolCall):
+    """A tool call for packages written for 0.1.7 to 0.1.10: a dict in OpenAI's form."""
+
+    def __repr__(self) -> str:
+        return repr(self.model_dump())
+
+    __str__ = __repr__
+
+
+def as_legacy_messages(messages: Any, has_call_objects: bool = True) -> Any:
+    """Return messages as before 0.1.11, when they were dicts: they are shown as dicts, and have no fields that are None.
+
+    So `"tool_calls" in message` is true only if there are calls, and `str(message)` in a prompt is that of a dict. The content
+    of an assistant message is always a string.
+
+    Args:
+        has_call_objects: whether tool calls are OpenAI's objects, as until 0.1.6, or dicts.
     """
     if not isinstance(messages, list):
         return messages
-    return [_as_legacy_message(message) if isinstance(message, Model) else message for message in messages]
+    call_type = LegacyToolCall if has_call_objects else LegacyToolCallDict
+    return [_as_legacy_message(message, call_type) if isinstance(message, Model) else message for message in messages]
 
 
-def _as_legacy_message(message: Model) -> Model:
-    made = message.copy()
-    if made.get("role") == "assistant" and made.get("content") is None:
-        made["content"] = ""
-    if made.get("tool_calls"):
-        made["tool_calls"] = [LegacyToolCall(**call) for call in made["tool_calls"]]
-    for name in [name for name, value in made.items() if value is None or (name == "tool_calls" and not value)]:
-        del made[name]
+def _as_legacy_message(message: Model, call_type: type[LegacyToolCall]) -> Model:
+    values = dict(message)
+    if values.get("role") == "assistant" and values.get("content") is None:
+        values["content"] = ""
+    if values.get("tool_calls"):
+        values["tool_calls"] = [call_type(**call) for call in values["tool_calls"]]
+    if values.get("role") == "tool":  # the order in which the old ToolEnv wrote them
+        values = {"role": "tool", "content": values.pop("content"), **values}
+    message_type = _LEGACY_TYPES.get(type(message), type(message))
+    made = message_type.__new__(message_type)
+    made.update(
+        {name: value for name, value in values.items() if value is not None and (name, value) != ("tool_calls", [])}
+    )
     return made
 
 
@@ -300,6 +353,38 @@ class ToolMessage(_ChatMessage):
 
 Message = SystemMessage | UserMessage | AssistantMessage | ToolMessage | TextMessage
 
+
+class _ShownAsDict(_ChatMessage):
+    """A message that `str` and `repr` show as a dict."""
+
+    def __repr__(self) -> str:
+        return dict.__repr__(self)
+
+    __str__ = __repr__
+
+
+class _LegacySystemMessage(_ShownAsDict, SystemMessage):
+    pass
+
+
+class _LegacyUserMessage(_ShownAsDict, UserMessage):
+    pass
+
+
+class _LegacyAssistantMessage(_ShownAsDict, AssistantMessage):
+    pass
+
+
+class _LegacyToolMessage(_ShownAsDict, ToolMessage):
+    pass
+
+
+_LEGACY_TYPES: dict[type[Model], type[Model]] = {
+    SystemMessage: _LegacySystemMessage,
+    UserMessage: _LegacyUserMessage,
+    AssistantMessage: _LegacyAssistantMessage,
+    ToolMessage: _LegacyToolMessage,
+}
 _ROLES: dict[Any, type[Model]] = {
     "text": TextMessage,
     "system": SystemMessage,

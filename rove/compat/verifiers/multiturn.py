@@ -10,8 +10,22 @@ from typing import Any
 from rove.compat.verifiers.decorators import call_user, cleanup, stop
 from rove.compat.verifiers.environment import Environment
 from rove.compat.verifiers.errors import OverlongPromptError
-from rove.compat.verifiers.legacy import default_max_turns, legacy_is_completed, unpack_env_response
-from rove.compat.verifiers.messages import AssistantMessage, Messages, concat_messages, maybe_normalize_messages
+from rove.compat.verifiers.legacy import default_max_turns, unpack_env_response
+from rove.compat.verifiers.legacy_loop import (
+    LegacyRollout,
+    add_undecorated_stops,
+    current_rollout,
+    inherited_rollout,
+    is_row_call,
+    uses_legacy_loop,
+)
+from rove.compat.verifiers.messages import (
+    AssistantMessage,
+    Messages,
+    as_legacy_messages,
+    concat_messages,
+    maybe_normalize_messages,
+)
 from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.release import fixed, outdated
 from rove.compat.verifiers.rubrics import Rubric
@@ -51,11 +65,13 @@ class MultiTurnEnv(Environment):
 
     def __init__(self, max_turns: int | None = None, timeout_seconds: float | None = None, **kwargs: Any):
         super().__init__(**kwargs)
-        self.max_turns = default_max_turns(self, max_turns, Environment)
+        self.max_turns = default_max_turns(self, max_turns)
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
-        self._legacy_is_completed = legacy_is_completed(self, Environment)
-        self.has_legacy_messages = self.has_legacy_messages or self._legacy_is_completed is not None
+        self.has_legacy_loop = uses_legacy_loop(self, MultiTurnEnv)
+        self.has_legacy_messages = self.has_legacy_messages or self.has_legacy_loop
+        if self.has_legacy_loop:
+            add_undecorated_stops(self)
         self.add_rubric(MultiTurnMonitorRubric())
 
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
@@ -101,11 +117,13 @@ class MultiTurnEnv(Environment):
         if not state["trajectory"]:
             return state["prompt"]
         messages = _conversation(state)
-        reply = unpack_env_response(state, await call_user(self.env_response, messages, state))
+        reply = unpack_env_response(await call_user(self.env_response, messages, state), state.update)
         return concat_messages([messages, self.as_written(maybe_normalize_messages(reply, field_name="env_response"))])
 
     async def render_completion(self, state: State) -> None:
         """Set `state["completion"]` to the messages after the prompt."""
+        if self.has_legacy_loop:  # that loop keeps the completion up to date
+            return
         if not state["trajectory"]:
             state["completion"] = []
             return
@@ -141,23 +159,70 @@ class MultiTurnEnv(Environment):
         )
         await self.add_trajectory_step(state, step)
 
-    async def rollout(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
-        """Run a rollout of a row, without scoring it. Errors are stored in `state["error"]`."""
+    async def get_context_messages(self, state: State) -> Messages:
+        """Return the messages of a rollout so far, as in 0.1.6 and 0.1.7."""
+        return [*state["prompt"], *state["completion"]]
+
+    async def init_completion(self) -> Messages:
+        """Return the messages that a completion begins with, as in 0.1.6 and 0.1.7."""
+        return []
+
+    async def init_state(self, *args: Any, **kwargs: Any) -> State:
+        """Return the initial state: of a row, or as in 0.1.6 and 0.1.7 for `init_state(prompt, completion, answer, …)`."""
+        rollout = current_rollout()
+        if is_row_call(args, kwargs) or rollout is None:
+            return await self.new_state(*args, **kwargs)
+        names = ("prompt", "completion", "answer", "task", "info", "example_id")
+        rollout.state.update({**dict(zip(names, args, strict=False)), **kwargs})
+        return rollout.state
+
+    async def rollout(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a rollout, without scoring it. Errors are stored in `state["error"]`.
+
+        `rollout(input, client, model, sampling_args=None)` returns the state. `rollout(client, model, prompt, …)`, as until
+        0.1.7, returns the completion and the state.
+        """
+        if is_row_call(args, kwargs):
+            return await self._rollout_of_row(*args, **kwargs)
+        return await inherited_rollout(self, args, kwargs)
+
+    async def run_row(self, row: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
+        """Run the package's own `rollout` with a row, without scoring it."""
+        if not self.has_legacy_loop:
+            return await self.rollout(row, client, model, sampling_args)
+        rollout = LegacyRollout(self, await self.new_state(row, client, model, sampling_args))
+        rollout.state["timing"].generation.start = time.time()
+        try:
+            await asyncio.wait_for(rollout.run(), self.timeout_seconds)
+        except TimeoutError:
+            self._mark_timed_out(rollout.state)
+        finally:
+            await self.cleanup(rollout.state)
+        return rollout.state
+
+    async def _rollout_of_row(
+        self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None
+    ) -> State:
+        if self.has_legacy_loop:
+            return await self.run_row(input, client, model, sampling_args)
         holder = [await self.init_state(input, client, model, sampling_args)]
         try:
             await asyncio.wait_for(self._run_turns(holder), self.timeout_seconds)
         except TimeoutError:
-            holder[0].update(timed_out=True, is_completed=True, stop_condition="timeout_reached")
+            self._mark_timed_out(holder[0])
         finally:
             await self.cleanup(holder[0])
         return holder[0]
+
+    def _mark_timed_out(self, state: State) -> None:
+        state.update(timed_out=True, is_completed=True, stop_condition="timeout_reached")
 
     async def _run_turns(self, holder: list[State]) -> None:
         """Run all turns; `setup_state` may replace the state in the list."""
         state = holder[0]
         state["timing"].generation.start = state["timing"].setup.start = time.time()
         try:
-            holder[0] = state = await call_user(self.setup_state, state) or state
+            holder[0] = state = _replaced_state(state, await call_user(self.setup_state, state))
         except LimitReachedError:
             raise
         except Exception as error:
@@ -178,7 +243,7 @@ class MultiTurnEnv(Environment):
         prompt = maybe_normalize_messages(await self.get_prompt_messages(state), field_name="prompt_messages")
         if state["trajectory"]:
             timing.env.spans.append(TimeSpan(start=started, end=time.time()))
-        if state.get("final_env_response") is not None or await self._is_over_after_reply(state, prompt):
+        if state.get("final_env_response") is not None:
             return
         started = time.time()
         response = await self.get_model_response(state, prompt)
@@ -186,41 +251,42 @@ class MultiTurnEnv(Environment):
         await self.add_model_response(state, prompt, response)
 
     async def _is_over(self, state: State) -> bool:
-        has_override = self._legacy_is_completed is not None and state.get("error") is None
-        if has_override and (
-            state["is_completed"] or await self._is_completed_by_override(state, _conversation(state))
-        ):
-            return True
+        if type(self).is_completed is not Environment.is_completed:
+            return await self._is_over_by_override(state)
         over = await Environment.is_completed(self, state)
         if over and fixed() and state["stop_condition"] == "max_turns_reached" and state["trajectory"]:
             await self._final_response(state)
         return over
 
-    async def _is_completed_by_override(self, state: State, messages: Messages) -> bool:
-        """Return whether a package's own `is_completed(messages, state)` holds."""
-        assert self._legacy_is_completed is not None
-        if not await self._legacy_is_completed(state, messages):
-            return False
-        self._mark_completed(state, state.get("stop_condition") or "is_completed")
-        return True
+    async def _is_over_by_override(self, state: State) -> bool:
+        """Ask a package's own `is_completed(state)` instead of the stop conditions.
 
-    async def _is_over_after_reply(self, state: State, messages: Messages) -> bool:
-        """Return whether a package's own `is_completed` ends the rollout after the environment's response."""
-        if self._legacy_is_completed is None or not state["trajectory"]:
-            return False
-        if not await self._is_completed_by_override(state, messages):
-            return False
-        last = state["trajectory"][-1]
-        state["final_env_response"] = messages[len(last["prompt"]) + len(last["completion"]) :]
-        return True
+        v0 asks before each turn, before `env_response`, and runs forever after an error; here an error ends the rollout.
+        """
+        if await call_user(self.is_completed, state):
+            self._mark_completed(state, state.get("stop_condition") or "is_completed")
+            return True
+        for condition in (self.has_error, self.prompt_too_long, self.has_final_env_response):
+            if await call_user(condition, state):
+                self._mark_completed(state, condition.__name__)
+                return True
+        return False
 
     async def _final_response(self, state: State) -> None:
         """Let the environment respond to the last turn, too."""
         if type(self).env_response is SingleTurnEnv.env_response:
             return
-        reply = unpack_env_response(state, await call_user(self.env_response, _conversation(state), state))
+        reply = unpack_env_response(await call_user(self.env_response, _conversation(state), state), state.update)
         if state.get("final_env_response") is None and reply:
             state["final_env_response"] = reply
+
+
+def _replaced_state(state: State, returned: Any) -> State:
+    """Return the state after `setup_state`, which may return another one, or a dict with its values."""
+    if isinstance(returned, State):
+        return returned
+    state.update(returned or {})
+    return state
 
 
 def _conversation(state: State) -> Messages:
@@ -257,8 +323,25 @@ async def parse_response_message(response: Response) -> Messages:
     ]
 
 
-async def parse_response_tokens(response: Response, max_seq_len: int | None = None) -> TrajectoryStepTokens | None:
-    """Return the tokens of a response, truncated so that the sequence has at most `max_seq_len`; None if it has none."""
+async def parse_response_messages(response: Response, message_type: str = "chat") -> Any:
+    """Return the messages of a response as 0.1.8 to 0.1.10 stored them, or the text of a completion endpoint."""
+    if message_type == "completion":
+        return response.choices[0].text or ""
+    return as_legacy_messages(await parse_response_message(response), has_call_objects=False)
+
+
+async def parse_is_truncated(response: Response, message_type: str = "chat") -> bool:
+    """Return whether the length limit ended a response, as in 0.1.8 to 0.1.10."""
+    return bool(response.message.is_truncated or response.message.finish_reason == "length")
+
+
+async def parse_response_tokens(response: Response, *limits: Any, **named: Any) -> TrajectoryStepTokens | None:
+    """Return the tokens of a response, truncated so that the sequence has at most `max_seq_len`; None if it has none.
+
+    The other arguments are `(max_seq_len=None)`, or as in 0.1.8 to 0.1.10 `(message_type, max_seq_len=None)`.
+    """
+    numbers = [limit for limit in limits if not isinstance(limit, str)]
+    max_seq_len = named.get("max_seq_len", numbers[0] if numbers else None)
     tokens = response.message.tokens if response is not None else None
     if tokens is None:
         return None

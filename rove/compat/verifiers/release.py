@@ -7,16 +7,17 @@ import os
 import sys
 import tomllib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from rove.compat.alias import NAME, PROVIDED_VERSIONS
+from rove.compat.source_reader import read
 from rove.core.errors import ConfigError
 
 VARIABLE = "ROVE_COMPAT"
@@ -62,7 +63,12 @@ _IGNORED_MODULES = ("rove", NAME)
 
 
 def written_for() -> Version:
-    """Return the newest release that the requirement of the calling package allows; without a requirement the newest of all.
+    """Return the release that the calling package is written for.
+
+    It is the newest release that the package's requirement on `verifiers` allows, and the newest of all without a requirement.
+    If the package's code runs only with an older generation of the API, it is a release of that generation: the oldest one
+    that the requirement allows, because packages require the release with which they were written; the generation's newest one
+    if the requirement begins before it, or allows none.
 
     The calling package is the first module on the call stack outside rove and the standard library. Its requirement is that
     of the installed distribution of the same name, else that of a `pyproject.toml` in the folder of the module or its parent.
@@ -72,18 +78,117 @@ def written_for() -> Version:
         name = str(frame.f_globals.get("__name__", "")).split(".")[0]
         if name not in _IGNORED_MODULES and name not in sys.stdlib_module_names:
             file = frame.f_globals.get("__file__")
-            return _newest_allowed_for(name, str(file) if file else "")
+            return _release_of(name, str(file) if file else "")
         frame = frame.f_back
     return NEWEST
 
 
 @lru_cache(maxsize=256)
-def _newest_allowed_for(module: str, file: str) -> Version:
-    return newest_allowed(_distribution_requirements(module) or project_requirements(Path(file))) if file else NEWEST
+def _release_of(module: str, file: str) -> Version:
+    if not file:
+        return NEWEST
+    requirements = _distribution_requirements(module) or project_requirements(Path(file))
+    allowed = allowed_releases(requirements)
+    texts = _package_texts(module, Path(file))
+    is_environment = module == "__main__" or _has_load_environment(texts, file)
+    span = recognized_releases(read(texts).features) if is_environment else None
+    newest = allowed[-1]
+    if span is None or newest < span.end:
+        return newest
+    release = release_within(span, allowed)
+    warnings.warn(
+        f"{module} is written for verifiers {release} ({span.reason}), although its requirement allows {newest}; it gets the "
+        f"behavior of {release}. To choose another release, require it in the package's pyproject.toml: verifiers==…",
+        FutureWarning,
+        stacklevel=4,
+    )
+    return release
 
 
-def newest_allowed(requirements: Iterable[str]) -> Version:
-    """Return the newest release that all requirements allow; the newest of all if they allow none."""
+class Releases(NamedTuple):
+    """A generation of the API, recognized by the code of a package."""
+
+    start: Version
+    end: Version
+    """First release of the next generation."""
+    reason: str
+    """What the package uses, which later releases lack."""
+
+
+def _has_load_environment(texts: Mapping[str, str], file: str) -> bool:
+    """Return whether a file, or the `__init__` of its package, has a `load_environment`."""
+    entry_points = [text for path, text in texts.items() if path in (file, Path(file).name)]
+    entry_points += [text for path, text in list(texts.items())[:1] if Path(path).name == "__init__.py"]
+    names = {feature for text in entry_points for feature in read({"entry": text}).features}
+    return bool(names & {"defines:load_environment", "imports:load_environment"})
+
+
+def release_within(span: Releases, allowed: Sequence[Version]) -> Version:
+    """Return the release of a generation that a package is written for, given the releases that its requirement allows."""
+    generation = [release for release in RELEASES if span.start <= release < span.end]
+    has_lower_bound = allowed[0] > RELEASES[0]
+    return allowed[0] if has_lower_bound and allowed[0] in generation else generation[-1]
+
+
+_GENERATIONS = {
+    ("0.1.0", "0.1.3"): (
+        *("sync:is_completed", "pair:one message", "positional:rubric", "positional:environment"),
+        *("name:DoubleCheckEnv", "name:MultiTurnCompletionEnv", "name:CodeMathEnv", "name:CodeMathRubric"),
+        *("name:SmolaToolEnv", "name:SmolaToolRubric"),
+    ),
+    ("0.1.3", "0.1.8"): (
+        *("async:is_completed", "pair:env_response", "scoring:score_rollout", "scoring:score_rollouts"),
+        *("unnamed:update_tool_args", "module:verifiers.utils.tools", "name:ToolRubric"),
+    ),
+    ("0.1.8", "0.1.11"): ("keyword:oai_tools", "name:GRPOTrainer", "name:RLTrainer", "name:get_model_and_tokenizer"),
+}
+"""First release of a generation and of the next → features (see `source_reader`) that the next generation refuses.
+
+Features that newer packages may have for other reasons, such as their own key "turn" in the state, are not among them.
+"""
+
+
+def recognized_releases(features: Collection[str]) -> Releases | None:
+    """Return the oldest generation whose API a package uses, given its features; None if 0.3.1 has all that it uses."""
+    for (start, end), noted in _GENERATIONS.items():
+        matching = [feature for feature in noted if feature in features]
+        if start == "0.1.0" and {"sync:judge", "name:JudgeRubric"} <= set(features):
+            matching.append("sync:judge")
+        if start == "0.1.3":
+            matching += [f"state:{key}" for key in ("turn", "responses") if _reads_only(features, key)]
+        if matching:
+            reason = f"it uses {', '.join(matching)}; see docs/compat.md"
+            return Releases(Version(start), Version(end), reason)
+    return None
+
+
+def _reads_only(features: Collection[str], key: str) -> bool:
+    """Return whether a package reads a key of the state that it never sets."""
+    return f"reads:state.{key}" in features and f"sets:{key}" not in features
+
+
+_MAX_FILES = 100
+"""Maximum files of a package that are read to recognize its generation."""
+
+
+def _package_texts(module: str, file: Path) -> dict[str, str]:
+    """Return the texts of a package's Python files; those of a single module if it is none."""
+    folder = next((parent for parent in file.parents if parent.name == module), None)
+    is_package = folder is not None and (folder / "__init__.py").is_file()
+    files = [file]
+    if folder is not None and is_package:
+        files = [folder / "__init__.py", *sorted(folder.rglob("*.py"))[:_MAX_FILES]]
+    texts: dict[str, str] = {}
+    for path in files:
+        try:
+            texts[path.name if not is_package else str(path)] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+    return texts
+
+
+def allowed_releases(requirements: Iterable[str]) -> tuple[Version, ...]:
+    """Return the releases that all requirements allow, oldest first; all releases if they allow none."""
     allowed = RELEASES
     for line in requirements:
         try:
@@ -91,8 +196,13 @@ def newest_allowed(requirements: Iterable[str]) -> Version:
         except InvalidRequirement:
             continue
         if requirement.name.lower() == NAME:
-            allowed = tuple(one for one in allowed if requirement.specifier.contains(one, prereleases=True))
-    return allowed[-1] if allowed else NEWEST
+            allowed = tuple(release for release in allowed if requirement.specifier.contains(release, prereleases=True))
+    return allowed or RELEASES
+
+
+def newest_allowed(requirements: Iterable[str]) -> Version:
+    """Return the newest release that all requirements allow; the newest of all if they allow none."""
+    return allowed_releases(requirements)[-1]
 
 
 def _distribution_requirements(module: str) -> list[str]:

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from rove.compat.verifiers.data import extract_boxed_answer, extract_first_boxed_answer
 from rove.compat.verifiers.decorators import call_user, discover_decorated, maybe_call_with_named_args, named_args
-from rove.compat.verifiers.legacy import LegacyScoring, score_with_legacy_overrides, single_state
+from rove.compat.verifiers.legacy import LegacyScoring, call_scoring, score_with_legacy_overrides, single_state
 from rove.compat.verifiers.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
 from rove.compat.verifiers.release import fixed, outdated, set_legacy_attributes, written_for
 from rove.compat.verifiers.types import INPUT_FIELDS, State
@@ -221,8 +221,12 @@ class Rubric(LegacyScoring):
         state["reward"] = sum(value * weight for value, (_, weight) in zip(values, pairs, strict=True))
         state["metrics"] = dict(zip(self._get_reward_func_names(), values, strict=True))
 
-    async def score_group(self, states: list[State]) -> None:
-        """Set reward, metrics and advantage of the rollouts of one example, function after function."""
+    async def score_group(self, states: list[State], score_sem: Any = None) -> None:
+        """Set reward, metrics and advantage of the rollouts of one example, function after function.
+
+        Args:
+            score_sem: ignored; 0.1.8 to 0.1.10 limited concurrent calls with it.
+        """
         if await score_with_legacy_overrides(self, states, Rubric):
             return _set_advantages(states)
         rewards = [0.0] * len(states)
@@ -355,15 +359,15 @@ class RubricGroup(Rubric):
         state = single_state(arguments, named)
         if state is None:
             return await self.legacy_score_rollout(*arguments, **named)
-        await self._add_up([state], lambda rubric, states: rubric.score_rollout(states[0]))
+        await self._add_up([state], lambda rubric, states: call_scoring(rubric.score_rollout, states[0]))
 
-    async def score_group(self, states: list[State]) -> None:
+    async def score_group(self, states: list[State], score_sem: Any = None) -> None:
         """Set rewards and metrics of the rollouts of one example.
 
         The advantage is that of the first rubric's reward (with ROVE_COMPAT=fixed of the whole reward).
         """
         original = [(step, step["advantage"], step["reward"]) for state in states for step in state["trajectory"]]
-        await self._add_up(states, lambda rubric, states: rubric.score_group(states))
+        await self._add_up(states, lambda rubric, states: call_scoring(rubric.score_group, states))
         if fixed():
             for step, advantage, reward in original:
                 step["advantage"], step["reward"] = advantage, reward

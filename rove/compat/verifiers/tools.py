@@ -89,6 +89,9 @@ class ToolEnv(MultiTurnEnv):
         stop_errors: Sequence[type[Exception]] | None = None,
         **kwargs: Any,
     ):
+        if "max_steps" in kwargs:
+            outdated("ToolEnv(max_steps=…)", "call it max_turns")
+            max_turns = kwargs.pop("max_steps")
         self.tools: list[Callable[..., Any]] = tools or []
         self.error_formatter = error_formatter
         self.stop_errors = list(stop_errors or [])

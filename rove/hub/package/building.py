@@ -16,7 +16,7 @@ import msgspec
 
 import rove
 from rove.check.rules import OTHER_API, V1, generation
-from rove.check.source_reader import Reading, read
+from rove.compat.source_reader import Reading, read
 from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub.package import limits
@@ -89,7 +89,7 @@ def arguments(members: Members, module: str) -> list[Argument]:
 
 
 def read_code(members: Members) -> Reading:
-    """Read the package's modules; see `rove.check.source_reader`."""
+    """Read the package's modules; see `rove.compat.source_reader`."""
     code = read({path: members[path].decode("utf-8", "replace") for path in sorted(members) if path.endswith(".py")})
     for path, error in code.broken.items():
         raise PackageError(f"{path} cannot be parsed as Python: {error}")

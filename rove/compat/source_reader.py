@@ -89,6 +89,9 @@ class _File(ast.NodeVisitor):
                 self.note("module", alias.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level or _library(node.module or "") is None:
+            for alias in node.names:
+                self.note("imports", alias.asname or alias.name)
         if node.level or not node.module:
             return
         self._imported(node.module)
@@ -160,7 +163,8 @@ class _File(ast.NodeVisitor):
         if is_env:
             self.environments.add(node.name)
             for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
-                self.note("sync" if isinstance(method, ast.FunctionDef) else "async", method.name)
+                if method.name != "is_completed" or _takes_messages(method):
+                    self.note("sync" if isinstance(method, ast.FunctionDef) else "async", method.name)
                 if "tool_name" not in {arg.arg for arg in method.args.args}:
                     self.note("unnamed", method.name)
                 for pair in _returned_pairs(method) if method.name == "env_response" else ():
@@ -186,6 +190,8 @@ class _File(ast.NodeVisitor):
 
     def _function(self, node: Any) -> None:
         self.functions[node.name] = node
+        if len(self.is_async) == 1 and not self.classes:
+            self.note("defines", node.name)
         given = [*node.args.posonlyargs, *node.args.args][::-1]
         pairs = [*zip(given, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
         self.values.append({arg.arg: text for arg, value in pairs if (text := _text(value)) is not None})
@@ -261,8 +267,11 @@ class _File(ast.NodeVisitor):
             several = bool(others) and not isinstance(others[0], ast.List)
             if several or (isinstance(first, ast.Name) and first.id in self.functions):
                 self.note("positional", "rubric")
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and (text := _text(first)) is not None:
-            self.note(_tail(node.func.value), text)
+        if isinstance(node.func, ast.Attribute) and (text := _text(first)) is not None:
+            if node.func.attr == "get":
+                self.note(_tail(node.func.value), text)
+            if node.func.attr == "setdefault":
+                self.note("sets", text)
 
     def _tools(self, value: ast.AST) -> None:
         for one in _elements(value):
@@ -284,6 +293,7 @@ class _File(ast.NodeVisitor):
         keys = {_text(key) for key in node.keys}
         for key in keys:
             self.note("key", key or "")
+            self.note("sets", key or "")
         if "task" in keys and keys & {"question", "prompt"}:
             self.note("column", "task")
         self.generic_visit(node)
@@ -316,6 +326,8 @@ class _File(ast.NodeVisitor):
         elif text is not None:
             self.note("key", text)
             self.note(table, text)
+            is_read = isinstance(node.ctx, ast.Load)
+            self.note("reads" if is_read else "sets", f"{table}.{text}" if is_read else text)
         self.generic_visit(node)
 
 
@@ -351,6 +363,12 @@ def _is_step(node: ast.AST) -> bool:
 
 def _is_super(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "__init__" and _tail(node.value) == "super"
+
+
+def _takes_messages(method: Any) -> bool:
+    """Return whether an `is_completed` takes (messages, state), as until 0.1.7."""
+    names = [argument.arg for argument in method.args.args]
+    return "messages" in names or len(names) > 2
 
 
 def _may_be_import_error(kind: ast.AST | None) -> bool:

@@ -1,0 +1,330 @@
+"""The rollout loop of 0.1.0 to 0.1.7, in which a rollout's messages are in `state["completion"]`.
+
+Its methods have other arguments than those of later releases, and packages override them:
+
+    is_completed(messages, state), env_response(messages, state) -> (messages, state)
+    rollout(client, model, prompt, …) -> (completion, state)
+    get_model_response(client, model, prompt, …), init_state(prompt, completion, answer, …)
+    get_context_messages(state), init_completion()
+
+An environment runs in this loop if its package is written for one of these releases, or overrides one of these methods. The
+responses in `state["responses"]` are the steps of `state["trajectory"]`, from which rove's records and metrics are made.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from packaging.version import Version
+
+from rove.compat.verifiers.clients import wire_tool
+from rove.compat.verifiers.decorators import call_user, named_args
+from rove.compat.verifiers.legacy import ends_by_itself, unpack_env_response
+from rove.compat.verifiers.messages import normalize_messages
+from rove.compat.verifiers.release import fixed, outdated
+from rove.compat.verifiers.types import INPUT_FIELDS, Response, ResponseMessage, State
+from rove.core.errors import LimitReachedError
+
+TRAJECTORIES = Version("0.1.8")
+"""Release in which rollouts became lists of turns, in `state["trajectory"]`."""
+_STATE_ARGUMENT = Version("0.1.6")
+"""Release from which `rollout` got the completion and the state as arguments."""
+_OVERLONG_PROMPT = "overlong-prompt"
+"""Id of the response that stands for a prompt that is too long."""
+_STOP_METHODS = ("max_turns_reached", "prompt_too_long")
+"""Conditions of 0.1.6 and 0.1.7, which needed no decorator."""
+
+
+def parameter_names(func: Callable[..., Any]) -> list[str]:
+    """Return the names of a method's parameters, without `self`."""
+    return list(inspect.signature(func).parameters)[1:]
+
+
+def uses_legacy_loop(env: Any, base: type) -> bool:
+    """Return whether an environment's rollouts run in the loop of 0.1.0 to 0.1.7.
+
+    Args:
+        base: the class whose methods a package overrides.
+    """
+    if env.message_type == "completion":
+        return False
+    cls = type(env)
+    overridden = {name for name in _SIGNATURES if getattr(cls, name) is not getattr(base, name)}
+    legacy = [name for name in sorted(overridden) if _SIGNATURES[name](parameter_names(getattr(cls, name)))]
+    for name in legacy:
+        outdated(f"{cls.__name__}.{name}", _REPLACEMENTS[name])
+    return bool(legacy) or env.written_for < TRAJECTORIES
+
+
+_SIGNATURES: dict[str, Callable[[list[str]], bool]] = {
+    "is_completed": lambda names: "messages" in names or len([name for name in names if name != "kwargs"]) > 1,
+    "rollout": lambda names: "prompt" in names,
+    "get_model_response": lambda names: "state" not in names and "prompt" in names,
+    "init_state": lambda names: "completion" in names,
+    "get_context_messages": lambda names: True,
+    "init_completion": lambda names: True,
+}
+"""Method → whether a signature of it, given by its parameters, is that of 0.1.0 to 0.1.7."""
+_REPLACEMENTS = {
+    "is_completed": "mark a method (self, state) -> bool with @vf.stop",
+    "rollout": "override setup_state, env_response or get_prompt_messages, or add a @vf.cleanup",
+    "get_model_response": "take (state, prompt, …)",
+    "init_state": "override setup_state",
+    "get_context_messages": "override get_prompt_messages",
+    "init_completion": "put the messages into the prompt",
+}
+
+
+class ModelRequest(NamedTuple):
+    """Arguments of `get_model_response`, whichever signature it was called with."""
+
+    state: Any
+    prompt: Any
+    client: Any
+    model: str | None
+    tools: Any
+    """None: those of the state."""
+    sampling_args: Any
+    """None: those of the state."""
+    is_legacy: bool
+
+
+_REQUEST = ("state", "prompt", "client", "model", "tool_defs", "sampling_args", "message_type")
+_LEGACY_REQUEST = ("client", "model", "prompt", "oai_tools", "sampling_args", "message_type")
+
+
+def model_request(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelRequest:
+    """Return the arguments of a call `get_model_response(state, prompt, …)` or, before 0.1.8, `(client, model, prompt, …)`."""
+    is_legacy = "state" not in kwargs and not (args and isinstance(args[0], Mapping))
+    names = _LEGACY_REQUEST if is_legacy else _REQUEST
+    values = {**dict(zip(names, args, strict=False)), **kwargs}
+    tools = values.get("tool_defs")
+    tools = values.get("oai_tools") if tools is None else tools
+    state, sampling_args = values.get("state"), values.get("sampling_args")
+    if is_legacy:
+        rollout = _current.get()
+        state = None if rollout is None else rollout.state
+        tools, sampling_args = tools or [], sampling_args or {}
+    return ModelRequest(
+        state, values.get("prompt"), values.get("client"), values.get("model"), tools, sampling_args, is_legacy
+    )
+
+
+class LegacyRollout:
+    """A rollout in the loop of 0.1.0 to 0.1.7.
+
+    Args:
+        env: the environment.
+        state: the first state; packages may replace it by a new dict, whose values are copied into it.
+    """
+
+    def __init__(self, env: Any, state: State):
+        self.env = env
+        self.state = state
+        self.has_started = False
+        self._calls: dict[int, tuple[Any, Response]] = {}
+        """Responses by id, with their prompts."""
+        self._recorded = 0
+        """How many of `state["responses"]` are steps of the trajectory."""
+
+    async def run(self) -> State:
+        """Run the environment's own `rollout`. Errors are stored in `state["error"]`."""
+        token = _current.set(self)
+        try:
+            await self._run()
+        except LimitReachedError:
+            raise
+        except Exception as error:
+            self.state["error"] = error
+        finally:
+            _current.reset(token)
+        await self._record_steps()
+        if self.state.get("error") is not None:
+            self.env._mark_completed(self.state, "has_error")
+        elif not self.state.get("is_completed"):
+            self.env._mark_completed(self.state, self.state.get("stop_condition") or "is_completed")
+        return self.state
+
+    async def _run(self) -> None:
+        env, state = self.env, self.state
+        _move_input_fields(state)
+        state.update(completion=await call_user(env.init_completion), responses=[], turn=0)
+        values = {name: state[name] for name in ("prompt", "completion", "answer", "task", "info", "example_id")}
+        if "completion" in parameter_names(type(env).init_state):
+            self.adopt(await call_user(env.init_state, **values))
+        arguments = {"client": state["client"], "model": state["model"], "state": state}
+        arguments |= {**values, "sampling_args": state["sampling_args"]}
+        completion, returned = await _call_rollout(env, arguments)
+        self.adopt(returned)
+        self.state["completion"] = env.as_written(normalize_messages(completion, field_name="completion"))
+
+    def adopt(self, returned: Any) -> None:
+        """Use the state that a method of the package returned: another State, or a dict with its values."""
+        if isinstance(returned, State):
+            self.state = returned
+        elif isinstance(returned, Mapping):
+            self.state.update(returned)
+
+    async def run_turns(self) -> tuple[Any, State]:
+        """Run the turns as `rollout` did, and return the completion and the state."""
+        env = self.env
+        self.has_started = True
+        self.adopt(await call_user(env.setup_state, self.state))
+        while not await self._is_completed():
+            messages = await call_user(env.get_context_messages, self.state)
+            response = await self._request(messages)
+            if response.id == _OVERLONG_PROMPT:
+                self.state.update(prompt_too_long=True, is_truncated=True, stop_condition="prompt_too_long")
+                break
+            await self._add_response(response)
+            if await self._is_completed() or self._is_at_limit():
+                break
+            await self._add_env_response()
+        if fixed() and self.state.get("stop_condition") == "max_turns_reached":
+            await self._add_env_response()
+        return self.state["completion"], self.state
+
+    async def _is_completed(self) -> bool:
+        messages = await call_user(self.env.get_context_messages, self.state)
+        takes_messages = _SIGNATURES["is_completed"](parameter_names(type(self.env).is_completed))
+        arguments = (messages, self.state) if takes_messages else (self.state,)
+        return bool(await call_user(self.env.is_completed, *arguments))
+
+    def _is_at_limit(self) -> bool:
+        """Return whether the loop itself ends the rollout, as until 0.1.2; later only `is_completed` did."""
+        if ends_by_itself(self.env) or not 0 < self.env.max_turns <= self.state["turn"]:
+            return False
+        self.state["stop_condition"] = "max_turns_reached"
+        return True
+
+    async def _request(self, messages: Any) -> Response:
+        env, state = self.env, self.state
+        if "state" in parameter_names(type(env).get_model_response):
+            return await call_user(env.get_model_response, state, messages)
+        options = {
+            "oai_tools": [wire_tool(tool) for tool in state.get("tool_defs") or ()] or None,
+            "sampling_args": state["sampling_args"],
+            "message_type": env.message_type,
+        }
+        options = named_args(env.get_model_response, options)
+        return await call_user(env.get_model_response, state["client"], state["model"], messages, **options)
+
+    async def _add_response(self, response: Response) -> None:
+        state = self.state
+        state["responses"].append(response)
+        state["turn"] += 1
+        message = {"role": "assistant", "content": response.choices[0].message.content or ""}
+        if response.choices[0].message.tool_calls:
+            message["tool_calls"] = response.choices[0].message.tool_calls
+        state["completion"] = [*state["completion"], *self.env.as_written(normalize_messages([message]))]
+        await self._record_steps()
+
+    async def _add_env_response(self) -> None:
+        messages = await call_user(self.env.get_context_messages, self.state)
+        reply = unpack_env_response(await call_user(self.env.env_response, messages, self.state), self.adopt)
+        added = self.env.as_written(normalize_messages(reply, field_name="env_response"))
+        self.state["completion"] = [*self.state["completion"], *added]
+
+    def remember_call(self, prompt: Any, response: Response) -> None:
+        """Remember a response of the model; it becomes a step once it is in `state["responses"]`."""
+        self._calls[id(response)] = (prompt, response)
+
+    async def _record_steps(self) -> None:
+        """Append the new ones of `state["responses"]` to the trajectory."""
+        responses = self.state.get("responses") or []
+        for response in responses[self._recorded :]:
+            if id(response) in self._calls:
+                await self.env.add_model_response(self.state, *self._calls[id(response)])
+        self._recorded = len(responses)
+
+    async def restarted(self) -> LegacyRollout:
+        """Return this rollout; a new one if it has run turns already: before 0.1.6, each `rollout` began with a new state."""
+        if self.has_started:
+            row = {**self.state["input"], **{name: self.state[name] for name in INPUT_FIELDS}}
+            state = await self.env.new_state(row, *(self.state[name] for name in ("client", "model", "sampling_args")))
+            _move_input_fields(state)
+            state.update(completion=await call_user(self.env.init_completion), responses=[], turn=0)
+            self.state, self._recorded = state, 0
+        return self
+
+
+_current: ContextVar[LegacyRollout | None] = ContextVar("legacy_rollout", default=None)
+"""The rollout that the running code belongs to: `get_model_response` did not get its state."""
+
+
+def current_rollout() -> LegacyRollout | None:
+    """Return the rollout in the loop of 0.1.0 to 0.1.7 that the running code belongs to."""
+    return _current.get()
+
+
+def overlong_prompt() -> Response:
+    """Return the response that stood for a prompt that is too long."""
+    return Response(id=_OVERLONG_PROMPT, message=ResponseMessage(content="", finish_reason="length"))
+
+
+def add_undecorated_stops(env: Any) -> None:
+    """Add the conditions of 0.1.6 and 0.1.7 that a package overrides without a decorator to the stop conditions."""
+    names = {condition.__name__ for condition in env._stop_conditions}
+    env._stop_conditions += [getattr(env, name) for name in _STOP_METHODS if name not in names]
+
+
+async def inherited_rollout(env: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, State]:
+    """Run a rollout for a call `rollout(client, model, prompt, …)`, which the package's own `rollout` usually makes."""
+    values = _rollout_arguments(args, kwargs)
+    rollout = _current.get()
+    if rollout is None or rollout.env is not env:
+        row = {name: values[name] for name in INPUT_FIELDS if values.get(name) is not None}
+        state = await env.new_state(row, values["client"], values["model"], values.get("sampling_args"))
+        rollout = LegacyRollout(env, state)
+        _move_input_fields(state)
+        state.update(completion=await call_user(env.init_completion), responses=[], turn=0)
+        token = _current.set(rollout)
+        try:
+            return await rollout.run_turns()
+        finally:
+            _current.reset(token)
+    if values.get("state"):
+        rollout.adopt(values["state"])
+    else:
+        await rollout.restarted()
+        names = ("prompt", "answer", "task", "info", "sampling_args")
+        rollout.state.update({name: values[name] for name in names if values.get(name) is not None})
+    return await rollout.run_turns()
+
+
+def is_row_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a method is called with a dataset row, as since 0.1.8."""
+    return "input" in kwargs or bool(args and isinstance(args[0], Mapping))
+
+
+_ROLLOUT = ("client", "model", "prompt", "answer", "task", "info", "sampling_args")
+_ROLLOUT_016 = (
+    *("client", "model", "prompt", "completion", "answer", "state"),
+    *("task", "info", "example_id", "sampling_args"),
+)
+
+
+def _rollout_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `rollout` by name; the fourth is the answer until 0.1.5, and then the completion."""
+    has_answer_fourth = len(args) > 3 and isinstance(args[3], str)
+    return {**dict(zip(_ROLLOUT if has_answer_fourth else _ROLLOUT_016, args, strict=False)), **kwargs}
+
+
+async def _call_rollout(env: Any, arguments: Mapping[str, Any]) -> Any:
+    """Call the environment's `rollout` with the arguments that it takes."""
+    parameters = inspect.signature(env.rollout).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        takes_state = env.written_for >= _STATE_ARGUMENT or "state" in {parameter.name for parameter in parameters}
+        names = _ROLLOUT_016 if takes_state else _ROLLOUT
+        return await call_user(env.rollout, *(arguments[name] for name in names))
+    return await call_user(env.rollout, **named_args(env.rollout, arguments))
+
+
+def _move_input_fields(state: State) -> None:
+    """Move prompt, answer, info and example_id from the state's input into the state, where they were until 0.1.7."""
+    row = state["input"]
+    values = {name: row.pop(name) for name in INPUT_FIELDS if name in row}
+    dict.update(state, {"answer": "", "info": {}, "example_id": 0, **values})

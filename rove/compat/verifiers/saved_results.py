@@ -1,0 +1,65 @@
+"""Results that `evaluate(save_results=True)` saves in a folder, and with which a later run resumes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rove.compat.verifiers.messages import plain
+from rove.compat.verifiers.types import RolloutOutput
+
+_RESUMED_SETTINGS = ("env_id", "model", "rollouts_per_example", "shuffle", "shuffle_seed")
+_RESULTS_FILE, _METADATA_FILE = "results.jsonl", "metadata.json"
+
+
+def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
+    """Return the outputs that an earlier run saved in a folder; none if it has no results.
+
+    Raises:
+        ValueError: they are of another environment or model, or of more rows, so saving would lose them.
+    """
+    if not (folder / _RESULTS_FILE).is_file():
+        return []
+    try:
+        saved = json.loads((folder / _METADATA_FILE).read_text(encoding="utf-8"))
+        lines = (folder / _RESULTS_FILE).read_text(encoding="utf-8").splitlines()
+        outputs = [RolloutOutput(json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} has results that cannot be read ({error}); choose another results_path") from error
+    saved = {"shuffle": False, **saved}
+    different = [name for name in _RESUMED_SETTINGS if saved.get(name) != metadata[name]]
+    if different:
+        pairs = ", ".join(f"{name} {saved.get(name)!r} instead of {metadata[name]!r}" for name in different)
+        raise ValueError(f"{folder} has results with {pairs}; choose another results_path")
+    if (saved.get("num_examples") or 0) > metadata["num_examples"]:
+        raise ValueError(
+            f"{folder} has results of {saved['num_examples']} examples, and this run has only {metadata['num_examples']}; "
+            "choose another results_path, or at least as many examples"
+        )
+    return outputs
+
+
+def without_saved(groups: Sequence[list[Any]], outputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the groups without the rollouts that are among the outputs."""
+    saved = Counter(output["example_id"] for output in outputs)
+    remaining = []
+    for group in groups:
+        example_id = group[0]["example_id"]
+        finished = min(saved[example_id], len(group))
+        saved[example_id] -= finished
+        if group[finished:]:
+            remaining.append(group[finished:])
+    return remaining
+
+
+def write_results(results: Mapping[str, Any], folder: Path) -> None:
+    """Write `results.jsonl` and `metadata.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{name: value for name, value in plain(one).items() if name != "trajectory"} for one in results["outputs"]]
+    lines = [json.dumps(row, default=str) for row in rows]
+    (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
+    (folder / _METADATA_FILE).write_text(metadata, encoding="utf-8")

@@ -1,0 +1,226 @@
+"""Test what rove.compat does for packages of older releases: their generation, messages, results and helpers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rove
+import rove.compat.verifiers as vf
+from rove.compat.source_reader import read
+from rove.compat.verifiers.decorators import maybe_retry
+from rove.compat.verifiers.messages import as_legacy_messages, normalize_messages
+from rove.compat.verifiers.multiturn import parse_is_truncated, parse_response_messages
+from rove.compat.verifiers.release import RELEASES, allowed_releases, recognized_releases, release_within
+from rove.compat.verifiers.types import Response, ResponseMessage, Tool
+from rove.envs.loading import load_environment
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+ROWS = [{"question": f"{i}+{i}?", "answer": str(2 * i)} for i in range(1, 6)]
+
+
+def four(messages: Any, state: Any, rng: Any) -> str:
+    return "4"
+
+
+# The generation of a package
+
+SYNC = "import verifiers as vf\nclass E(vf.MultiTurnEnv):\n    def is_completed(self, messages, state): return True\n"
+ASYNC = SYNC.replace("def", "async def")
+OWN_TURN = "import verifiers as vf\nasync def f(state):\n    state['turn'] = 1\n    return state['turn']\n"
+
+
+def release(source: str, requirement: str = "") -> str:
+    span = recognized_releases(read({"m.py": source}).features)
+    allowed = allowed_releases([f"verifiers{requirement}"])
+    return str(allowed[-1] if span is None or allowed[-1] < span.end else release_within(span, allowed))
+
+
+@pytest.mark.parametrize(
+    ("source", "requirement", "expected"),
+    [
+        (SYNC, ">=0.1.2", "0.1.2"),  # the release that the author had
+        (SYNC, "", "0.1.2.post1"),
+        (SYNC, ">=0.1.3", "0.1.2.post1"),
+        (SYNC, "==0.1.1", "0.1.1"),
+        (ASYNC, ">=0.1.5", "0.1.5"),
+        (ASYNC, ">=0.1.2", "0.1.7.post0"),
+        (ASYNC, "==0.1.9", "0.1.7.post0"),
+        ("import verifiers as vf\nvf.ToolEnv(oai_tools=[])", ">=0.1.9", "0.1.9"),
+        ("import verifiers as vf\ndef f(state):\n    return state['turn']\n", "", "0.1.7.post0"),
+        (OWN_TURN, "", str(RELEASES[-1])),
+        (SYNC.replace("messages, state", "state"), "", str(RELEASES[-1])),
+        ("import verifiers as vf\nvf.SingleTurnEnv(dataset=[])", ">=0.1.2", str(RELEASES[-1])),
+    ],
+)
+def test_the_code_shows_the_release_if_the_requirement_is_open(source: str, requirement: str, expected: str) -> None:
+    assert release(source, requirement) == expected
+
+
+MATH = """
+import rove.compat.verifiers as vf
+
+class Ask(vf.MultiTurnEnv):
+    def is_completed(self, messages, state, **kwargs):
+        return state["turn"] == 1
+
+    def env_response(self, messages, state, **kwargs):
+        return [], state
+
+def load_environment():
+    return Ask(dataset=[{"question": "2+2?", "answer": "4"}], rubric=vf.MathRubric())
+"""
+
+
+@pytest.mark.broad
+def test_an_open_requirement_gets_the_math_rubric_of_the_recognized_release(tmp_path: Path) -> None:
+    folder = tmp_path / "ask_math"
+    folder.mkdir()
+    (folder / "ask_math.py").write_text(MATH)
+    project = '[project]\nname = "ask-math"\nversion = "1"\ndependencies = ["verifiers>=0.1.2"]\n'
+    (folder / "pyproject.toml").write_text(project)
+    with pytest.warns(
+        FutureWarning, match=r"ask_math is written for verifiers 0\.1\.2 .*although its requirement allows"
+    ):
+        env = load_environment("ask_math", tmp_path).inner  # type: ignore[attr-defined]
+    client = rove.ScriptedClient(lambda messages, state, rng: "<think>\nsum\n</think>\n<answer>\n4\n</answer>")
+    [output] = env.evaluate_sync(client, "m")["outputs"]
+    assert output["metrics"]["correct_answer_reward_func"] == 1.0
+    assert output["reward"] == pytest.approx(1.2)
+
+
+# Completion of a rollout
+
+
+def test_an_own_is_completed_is_asked_before_each_turn_only() -> None:
+    class Play(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            state["replies"] = state.get("replies", 0) + 1
+            return [{"role": "user", "content": "on"}]
+
+        async def is_completed(self, state: Any, **kwargs: Any) -> bool:
+            return state.get("replies", 0) >= 2
+
+    env = Play(dataset=ROWS[:1], rubric=vf.Rubric())
+    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m", state_columns=["trajectory"])["outputs"]
+    assert len(output["trajectory"]) == 3 and output["stop_condition"] == "is_completed"
+
+
+def test_an_error_ends_a_rollout_with_an_own_is_completed() -> None:
+    class Fail(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            raise vf.ToolError("broken")
+
+        async def is_completed(self, state: Any, **kwargs: Any) -> bool:
+            return False
+
+    env = Fail(dataset=ROWS[:1], rubric=vf.Rubric())
+    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m")["outputs"]
+    assert output["stop_condition"] == "has_error" and output["error"]["error"] == "ToolError"
+
+
+# Messages
+
+
+def test_messages_before_0_1_11_are_shown_as_dicts() -> None:
+    call = {"id": "c", "name": "add", "arguments": "{}"}
+    raw = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "4"},
+    ]
+    user, calling, result = as_legacy_messages(normalize_messages(raw))
+    assert f"{user}" == repr(user) == "{'role': 'user', 'content': '2+2?'}"
+    shown = "ChatCompletionMessageToolCall(id='c', function=Function(arguments='{}', name='add'), type='function')"
+    assert str(calling) == f"{{'role': 'assistant', 'content': '', 'tool_calls': [{shown}]}}"
+    assert str(result) == "{'role': 'tool', 'content': '4', 'tool_call_id': 'c'}"
+    later = as_legacy_messages(normalize_messages(raw), has_call_objects=False)[1]
+    nested = {"id": "c", "function": {"arguments": "{}", "name": "add"}, "type": "function"}
+    assert str(later) == str({"role": "assistant", "content": "", "tool_calls": [nested]})
+    assert str(normalize_messages(raw)[0]) == "role='user' content='2+2?'"
+
+
+def test_model_dump_leaves_out_fields() -> None:
+    tool = Tool(name="add", description="Add.", parameters={"type": "object", "properties": {"a": {}}})
+    assert tool.model_dump(exclude={"strict"}).keys() == {"name", "description", "parameters"}
+    assert tool.model_dump(include={"name"}) == {"name": "add"}
+    assert tool.model_dump(exclude={"parameters": {"properties"}})["parameters"] == {"type": "object"}
+    assert tool.model_dump(exclude={"strict": True}, exclude_none=True).keys() == {"name", "description", "parameters"}
+    assert json.loads(tool.model_dump_json(include={"name"})) == {"name": "add"}
+
+
+def test_responses_are_parsed_as_in_0_1_9() -> None:
+    call = {"id": "c", "name": "add", "arguments": "{}"}
+    message = ResponseMessage(content=None, tool_calls=[call], finish_reason="length")
+    response = Response(message=message)
+    [parsed] = asyncio.run(parse_response_messages(response, "chat"))
+    nested = {"id": "c", "function": {"arguments": "{}", "name": "add"}, "type": "function"}
+    assert parsed["content"] == "" and parsed["tool_calls"][0].model_dump() == nested
+    assert asyncio.run(parse_is_truncated(response, "chat"))
+    text = Response(message=ResponseMessage(content="four", finish_reason="stop"))
+    assert asyncio.run(parse_response_messages(text, "completion")) == "four"
+
+
+@pytest.mark.parametrize(("name", "calls"), [("SandboxError", 3), ("EmptyModelResponseError", 3), ("ToolError", 1)])
+def test_serialized_errors_are_retried_by_their_class(name: str, calls: int) -> None:
+    made: list[str] = []
+
+    async def fail() -> Any:
+        made.append(name)
+        return {"error": {"error": name, "message": "m", "error_chain_repr": f"{name}('m')", "error_chain_str": name}}
+
+    result = asyncio.run(maybe_retry(fail, max_retries=2, initial=0.0)())
+    assert result["error"]["error"] == name and len(made) == calls
+
+
+# Saved results
+
+
+def counted_client(requests: list[str]) -> rove.ScriptedClient:
+    def reply(messages: Any, state: Any, rng: Any) -> str:
+        requests.append(messages[-1]["content"])
+        return "4"
+
+    return rove.ScriptedClient(reply)
+
+
+def right(completion: Any, answer: str) -> float:
+    return float(completion[-1]["content"] == answer)
+
+
+def test_saved_results_are_resumed(tmp_path: Path) -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[right]))
+    requests: list[str] = []
+    client = counted_client(requests)
+    options: dict[str, Any] = {"results_path": tmp_path / "r", "save_results": True}
+    env.evaluate_sync(client, "m", num_examples=2, **options)
+    results = env.evaluate_sync(client, "m", num_examples=5, **options)
+    assert len(requests) == 5 and requests[2:] == ["3+3?", "4+4?", "5+5?"]
+    assert [output["reward"] for output in results["outputs"]] == [0.0, 1.0, 0.0, 0.0, 0.0]
+    assert results["metadata"]["avg_reward"] == pytest.approx(0.2)
+    assert len((tmp_path / "r" / "results.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("other", {"num_examples": 5}, "model 'm' instead of 'other'"),
+        ("m", {"num_examples": 2}, "results of 5 examples, and this run has only 2"),
+        ("m", {"num_examples": 5, "rollouts_per_example": 2}, "rollouts_per_example 1 instead of 2"),
+    ],
+)
+def test_saved_results_of_another_run_are_never_overwritten(
+    model: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[right]))
+    client = counted_client([])
+    env.evaluate_sync(client, "m", results_path=tmp_path, save_results=True)
+    saved = (tmp_path / "results.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        env.evaluate_sync(client, model, results_path=tmp_path, save_results=True, **options)
+    assert (tmp_path / "results.jsonl").read_bytes() == saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -13,6 +14,9 @@ from rove.core.errors import ConfigError, OverlongPromptError, as_json
 from rove.core.messages import Message
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
+
+REQUESTER: ContextVar[str] = ContextVar("requester", default="")
+"""Who sent the request that is being answered: the address of a server's client. "" in a program's own code."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, MCPServerError
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 
@@ -90,21 +90,34 @@ CONNECTION_CLOSED = -32000
 """The SDK's error code for a closed connection. Servers may use it too."""
 MAX_TOOL_PAGES = 1000
 """Pages of a tool list that are read."""
+MAX_TOOLS = 2000
+"""Tools of a server. Every tool becomes part of each prompt, and APIs accept some hundred at most."""
 
 
 class Session:
     """A session with a server, for either major of the SDK."""
 
-    def __init__(self, client: Any, process: ServerProcess | None = None):
+    def __init__(self, client: Any, process: ServerProcess | None = None, name: str = ""):
+        self._name = name
         self._client = client
         self._process = process
 
     async def tools(self) -> list[dict[str, Any]]:
-        """Return all tools of the server: name, description, inputSchema, …"""
+        """Return all tools of the server: name, description, inputSchema, …
+
+        Raises:
+            MCPServerError: There are too many.
+        """
         tools: list[dict[str, Any]] = []
         cursor: str | None = None
         for _ in range(MAX_TOOL_PAGES):
-            page = _plain(await self._client.list_tools(**_page(cursor)))
+            result = await self._client.list_tools(**_page(cursor))
+            if len(tools) + len(result.tools) > MAX_TOOLS:
+                raise MCPServerError(
+                    f"MCP server '{self._name}' lists more than {MAX_TOOLS:,} tools; expected at most {MAX_TOOLS:,}: start it "
+                    "with fewer tools, or put a server before it that offers a part of them"
+                )
+            page = _plain(result)
             tools += page["tools"]
             cursor = page.get("nextCursor")
             if not cursor:
@@ -183,7 +196,7 @@ async def connected(
             incoming, outgoing, *_ = await stack.enter_async_context(transport)
             client = await stack.enter_async_context(mcp.ClientSession(incoming, outgoing))
             await client.initialize()
-        yield Session(client, process)
+        yield Session(client, process, settings.name)
 
 
 async def _over_http(settings: ServerSettings, read_seconds: float, stack: AsyncExitStack) -> Any:

@@ -35,7 +35,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import msgspec
 import tomli_w
 
-from rove.core.digest import differences, plain
+from rove.core.digest import differences, plain, write_checksums
 from rove.core.errors import RunError, end_reason
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
@@ -337,7 +337,7 @@ class Run(RunFiles):
     # Checkpoints
 
     def save_checkpoint(self, name: str, write: Callable[[Path], None], progress: Progress | None = None) -> Path:
-        """Write checkpoint `name` atomically: `write` fills a draft folder, which is then renamed."""
+        """Write checkpoint `name` with checksums, atomically: `write` fills a draft folder, which is then renamed."""
         target = self.path / "checkpoints" / name
         draft = target.with_name(f".{name}.draft")
         shutil.rmtree(draft, ignore_errors=True)
@@ -345,6 +345,7 @@ class Run(RunFiles):
         write(draft)
         if progress is not None:
             (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
+        write_checksums(draft)
         atomic_replace(draft, target)
         return target
 

@@ -118,7 +118,7 @@ def read_header(file: Path) -> Weights:
         with file.open("rb") as content:
             length = int.from_bytes(content.read(8), "little")
             if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-                raise ValueError(f"its header would have {length:,} bytes of the file's {size:,}: incomplete metadata")
+                raise ValueError(f"its header would have {length:,} bytes of the file's {size:,}")
             header = json.loads(content.read(length))
         tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
         elements = sum(math.prod(_checked_shape(entry)) for entry in tensors.values())
@@ -129,8 +129,8 @@ def read_header(file: Path) -> Weights:
         ) from error
     if end != size - 8 - length:
         raise ConfigError(
-            f"{file} has {size - 8 - length:,} bytes of tensors where its header describes {end:,}, or incomplete metadata; "
-            "download or save it again"
+            f"{file} has {size - 8 - length:,} bytes of tensors, but its header describes {end:,}; expected a complete "
+            "file: download or save it again"
         )
     return Weights(len(tensors), elements, end)
 

@@ -131,7 +131,8 @@ class Silent:
 
 async def test_a_body_that_does_not_arrive_ends_the_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(handlers, "BODY_TIMEOUT_S", 0.1)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 99\r\n\r\n"
     app = make_app(Silent(), "silent")  # pyright: ignore[reportArgumentType]
     reply = await read_after(app, head + b'{"messages"', lingering_time=0.1)
     assert reply.startswith(b"HTTP/1.1 408 ")

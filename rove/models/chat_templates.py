@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jinja2 import Template, nodes
+from jinja2 import Environment, Template, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -176,7 +176,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     template_class = _LimitedTemplate
 
     @classmethod
-    def like(cls, other: ImmutableSandboxedEnvironment) -> LimitedEnvironment:
+    def like(cls, other: Environment) -> LimitedEnvironment:
         """Return an environment with another one's options, filters and variables."""
         options = {name: getattr(other, name) for name in ("trim_blocks", "lstrip_blocks", "keep_trailing_newline")}
         extensions = [type(extension) for extension in other.extensions.values()]
@@ -255,7 +255,7 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
         left, right = right, left
     if not isinstance(right, int):
         return
-    if hasattr(left, "__len__"):
+    if isinstance(left, (str, *SIZED)):
         check_characters(len(left) * max(right, 0))
     elif isinstance(left, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
@@ -306,5 +306,5 @@ def limit_chat_templates() -> None:
         # Not the original function: Jinja would compute "a" * 10 ** 10 while it compiles.
         return LimitedEnvironment.like(compile_template("").environment).from_string(chat_template)
 
-    compile_limited.is_limited = True  # pyright: ignore[reportFunctionMemberAccess]
+    compile_limited.is_limited = True  # pyright: ignore[reportAttributeAccessIssue]
     chat_template_utils._compile_jinja_template = compile_limited

@@ -74,7 +74,7 @@ def make_app(
     """
     queue = RequestQueue(client, [model] if isinstance(model, str) else model, max_queued)
     engine = getattr(client, "engine", None)
-    if hasattr(engine, "check_grammars"):
+    if engine is not None and hasattr(engine, "check_grammars"):
         engine.check_grammars = True
     app = web.Application(middlewares=[_access_middleware(queue, api_key or "")], client_max_size=max_body)
     app[QUEUE] = queue

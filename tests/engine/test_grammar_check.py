@@ -18,14 +18,18 @@ from rove.engine.grammar_check import GrammarChecker
 SIMULTANEOUS_PATTERNS = {"type": "string", "allOf": [{"pattern": f".*a.{{{i}}}"} for i in range(24)]}
 EXPENSIVE: dict[str, dict[str, Any]] = {
     "patterns that match at the same time": {"json": SIMULTANEOUS_PATTERNS},
-    "the same in an object": {"json": {"type": "object", "properties": {"a": SIMULTANEOUS_PATTERNS}, "required": ["a"]}},
+    "the same in an object": {
+        "json": {"type": "object", "properties": {"a": SIMULTANEOUS_PATTERNS}, "required": ["a"]}
+    },
     "a large divisor": {"json": {"type": "integer", "multipleOf": 99999989}},
     "nested repeats of terminals": {"grammar": 'start: A\nA: B{100}\nB: C{100}\nC: "x"{100}'},
     "nested repeats of rules": {"grammar": 'start: a{1000}\na: b{1000}\nb: c{1000}\nc: "x"{1000}'},
     "terminals that match at the same time": {
         "grammar": "start: A\nA: /x.*a.{20}/ & /x.*b.{20}/ & /x.*c.{20}/ & ~/.*d.{10}/"
     },
-    "many optional properties": {"json": {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}},
+    "many optional properties": {
+        "json": {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1500)}}
+    },
     "a recursion without end": {"json": {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}},
     "nothing matches": {"json": {"type": "string", "enum": [1]}},
 }
@@ -103,10 +107,10 @@ async def test_usual_grammars_pass(checker: GrammarChecker):
 async def test_a_result_is_kept_and_equal_grammars_are_checked_once(checker: GrammarChecker):
     tried: list[str] = []
 
-    async def count(text: str) -> str:
-        tried.append(text)
+    async def count(grammar: str) -> str:
+        tried.append(grammar)
         await asyncio.sleep(0)
-        return "it is bad" if text == "bad" else ""
+        return "it is bad" if grammar == "bad" else ""
 
     checker._try = count
     await asyncio.gather(*(checker.check("good") for _ in range(5)))
@@ -120,8 +124,8 @@ async def test_one_requester_cannot_occupy_all_workers(checker: GrammarChecker):
     running: list[str] = []
     finish = asyncio.Event()
 
-    async def wait(text: str) -> str:
-        running.append(text)
+    async def wait(grammar: str) -> str:
+        running.append(grammar)
         await finish.wait()
         return ""
 

@@ -51,11 +51,13 @@ USUAL: dict[str, dict[str, Any]] = {
     "escaped brackets": {"regex": r"\(\(\(" * 100},
     "consecutive repeats": {"regex": "a{1000}b{1000}c{1000}d{1000}"},
     "answers": {"choice": ["yes", "no", "(((", "a{1000000}"]},
-    "strings of brackets in Lark": {"grammar": 'start: ' + ' '.join(['"((("'] * 100) + ' /[(]{3}/ // (((('},
+    "strings of brackets in Lark": {"grammar": "start: " + " ".join(['"((("'] * 100) + " /[(]{3}/ // (((("},
     "a tool call": {"grammar": 'start: "f(" r0 ")"\nr0: %json {"type": "string", "pattern": "^a{3}$"}'},
     "a schema": {"json": {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{1,64}$"}}}},
     "a schema as text": {"json": '{"type": "object"}'},
-    "properties named like keywords": {"json": {"properties": {"pattern": {"type": "string"}, "enum": {"type": "array"}}}},
+    "properties named like keywords": {
+        "json": {"properties": {"pattern": {"type": "string"}, "enum": {"type": "array"}}}
+    },
     "a nested schema": {"json": nested(20)},
     "countries": {"json": {"enum": [f"country {i}" for i in range(250)]}},
 }

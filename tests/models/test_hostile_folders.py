@@ -39,7 +39,10 @@ def edited(name: str, *keys: str | int, value: Any) -> Callable[[Path], None]:
 
 
 def written(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes(content) and None
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return change
 
 
 def sparse(name: str, size: int) -> Callable[[Path], None]:

@@ -28,9 +28,14 @@ HOSTILE: dict[str, dict[str, Any]] = {
     },
     "deep brackets": {"structured_outputs": {"grammar": "start: " + "(" * 50_000 + '"x"' + ")" * 50_000}},
     "a large enum": {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": list(range(90_000))}}}
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": {"enum": list(range(90_000))}},
+        }
     },
-    "a schema of bad types": {"structured_outputs": {"json": {"properties": {"a": {"pattern": 3, "enum": "x"}}, "allOf": 7}}},
+    "a schema of bad types": {
+        "structured_outputs": {"json": {"properties": {"a": {"pattern": 3, "enum": "x"}}, "allOf": 7}}
+    },
 }
 
 

@@ -41,6 +41,7 @@ FIXES = {
     "RunError": "Check the path of the run folder. `--overwrite` discards a run and starts again.",
     "SandboxError": "Run `rove doctor`, and see [sandbox.md](../sandbox.md) for what each backend needs.",
     "SandboxFileError": "Check the path: it must be inside the sandbox's folder and not too large.",
+    "StructuredOutputError": "Simplify the schema or grammar that the request sends.",
     "TooManyErrorsError": "Read the first errors with `rove view`, fix their cause, and repeat the command.",
     "ToolCallError": "Fix the tool. The rollout's traceback shows the tool's exception.",
     "ToolParseError": "The model's call does not match the tool. Make the descriptions of the tool and its arguments clearer.",

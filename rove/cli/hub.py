@@ -206,6 +206,12 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
     help="Package index for pip for everything an owner does not have, such as https://index.example/simple/.",
 )
 @click.option(
+    "--allow-shadow",
+    multiple=True,
+    metavar="NAME",
+    help="Name that owners may publish although the index of --fallback has it; repeatable.",
+)
+@click.option(
     "--uploads",
     type=in_range(limits.ConcurrentUploads),
     default=8,
@@ -213,7 +219,9 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
     help="Maximum concurrent uploads.",
 )
 @data_option
-def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, data: Path) -> None:
+def serve(
+    host: str, port: int, name: str, fallback: str | None, allow_shadow: tuple[str, ...], uploads: int, data: Path
+) -> None:
     """Serve a hub until Ctrl-C. Publishing is atomic."""
     from rove.hub.server.app import make_app, serve_hub
     from rove.hub.server.uploads import UploadLimits
@@ -240,7 +248,8 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
         owners = store.database.query("SELECT 1 FROM owners LIMIT 1")
         for file in store.recover():
             _print(console, f"{file} is missing or damaged; restore it from a backup", "red")
-        app = make_app(store, name, fallback=fallback, pace=UploadLimits(uploads=uploads))
+        pace = UploadLimits(uploads=uploads)
+        app = make_app(store, name, fallback=fallback, allow_shadow=allow_shadow, pace=pace)
         try:
             run_async(serve_hub(app, host, port, started))
         except KeyboardInterrupt:

@@ -33,6 +33,40 @@ def digest_files(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+CHECKSUMS = "CHECKSUMS"
+"""File of the digests of a folder's files, in the format of `b2sum`, which can check it as well: `b2sum -c CHECKSUMS`."""
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the digest of every file in a folder to `CHECKSUMS` in it."""
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    lines = [f"{_checksum(folder / name)}  {name}\n" for name in names if name != CHECKSUMS]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Return the names of files that are missing or differ from `CHECKSUMS`; [] in a folder without that file.
+
+    Raises:
+        OSError, ValueError: `CHECKSUMS` cannot be read.
+    """
+    file = folder / CHECKSUMS
+    if not file.is_file():
+        return []
+    changed: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        checksum, _, name = line.partition("  ")
+        path = folder / name
+        if not name or not path.is_file() or _checksum(path) != checksum:
+            changed.append(name or CHECKSUMS)
+    return changed
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "blake2b").hexdigest()
+
+
 def digest_code(function: Any) -> str:
     """Return a hash of the source of a function or of a callable's class; "" if the source is not available."""
     for target in (function, type(function)):

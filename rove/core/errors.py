@@ -7,7 +7,8 @@ Error
 ├── ModelError              the model returned no usable response
 │   ├── InvalidModelResponseError
 │   │   └── EmptyModelResponseError
-│   └── OverlongPromptError the prompt does not fit the model's context (ends the rollout, truncated)
+│   ├── OverlongPromptError the prompt does not fit the model's context (ends the rollout, truncated)
+│   └── StructuredOutputError  the requested schema or grammar became too complex while text was sampled
 ├── ToolError               a tool call failed and the environment ends the rollout
 │   ├── ToolParseError      the call cannot be parsed or does not match the tool
 │   └── ToolCallError       the tool failed
@@ -79,6 +80,10 @@ class EmptyModelResponseError(InvalidModelResponseError):
 
 class OverlongPromptError(ModelError):
     """The prompt does not fit into the model's context; the rollout ends as truncated and is scored."""
+
+
+class StructuredOutputError(ModelError):
+    """The requested schema or grammar became too complex while text was sampled; the request is at fault, not the model."""
 
 
 class ToolError(Error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
@@ -30,6 +31,8 @@ MAX_BIAS = 100
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+REQUESTER: ContextVar[str] = ContextVar("requester", default="")
+"""Who sent the request that is being answered: the address of a server's client. "" in a program's own code."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

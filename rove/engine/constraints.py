@@ -8,22 +8,29 @@ every text that they accept, except numbers beyond the range of a float (1e999).
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
+from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
 
 from rove.core.errors import ConfigError, as_json
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.rendering.python_calls import NAME
+from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
+from rove.engine.grammar_limits import check_schema, check_structured_output
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
 """Whitespace between the parts of a JSON text: at most one space. If any whitespace is allowed, as in JSON, small models (and
 occasionally large ones) write line breaks until they run out of tokens."""
+
+MAX_MASK_SECONDS = 2.0
+"""CPU time for the allowed tokens of one position. It is spent in the event loop, so a slower grammar fails at once."""
 
 
 class Constraint:
@@ -31,12 +38,15 @@ class Constraint:
 
     def __init__(self, matcher: LLMatcher):
         self._matcher = matcher
+        self._is_slow = False
 
     def mask(self, vocab: int) -> torch.Tensor:
         """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. At least one may, unless `error`
         is set.
         """
+        started = time.thread_time()
         allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        self._is_slow = self._is_slow or time.thread_time() - started > MAX_MASK_SECONDS
         return torch.nn.functional.pad(
             allowed, (0, vocab - len(allowed))
         )  # a negative pad truncates, if the model has fewer tokens than the tokenizer
@@ -48,12 +58,14 @@ class Constraint:
     @property
     def done(self) -> bool:
         """Whether no token can follow: the form is complete, or there was an error."""
-        return self._matcher.is_stopped()
+        return self._is_slow or self._matcher.is_stopped()
 
     @property
     def error(self) -> str:
         """Why the grammar failed, such as a limit on its complexity; "" if it did not."""
-        return self._matcher.get_error().partition("\n")[0]
+        if self._is_slow:
+            return f"the allowed tokens of one position took more than {MAX_MASK_SECONDS:g} s; simplify the grammar"
+        return readable(self._matcher.get_error())
 
 
 def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Constraint | None:
@@ -69,22 +81,21 @@ def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[
     Raises:
         ConfigError: The form is unknown or invalid.
     """
-    grammar = _grammar_of(sampling)
+    grammar = grammar_of(sampling)
     if grammar is None:
         return None
     matcher = _matcher(tokenizer, tuple(sorted(stop_ids)), grammar)
     if matcher.is_error():
-        why = " ".join(matcher.get_error().partition("<state>")[0].split())
-        why = why.replace("NoExtensionBias", "no text matches it")
         raise ConfigError(
-            f"the requested structured output is not possible: {why}; expected a form that some text matches"
+            f"the requested structured output is not possible: {readable(matcher.get_error())}; expected a form that some "
+            "text matches"
         )
     return Constraint(matcher.deep_copy())
 
 
 @lru_cache(maxsize=64)
 def _matcher(tokenizer: Any, stop_ids: tuple[int, ...], grammar: str) -> LLMatcher:
-    matcher = LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0)
+    matcher = LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
     probe = matcher.deep_copy()
     if not probe.is_error():
         probe.compute_logit_bias()  # only this finds forms that nothing matches, or that are too complex
@@ -93,10 +104,15 @@ def _matcher(tokenizer: Any, stop_ids: tuple[int, ...], grammar: str) -> LLMatch
 
 @lru_cache(maxsize=4)
 def _tokenizer(tokenizer: Any, stop_ids: tuple[int, ...]) -> LLTokenizer:
-    return from_tokenizer(tokenizer, eos_token=list(stop_ids) or None)
+    return LLTokenizer(tokenizer_json(tokenizer), eos_token=list(stop_ids) or tokenizer.eos_token_id)
 
 
-def _grammar_of(sampling: SamplingParams) -> str | None:
+def grammar_of(sampling: SamplingParams) -> str | None:
+    """Return the grammar of the requested structured output in llguidance's form, uncompiled; None if there is none.
+
+    Raises:
+        ConfigError: The form is unknown, or exceeds a limit of `grammar_limits`.
+    """
     given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
     if len(given) > 1:
         raise ConfigError("response_format and structured_outputs are both given; expected one of them")
@@ -119,11 +135,13 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
             f"response_format is {as_json(given)}; expected "
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}, {"type": "json_object"} or {"type": "text"}'
         )
+    check_schema(schema["schema"])
     return _json(schema["schema"])
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> str:
     options = [(kind, value) for kind, value in given.items() if value is not None]
+    check_structured_output(given)
     match options:
         case [("json", str() as schema)]:
             return _json(schema)
@@ -134,9 +152,7 @@ def _of_structured_outputs(given: Mapping[str, Any]) -> str:
         case [("regex", str() as regex)]:
             return LLMatcher.grammar_from_regex(regex)
         case [("choice", [str(), *_] as texts)] if all(isinstance(text, str) for text in texts):
-            # Escaped as code points, so that no character is special in the regular expression.
-            literal = ["".join(f"\\x{{{ord(character):x}}}" for character in text) for text in texts]
-            return LLMatcher.grammar_from_regex("|".join(literal))
+            return LLMatcher.grammar_from_regex("|".join(_SPECIAL.sub(_code_point, text) for text in texts))
         case [("grammar", str() as lark)]:
             return LLMatcher.grammar_from_lark(lark)
     raise ConfigError(
@@ -145,13 +161,23 @@ def _of_structured_outputs(given: Mapping[str, Any]) -> str:
     )
 
 
+_SPECIAL = re.compile(r"[^A-Za-z0-9]")
+"""Characters that may be special in a regular expression."""
+
+
+def _code_point(character: re.Match[str]) -> str:
+    return f"\\x{{{ord(character[0]):x}}}"
+
+
 def _json(schema: Mapping[str, Any] | str) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(
             schema if isinstance(schema, str) else dict(schema), overrides={"whitespace_pattern": WHITESPACE}
         )
     except ValueError as error:
-        raise ConfigError(f"the JSON schema '{schema}' is not valid: {error}") from error
+        raise ConfigError(
+            f"the JSON schema '{str(schema)[:200]}' is not valid: {error}; expected a JSON object"
+        ) from error
 
 
 FindSpecialToken = Callable[[str], int | None]

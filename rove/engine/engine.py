@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,8 @@ import torch
 from rove.core.errors import ConfigError, ModelError
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, available_tokens
 from rove.engine import decoder, lora, sampler
-from rove.engine.constraints import Constraint, constraint_for
+from rove.engine.constraints import Constraint, constraint_for, grammar_of
+from rove.engine.grammar_check import GrammarChecker
 from rove.engine.runners import FastRunner, Runner, SlowRunner
 from rove.engine.sampler import Sampler, score_tokens
 from rove.engine.scheduler import SequenceState
@@ -134,6 +136,11 @@ class Engine:
         self.context = context_of(model)
         self.vocab = int(config.vocab_size)
         self._sampler = Sampler(self.vocab, sorted(self.stop_ids), model.device)
+        self.check_grammars = False
+        """Whether structured outputs are compiled in a worker process first, as a server of foreign requests must."""
+        self._grammar_checker: GrammarChecker | None = None
+        self._scoring: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
+        self._scoring = weakref.WeakKeyDictionary()
         self._adapters: dict[str, lora.Adapter] = {}
         self._sampler_rows: list[SequenceState] = []  # the sampler's seqs, in its order
         self._cache_bytes = cache_bytes = default_cache_bytes(model.device) if cache_bytes is None else cache_bytes
@@ -187,14 +194,22 @@ class Engine:
             OverlongPromptError: The prompt leaves no room in the context. With `max_tokens` 0 it may fill the context.
             ConfigError: An unsupported sampling parameter, an empty prompt, a token outside of the vocabulary, an invalid
                 grammar, a request larger than the cache, or an unknown adapter.
-            ModelError: The model's probabilities are not finite, or the grammar of a structured output failed.
+            ModelError: The model's probabilities are not finite.
+            StructuredOutputError: The grammar of a structured output failed.
         """
         lora_adapter = None if adapter is None else lora.find_adapter(self._adapters, adapter)
         max_new_tokens = available_tokens(
             prompt_ids, self.vocab, self.context, min_new_tokens=0 if sampling.max_tokens == 0 else 1
         )
-        request, max_tokens = self._new_request(sampling, seed, on_token, max_new_tokens)
-        scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, lora_adapter)
+        _check_sampling(sampling, self.vocab, self.renderer is not None)
+        constraint = await self._constraint_for(sampling)
+        request, max_tokens = self._new_request(sampling, seed, on_token, max_new_tokens, constraint)
+        scored = None
+        if sampling.prompt_logprobs is not None:
+            lock = self._scoring.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+            async with lock:  # one prompt per pass of the event loop: other requests are answered in between
+                scored = self._score_prompt(prompt_ids, sampling, lora_adapter)
+                await asyncio.sleep(0)
         if max_tokens == 0:
             version = self.policy_version if lora_adapter is None else lora_adapter.version
             return _with_prompt_logprobs(Generation([], [], "length", version), scored, sampling)
@@ -204,16 +219,32 @@ class Engine:
             self._task = asyncio.create_task(self._serve())
         return _with_prompt_logprobs(await request.future, scored, sampling)
 
+    async def _constraint_for(self, sampling: SamplingParams) -> Constraint | None:
+        """Return the constraint of a new completion, if structured output is requested."""
+        if self.renderer is None:
+            return None
+        tokenizer, stop_ids = self.renderer.tokenizer, sorted(self.stop_ids)
+        if not self.check_grammars:
+            return constraint_for(sampling, tokenizer, stop_ids)
+        grammar = grammar_of(sampling)
+        if grammar is None:
+            return None
+        if self._grammar_checker is None:
+            self._grammar_checker = GrammarChecker(tokenizer, stop_ids)
+        await self._grammar_checker.check(grammar)
+        return await asyncio.to_thread(constraint_for, sampling, tokenizer, stop_ids)
+
     def _new_request(
-        self, sampling: SamplingParams, seed: int, on_token: OnToken | None, max_new_tokens: int
+        self,
+        sampling: SamplingParams,
+        seed: int,
+        on_token: OnToken | None,
+        max_new_tokens: int,
+        constraint: Constraint | None,
     ) -> tuple[GenerationRequest, int]:
         """Return a request and its maximum number of sampled tokens."""
-        _check_sampling(sampling, self.vocab, self.renderer is not None)
         max_tokens = min(DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens, max_new_tokens)
-        constraint = decode = None
-        if self.renderer is not None:
-            constraint = constraint_for(sampling, self.renderer.tokenizer, sorted(self.stop_ids))
-            decode = self.renderer.decode if sampling.stop else None
+        decode = self.renderer.decode if self.renderer is not None and sampling.stop else None
         ending = StopChecker(sampling, max_tokens, self.stop_ids, decode, constraint)
         future = asyncio.get_running_loop().create_future()
         return GenerationRequest(sampling, seed, future, on_token, ending, constraint), max_tokens
@@ -314,6 +345,8 @@ class Engine:
     def release(self) -> None:
         """Free the keys and values of ended requests, and the copies of the weights; the next request makes new copies."""
         self._runner.clear_cache(release=True)
+        if self._grammar_checker is not None:
+            self._grammar_checker.close()
 
     async def _serve(self) -> None:
         listen = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rove.core.errors import ModelError
+from rove.core.errors import StructuredOutputError
 from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 
@@ -73,13 +73,13 @@ class StopChecker:
             "stop" or "length" if it ends the completion, else None.
 
         Raises:
-            ModelError: The grammar of a structured output failed.
+            StructuredOutputError: The grammar of a structured output failed.
         """
         assert self.reason is None, "the answer has ended"
         self._count += 1
         may_stop = self._count > self._min_tokens
         if self._constraint is not None and self._constraint.error:
-            raise ModelError(f"the structured output broke off: {self._constraint.error}")
+            raise StructuredOutputError(f"the structured output broke off: {self._constraint.error}")
         if may_stop and token in self._ends:
             self.reason, self.stopped_by = "stop", token
             self._read(None, may_stop)

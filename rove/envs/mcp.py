@@ -171,15 +171,15 @@ class MCPEnv(ToolEnv):
             for server in self.mcp_servers
             for listed in server.chosen(tools_by_server[server.name])
         ]
-        names = [tool.name for _, tool in tools]
+        owners: dict[str, str] = {}
         for server, tool in tools:
-            others = [other.name for other, same in tools if same.name == tool.name and same is not tool]
-            if others or tool.name in self._tools_by_name or names.count(tool.name) > 1:
-                whose = f"server '{others[0]}'" if others else "the environment"
+            if tool.name in owners or tool.name in self._tools_by_name:
+                whose = f"server '{owners[tool.name]}'" if tool.name in owners else "the environment"
                 raise ConfigError(
                     f"MCP server '{server.name}' and {whose} both have a tool '{tool.name}'; give the server a prefix "
                     f"(prefix='{server.name}_'), or exclude the tool"
                 )
+            owners[tool.name] = server.name
         identity = self.identity
         for _, tool in tools:
             self._add(tool)

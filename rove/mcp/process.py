@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 import weakref
 from collections import deque
@@ -12,13 +13,15 @@ from typing import Any
 
 from rove.core.errors import MCPServerError
 from rove.mcp.settings import ServerSettings
-from rove.utils.processes import SIGKILL, has_ended, signal_group, start_group
+from rove.utils.processes import SIGKILL, has_ended, kill_marked, signal_group, start_group
 
 CLOSE_TIMEOUT_S = 2.0
 """Seconds for a server to end after its stdin is closed, and again after SIGTERM."""
 KILL_TIMEOUT_S = 5.0
 EXIT_CODE_TIMEOUT_S = 0.5
 """Seconds for a server to end after its stdout, so that its exit code can be reported."""
+MARK_VARIABLE = "ROVE_MCP_SERVER"
+"""Environment variable by which the child processes of a server are found."""
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_STDERR_LINES, MAX_LINE_CHARS = 20, 400
 """The last lines of stderr that are kept, and characters per line."""
@@ -27,23 +30,31 @@ MAX_STDERR_LINES, MAX_LINE_CHARS = 20, 400
 class ServerProcess:
     """The process of a server, leader of its own process group, which ends with it.
 
+    Child processes that have left the group (daemons) end with it too, on Linux; see `kill_marked`.
+
     Args:
         process: the started process.
+        mark: value of the environment variable `MARK_VARIABLE` in the process and its child processes.
         decode: converts a line of stdout to an SDK message; raises ValueError for any other line.
         encode: converts an SDK message to a line, without line end.
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]
+        self,
+        process: asyncio.subprocess.Process,
+        mark: str,
+        decode: Callable[[bytes], Any],
+        encode: Callable[[Any], bytes],
     ):
         self._process = process
+        self._mark = mark
         self._decode = decode
         self._encode = encode
         self._stderr_lines: deque[str] = deque(maxlen=MAX_STDERR_LINES)
         self.silent = False
         """Whether its stdout has ended."""
         # If the process is never closed: exit() in a rollout, or a closed event loop.
-        self._finalizer = weakref.finalize(self, signal_group, process.pid, SIGKILL)
+        self._finalizer = weakref.finalize(self, _kill_all, process.pid, mark)
 
     @classmethod
     async def start(
@@ -58,11 +69,13 @@ class ServerProcess:
         Raises:
             MCPServerError: the program or folder does not exist.
         """
+        mark = secrets.token_hex(16)
+        variables = {**env, **settings.env, MARK_VARIABLE: mark}
         try:
-            process = await start_group(settings.command, *settings.args, env={**env, **settings.env}, cwd=settings.cwd)
+            process = await start_group(settings.command, *settings.args, env=variables, cwd=settings.cwd)
         except (OSError, ValueError) as error:
             raise MCPServerError(f"MCP server '{settings.name}' cannot be started: {error}") from error
-        return cls(process, decode, encode)
+        return cls(process, mark, decode, encode)
 
     @property
     def last_output(self) -> str:
@@ -102,6 +115,7 @@ class ServerProcess:
                 await self._has_ended(CLOSE_TIMEOUT_S)
         finally:  # also after a cancellation, and for child processes that outlive the server
             self._signal(SIGKILL)
+            await asyncio.to_thread(kill_marked, MARK_VARIABLE, self._mark)
             if await self._has_ended(KILL_TIMEOUT_S):
                 self._finalizer.detach()
             # A process that has left the group may hold the pipes open.
@@ -116,7 +130,7 @@ class ServerProcess:
     def kill(self) -> None:
         """Kill the process group without waiting."""
         if self._finalizer.alive:
-            self._signal(SIGKILL)
+            _kill_all(self._process.pid, self._mark)
 
     def _signal(self, number: signal.Signals) -> None:
         signal_group(self._process.pid, number)
@@ -159,6 +173,11 @@ class ServerProcess:
         text = line[:MAX_LINE_CHARS].decode(errors="replace").strip()
         if text:
             self._stderr_lines.append(text)
+
+
+def _kill_all(group: int, mark: str) -> None:
+    signal_group(group, signal.SIGKILL)
+    kill_marked(MARK_VARIABLE, mark)
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:

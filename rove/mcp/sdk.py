@@ -91,6 +91,8 @@ CONNECTION_CLOSED = -32000
 """The SDK's error code for a closed connection. Servers may use it too."""
 MAX_TOOL_PAGES = 1000
 """Pages of a tool list that are read."""
+MAX_TOOLS = 2000
+"""Tools of a server. Every tool becomes part of each prompt, and APIs accept some hundred at most."""
 
 
 class Session:
@@ -107,13 +109,18 @@ class Session:
         A list ends with a page that names no next page. An empty page that names a page again also ends it.
 
         Raises:
-            MCPServerError: the list does not end.
+            MCPServerError: The list does not end, or has too many tools.
         """
         tools: list[dict[str, Any]] = []
         cursors: set[str] = set()
         cursor: str | None = None
         for _ in range(MAX_TOOL_PAGES):
             page = await self._tool_page(cursor)
+            if len(tools) + len(page["tools"]) > MAX_TOOLS:
+                raise MCPServerError(
+                    f"MCP server '{self._name}' lists more than {MAX_TOOLS:,} tools; expected at most {MAX_TOOLS:,}: start it "
+                    "with fewer tools, or put a server before it that offers a part of them"
+                )
             tools += page["tools"]
             cursor = page.get("nextCursor")
             if not cursor or (cursor in cursors and not page["tools"]):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +26,8 @@ from rove.core.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_mo
 from rove.core.errors import ConfigError, missing_train_package
 from rove.models import attention
 from rove.models.device import choose_device
+from rove.models.chat_templates import limit_chat_templates
+from rove.models.folder_check import check_folder
 from rove.models.linear import use_fast_linear
 from rove.models.pretrained import model_path
 from rove.models.recompute import use_recomputing_layers
@@ -148,22 +149,35 @@ def load_model(
         return load_adapter(path, device, dtype, trust_remote_code)
     folder = Path(path).expanduser()
     path = folder if folder.is_dir() else path
+    limit_chat_templates()
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
-        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        if folder.is_dir():
+            check_folder(folder, trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError, SafetensorError) as error:
+        prepared = prepare(model.to(chosen), tokenizer)  # pyright: ignore[reportArgumentType]
+    except BaseException as error:  # of a damaged folder, transformers and tokenizers raise errors of all kinds
+        if isinstance(error, ConfigError) or not _is_of_folder(error):
+            raise
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise ConfigError(
                 f"the model '{path}' needs its own Python code ({', '.join(remote_code(path))}); rove does not run "
                 "it: read the code and, if you trust it, add --trust-remote-code (in a settings file and for load_model: "
                 "trust_remote_code = true)"
             ) from error
-        raise ConfigError(f"cannot load a model from '{path}': {error}") from error
-    if getattr(tokenizer, "chat_template", None) is None:
+        raise ConfigError(
+            f"cannot load a model from '{path}': {type(error).__name__}: {error}; check its config.json, weights and tokenizer "
+            "files, or download it again"
+        ) from error
+    if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
-    loaded = prepare(model.to(chosen), tokenizer)  # pyright: ignore[reportArgumentType]
-    return loaded._replace(name=digest_model(path))
+    return prepared._replace(name=digest_model(path))
+
+
+def _is_of_folder(error: BaseException) -> bool:
+    """Return whether an error while loading comes from the folder's content; a panic of a Rust library is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def remote_code(path: str | Path) -> list[str]:

@@ -35,7 +35,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import msgspec
 import tomli_w
 
-from rove.core.digest import differences, plain
+from rove.core.digest import differences, plain, write_checksums
 from rove.core.errors import Error, RunError, end_reason
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
@@ -339,7 +339,7 @@ class Run(RunFiles):
     # Checkpoints
 
     def save_checkpoint(self, name: str, write: Callable[[Path], None], progress: Progress | None = None) -> Path:
-        """Write checkpoint `name` atomically: `write` fills a draft folder, which is then renamed.
+        """Write checkpoint `name` with checksums, atomically: `write` fills a draft folder, which is then renamed.
 
         Raises:
             RunError: It cannot be written, for example because the disk is full.
@@ -349,6 +349,7 @@ class Run(RunFiles):
             write(draft)
             if progress is not None:
                 (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
+            write_checksums(draft)
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.errors import RejectedError
-from rove.core.protocols import Client
+from rove.core.protocols import REQUESTER, Client
 from rove.server.admission import check_content_type, check_page
 from rove.server.handlers import Wire, answer, count_tokens, detokenize, json_response, tokenize
 from rove.server.request_queue import RequestQueue
@@ -57,7 +57,8 @@ def make_app(
     `/v1/messages/count_tokens`, `GET /v1/models`, `/health` and `/metrics` (Prometheus). A client with an engine and a renderer
     adds `POST /tokenize`, `/detokenize` and `/generate` (token ids in, token ids out). At most `client.max_concurrent` requests
     run at once; the others are queued. A client that disconnects cancels its requests if the application runs under `listening`
-    or a runner with `handler_cancellation`. The application does not close the client.
+    or a runner with `handler_cancellation`. The application does not close the client. An embedded engine compiles the structured
+    outputs of requests in worker processes with limits of time and memory first (`Engine.check_grammars`).
 
     Args:
         client: Answers model requests.
@@ -72,6 +73,9 @@ def make_app(
         >>> await serve(app, port=8000)  # doctest: +SKIP
     """
     queue = RequestQueue(client, [model] if isinstance(model, str) else model, max_queued)
+    engine = getattr(client, "engine", None)
+    if engine is not None and hasattr(engine, "check_grammars"):
+        engine.check_grammars = True
     app = web.Application(middlewares=[_access_middleware(queue, api_key or "")], client_max_size=max_body)
     app[QUEUE] = queue
 
@@ -155,6 +159,7 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
         queue.idle.clear()
         try:
             try:
+                REQUESTER.set(request.remote or "")
                 authorize(request)
                 response = await handler(request)
             except web.HTTPNotFound:

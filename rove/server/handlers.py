@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, RejectedError
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Response, Token
 from rove.core.records import Usage
@@ -34,6 +34,7 @@ from rove.wire.serving import (
 )
 from rove.wire.serving_anthropic import read_request
 
+T = TypeVar("T")
 Item = Token | str | Response | Exception
 
 
@@ -70,13 +71,26 @@ class TokenWire(Protocol):
     def chunk_with_prompt(self, chunk: Json, prompt_token_ids: list[int] | None) -> Json: ...  # noqa: D102
 
 
+BODY_TIMEOUT_S = 60.0
+"""Time for a request's body to arrive, after which its connection is closed."""
+
+
 async def read_json(request: web.Request) -> Any:
     """Return the decoded body of a request.
 
     Raises:
         ConfigError: The body is not JSON.
+        RejectedError: The body did not arrive in time.
     """
-    body = await request.read()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await request.read()
+    except TimeoutError as error:
+        raise RejectedError(
+            408,
+            f"the request's body did not arrive within {BODY_TIMEOUT_S:g} s; send it without pauses",
+            "body_timeout",
+        ) from error
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
@@ -97,22 +111,42 @@ async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: 
     if parsed.stream:
         return await _Stream(request, queue, wire, head, parsed).run()
     responses = await queue.respond_all(parsed.choices)
-    with_logprobs = parsed.logprobs is not None
-    logprobs = [queue.token_logprobs(tokens_of(response)) for response in responses] if with_logprobs else None
+    logprobs = prompt_scores = None
+    if parsed.logprobs is not None:
+        list_tokens = _with_prompt if parsed.echo else _sampled_only
+        logprobs = [await _yielding(list_tokens, queue, response) for response in responses]
+    if parsed.prompt_logprobs:
+        prompt_scores = [await _yielding(_prompt_scores, queue, response) for response in responses]
     shown = responses
     if parsed.echo:
         texts = [text_of(response.message) for response in responses]
         messages = [AssistantMessage(queue.prompt_text(one) + text) for one, text in zip(parsed.choices, texts)]
         shown = [msgspec.structs.replace(one, message=message) for one, message in zip(responses, messages)]
-        logprobs = [_with_prompt(queue, response) for response in responses] if with_logprobs else None
-    body = wire.response_body(head, shown, usage_of(responses, parsed.n), logprobs)
-    if parsed.prompt_logprobs or parsed.return_token_ids:
-        assert isinstance(wire, TokenWire)
-        scores = None
-        if parsed.prompt_logprobs:
-            scores = [prompt_logprobs_body(queue.prompt_token_logprobs(one)) for one in responses]
-        body = wire.with_tokens(body, responses, parsed.return_token_ids, scores)
-    return json_response(body)
+
+    def build_response() -> web.Response:
+        body = wire.response_body(head, shown, usage_of(responses, parsed.n), logprobs)
+        if parsed.prompt_logprobs or parsed.return_token_ids:
+            assert isinstance(wire, TokenWire)
+            body = wire.with_tokens(body, responses, parsed.return_token_ids, prompt_scores)
+        return json_response(body)
+
+    if logprobs is None and prompt_scores is None:
+        return build_response()
+    return await asyncio.to_thread(build_response)  # the tokens of many long prompts take seconds
+
+
+async def _yielding(list_tokens: Callable[[RequestQueue, Response], T], queue: RequestQueue, response: Response) -> T:
+    """List the tokens of one response, and let other requests run first."""
+    await asyncio.sleep(0)
+    return list_tokens(queue, response)
+
+
+def _sampled_only(queue: RequestQueue, response: Response) -> list[TokenLogprob]:
+    return queue.token_logprobs(tokens_of(response))
+
+
+def _prompt_scores(queue: RequestQueue, response: Response) -> list[Any]:
+    return prompt_logprobs_body(queue.prompt_token_logprobs(response))
 
 
 def _with_prompt(queue: RequestQueue, response: Response) -> list[TokenLogprob]:

@@ -16,6 +16,8 @@ from rove.server.app import QUEUE
 
 SOCKET_BACKLOG = 2048
 """Connections that may wait to be accepted."""
+IDLE_TIMEOUT_S = 300.0
+"""Time until a connection without a complete request header is closed."""
 CANCEL_GRACE_S = 1.0
 """Time for cancelled requests to send their error, in seconds."""
 
@@ -37,7 +39,8 @@ async def listening(
     """
     if not app.frozen:
         app[HOST] = host
-    runner = web.AppRunner(app, access_log=None, **{"handler_cancellation": True, "shutdown_timeout": 0.5, **options})
+    defaults = {"handler_cancellation": True, "shutdown_timeout": 0.5, "keepalive_timeout": IDLE_TIMEOUT_S}
+    runner = web.AppRunner(app, access_log=None, **{**defaults, **options})
     await runner.setup()
     try:
         try:

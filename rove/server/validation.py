@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, Error, InfraError, ModelError, OverlongPromptError, RejectedError
+from rove.core.errors import (
+    ConfigError,
+    Error,
+    InfraError,
+    ModelError,
+    OverlongPromptError,
+    RejectedError,
+    StructuredOutputError,
+)
 from rove.wire.common import excerpt
 from rove.wire.serving import error_body
 from rove.wire.serving_anthropic import error_body as anthropic_error
@@ -38,7 +46,7 @@ def _openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
         return _http_error(error)
     if isinstance(error, OverlongPromptError):
         return 400, error_body(message, code="context_length_exceeded")
-    if isinstance(error, ConfigError):
+    if isinstance(error, (ConfigError, StructuredOutputError)):
         return 400, error_body(message)
     if isinstance(error, ModelError):
         return 502, error_body(message, "model_error")
@@ -64,6 +72,8 @@ def refusal(error: Exception, path: str = "") -> web.Response:
     headers = {"Retry-After": "1"} if status == 503 else {}
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers["Allow"] = error.headers["Allow"]
+    if status == 408:
+        headers["Connection"] = "close"
     return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json", headers=headers)
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from rove.core.digest import CHECKSUMS, changed_files
 from rove.core.errors import RunError
 from rove.models.load import LoadedModel, copy_weights, trainable_parameters
 from rove.runs.run import Progress, Run
@@ -162,6 +163,7 @@ def recover(run: Run) -> list[str]:
     if best.exists():
         try:
             check_weights(best)
+            check_checksums(best)
         except RunError as error:
             raise RunError(
                 f"{best} holds the best weights of this run and is damaged: {error}\nRestore it from a copy, or train again "
@@ -183,7 +185,9 @@ def _set_aside(path: Path) -> Path:
 
 
 def check_checkpoint(run: Run, path: Path) -> None:
-    """Check that training can resume from a checkpoint. Tensors are not read, only their offsets in the files.
+    """Check that training can resume from a checkpoint: its files are complete and have the checksums of when it was saved.
+
+    Checkpoints of older versions have no checksums; of their tensors only the offsets in the files are checked.
 
     Raises:
         RunError: A file of the checkpoint, or its part of metrics.jsonl, is damaged or missing.
@@ -194,8 +198,26 @@ def check_checkpoint(run: Run, path: Path) -> None:
     else:
         check_weights(path)
         read_state(path, "cpu", mmap=True)
+    check_checksums(path)
     _check_metrics(run, progress)
     _check_rollouts(run, progress)
+
+
+def check_checksums(path: Path) -> None:
+    """Check that the files of a checkpoint have not changed since it was saved.
+
+    Raises:
+        RunError: A file has changed or is missing.
+    """
+    try:
+        changed = changed_files(path)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{CHECKSUMS} cannot be read ({error})") from error
+    if changed:
+        raise RunError(
+            f"{', '.join(changed[:3])} cannot be read as it was saved: the checksum in {CHECKSUMS} is another, so the file is "
+            "damaged or was edited (after an edit of your own, delete that file)"
+        )
 
 
 def check_weights(path: Path) -> None:

@@ -117,6 +117,46 @@ def hidden_command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(HIDDEN_EXEC), *words]
 
 
+KILL_ROUNDS = 20
+"""Searches for marked processes, because a process may start another one during a search."""
+
+
+def kill_marked(variable: str, value: str) -> int:
+    """Kill all processes that were started with an environment variable of this value; return their number (Linux only).
+
+    A process that leaves its group and session (a daemon) still has the environment of the process that started it. A program
+    that also clears its environment is not found; only a container holds such a program.
+    """
+    mark, killed = f"{variable}={value}".encode(), set[int]()
+    for _ in range(KILL_ROUNDS):
+        marked = {pid for pid in _process_ids() if mark in _environment_of(pid)} - killed
+        if not marked:
+            break
+        for pid in marked:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= marked
+    return len(killed)
+
+
+def _process_ids() -> list[int]:
+    """Return the ids of all processes, without this one; empty where there is no /proc."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    return [int(name) for name in names if name.isdecimal() and int(name) != os.getpid()]
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    """Return the variables that a process was started with; empty if it has ended or belongs to another user."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
 async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process:
     """Start a program in a new session and process group, with pipes for stdin, stdout and stderr.
 

@@ -60,5 +60,5 @@ def test_the_default_number_of_threads() -> None:
 def test_a_model_with_truncated_weights_is_an_error(tmp_path: Path):
     tiny_model().save(tmp_path)
     os.truncate(tmp_path / "model.safetensors", 5000)
-    with pytest.raises(ConfigError, match=f"cannot load a model from '{tmp_path}': .*incomplete metadata"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors has [\d,]+ bytes of tensors, but its header describes"):
         load_model(tmp_path)

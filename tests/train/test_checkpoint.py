@@ -81,6 +81,13 @@ def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
+def flip_byte(file: Path) -> None:
+    """Change one byte in the middle of a file, which is a tensor's value in weights."""
+    content = bytearray(file.read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    file.write_bytes(content)
+
+
 def change_line(file: Path, number: int) -> None:
     lines = file.read_bytes().splitlines(keepends=True)
     lines[number - 1] = b"\0" * (len(lines[number - 1]) - 1) + b"\n"
@@ -112,6 +119,22 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "the weights are cut off": (
         lambda run: truncate(run / "checkpoints/4/model.safetensors"),
         r"model\.safetensors cannot be read",
+    ),
+    "a byte of the weights is flipped": (
+        lambda run: flip_byte(run / "checkpoints/4/model.safetensors"),
+        r"model\.safetensors cannot be read as it was saved: the checksum in CHECKSUMS is another",
+    ),
+    "a byte of the optimizer is flipped": (
+        lambda run: flip_byte(run / "checkpoints/4/trainer.pt"),
+        r"trainer\.pt cannot be read as it was saved",
+    ),
+    "a file of the tokenizer is missing": (
+        lambda run: (run / "checkpoints/4/tokenizer.json").unlink(),
+        r"tokenizer\.json cannot be read as it was saved",
+    ),
+    "the checksums are damaged": (
+        lambda run: (run / "checkpoints/4/CHECKSUMS").write_bytes(b"\xff\xfe"),
+        r"CHECKSUMS cannot be read",
     ),
     "the weights are missing": (
         lambda run: (run / "checkpoints/4/model.safetensors").unlink(),
@@ -204,6 +227,43 @@ def test_damaged_best_weights_are_an_error(stopped: Path, tmp_path: Path):
         RunError, match=r"best holds the best weights of this run and is damaged: model\.safetensors cannot"
     ):
         recover(Run(path))
+
+
+def test_flipped_best_weights_are_an_error(stopped: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    shutil.copytree(stopped, path)
+    shutil.copytree(path / "checkpoints/2", path / "checkpoints/best")
+    assert recover(Run(path)) == []
+    flip_byte(path / "checkpoints/best/model.safetensors")
+    with pytest.raises(
+        RunError, match=r"best weights of this run and is damaged: model\.safetensors cannot be read as it"
+    ):
+        recover(Run(path))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "trainer.pt"])
+def test_a_flipped_byte_makes_an_older_checkpoint_the_newest(file: str, stopped: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    shutil.copytree(stopped, path)
+    flip_byte(path / "checkpoints/4" / file)
+    [message] = recover(Run(path))
+    assert f"checkpoints/4 is damaged: {file} cannot be read as it was saved" in message
+    assert message.endswith("It was renamed to 4.damaged; training resumes after step 2")
+
+
+def test_a_checkpoint_of_an_older_version_without_checksums_is_resumed(stopped: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    shutil.copytree(stopped, path)
+    for file in path.glob("checkpoints/*/CHECKSUMS"):
+        file.unlink()
+    assert recover(Run(path)) == []
+
+
+def test_checksums_are_in_the_format_of_b2sum(stopped: Path):
+    lines = (stopped / "checkpoints/4/CHECKSUMS").read_text().splitlines()
+    names = [line.partition("  ")[2] for line in lines]
+    assert {"model.safetensors", "trainer.pt", "progress.json", "tokenizer.json"} <= set(names)
+    assert all(re.fullmatch(r"[0-9a-f]{128}  \S+", line) for line in lines)
 
 
 def test_damaged_alerts_do_not_prevent_a_run_from_resuming(stopped: Path, tmp_path: Path):

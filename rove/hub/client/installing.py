@@ -35,6 +35,7 @@ from rove.hub.client.installed import LOCAL, RECORD, Installed, environment_fold
 from rove.hub.package.archives import check_package, has_load_environment
 from rove.hub.package.manifest import V0, Manifest, applies, parse_requirement, parse_specifiers, read_manifest
 from rove.hub.package.names import Reference, check_name, check_owner, check_version
+from rove.hub.package.variables import warnings_of
 from rove.remote.venv import make_venv, run_pip, stand_in_arguments
 from rove.utils.files import atomic_write
 
@@ -324,6 +325,7 @@ async def look_up(
         notes.append(f"signed; the key of '{reference.owner}' ({settings.fingerprint(key)}) is new and will be saved")
     if manifest.needs.secrets:
         notes.append(f"it will receive these environment variables: {', '.join(manifest.needs.secrets)}")
+        notes += warnings_of(manifest.needs.secrets)
     return Offer(
         reference=reference,
         origin=hub.where,

@@ -7,7 +7,7 @@ import logging
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -32,6 +32,7 @@ from rove.hub.server.responses import (
     json_response,
     redirect,
 )
+from rove.hub.server.shadowing import check_not_shadowing
 from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 from rove.hub.server.uploads import UploadLimits, Uploads, body_timeout
 from rove.server import base_url_of, listening
@@ -60,7 +61,12 @@ class _Visibility(msgspec.Struct):
 
 
 def make_app(
-    store: Store, name: str = "", *, fallback: str | None = None, pace: UploadLimits | None = None
+    store: Store,
+    name: str = "",
+    *,
+    fallback: str | None = None,
+    allow_shadow: Collection[str] = (),
+    pace: UploadLimits | None = None,
 ) -> web.Application:
     """Create the web application of a hub; docs/hub_server.md describes its API.
 
@@ -68,9 +74,10 @@ def make_app(
         store: The store to serve; the caller closes it.
         name: Name of the hub (default: name of the data folder).
         fallback: Address of a simple index to which requests for unknown projects are redirected; None disables this.
+        allow_shadow: Names of new packages that may be published although the fallback index has them.
         pace: Limits of uploads.
     """
-    hub = _Hub(store, name or store.folder.resolve().name, fallback, pace or UploadLimits())
+    hub = _Hub(store, name or store.folder.resolve().name, fallback, allow_shadow, pace or UploadLimits())
     app = web.Application(middlewares=[auth_middleware(store)], client_max_size=MAX_RUN_BYTES)
     root = "/{owner}/{name}"
     app.add_routes(
@@ -105,9 +112,12 @@ def make_app(
 class _Hub:
     """Request handlers of a hub."""
 
-    def __init__(self, store: Store, name: str, fallback: str | None, pace: UploadLimits):
+    def __init__(
+        self, store: Store, name: str, fallback: str | None, allow_shadow: Collection[str], pace: UploadLimits
+    ):
         self.store, self.name, self.pace = store, name, pace
         self.fallback = fallback.rstrip("/") if fallback else None
+        self.allow_shadow = frozenset(allow_shadow)
         self.uploads = Uploads(store, pace)
         self.site, self.static_files = Site(store, name), static_files()
         self.downloads: Counter[tuple[str, str]] = Counter()
@@ -241,6 +251,8 @@ class _Hub:
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
         owner, name, version = _authorized_target(request)
+        if self.fallback is not None and not await asyncio.to_thread(self.store.has_environment, owner, name):
+            await check_not_shadowing(name, self.fallback, self.allow_shadow)
         published = await self.uploads.receive(request, owner, name, version)
         logger.info("%s uploaded %s/%s %s", request[ACCESS].owner, owner, name, version)
         return json_response(published, 201)

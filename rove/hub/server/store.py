@@ -153,6 +153,12 @@ class Store:
         path.mkdir()
         return path
 
+    def has_environment(self, owner: str, name: str) -> bool:
+        """Return whether an owner has published an environment, or has reserved its name for a private one."""
+        sql = """SELECT 1 FROM environments WHERE owner = ? AND name = ?
+            AND (private OR EXISTS (SELECT 1 FROM versions WHERE environment = environments.id))"""
+        return bool(list(self.database.query(sql, [owner, name])))
+
     def check_new(self, owner: str, name: str, version: str, change: sqlite3.Connection | None = None) -> None:
         """Check that a version can be published; inside a transaction the result stays valid until it ends.
 

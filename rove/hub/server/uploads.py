@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from aiohttp import BodyPartReader, ClientPayloadError, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -42,7 +44,11 @@ CHUNK_BYTES = 256 << 10
 
 
 class UploadLimits(Settings, frozen=True, kw_only=True):
-    """Limits of concurrent and slow uploads."""
+    """Limits of concurrent and slow uploads.
+
+    Each owner may have a quarter of the concurrent uploads, and half of the waiting ones: a client that stalls all of its
+    uploads does not stop other publishers.
+    """
 
     uploads: limits.ConcurrentUploads = 8
     """Number of uploads read concurrently; others wait."""
@@ -53,6 +59,16 @@ class UploadLimits(Settings, frozen=True, kw_only=True):
     idle_seconds: Seconds = 20.0
     """Time limit for the next bytes of a body."""
 
+    @property
+    def uploads_per_owner(self) -> int:
+        """Number of uploads of one owner read concurrently."""
+        return max(1, self.uploads // 4)
+
+    @property
+    def waiting_per_owner(self) -> int:
+        """Number of uploads of one owner that may wait."""
+        return max(1, self.waiting // 2)
+
 
 class Uploads:
     """Receives and checks uploads, and publishes them in a store."""
@@ -60,7 +76,9 @@ class Uploads:
     def __init__(self, store: Store, pace: UploadLimits):
         self.store, self.pace = store, pace
         self._slots = asyncio.Semaphore(pace.uploads)
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
+        """Waiting uploads by owner."""
+        self._owner_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._threads = ThreadPoolExecutor(pace.uploads, thread_name_prefix="rove-upload")
         self._checkers = Checkers()
 
@@ -77,7 +95,7 @@ class Uploads:
         """
         _check_head(request)
         await self._in_thread(lambda: self.store.check_new(owner, name, version))
-        async with self._slot():
+        async with self._slot(owner):
             draft = await self._in_thread(self.store.new_draft)
             try:
                 await self._read_parts(request, draft)
@@ -92,18 +110,22 @@ class Uploads:
         return {"owner": owner, "name": name, "version": version, "files": kept}
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        if self._waiting >= self.pace.waiting:
-            raise RejectedError(503, f"{self._waiting} uploads are already waiting; try again in a minute")
-        self._waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-        try:
+    async def _slot(self, owner: str) -> AsyncIterator[None]:
+        waiting, own = self._waiting.total(), self._waiting[owner]
+        if waiting >= self.pace.waiting or own >= self.pace.waiting_per_owner:
+            raise RejectedError(
+                503, f"{waiting} uploads are already waiting, {own} of them of '{owner}'; try again in a minute"
+            )
+        owner_slots = self._owner_slots.setdefault(owner, asyncio.Semaphore(self.pace.uploads_per_owner))
+        self._waiting[owner] += 1
+        async with AsyncExitStack() as held:
+            try:
+                await held.enter_async_context(owner_slots)
+                await held.enter_async_context(self._slots)
+            finally:
+                self._waiting[owner] -= 1
+                self._waiting += Counter()  # removes zeros
             yield
-        finally:
-            self._slots.release()
 
     async def _read_parts(self, request: web.Request, draft: Path) -> None:
         seen: set[str] = set()

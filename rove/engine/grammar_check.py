@@ -1,0 +1,146 @@
+"""Check grammars of foreign requests in worker processes before this process compiles them.
+
+A JSON schema of a thousand characters can need hours and all of the memory: patterns that must match at the same time multiply
+their sizes. No limit on the text predicts this, so each new grammar is compiled in a worker process that the system ends when it
+exceeds its CPU time or memory. A grammar that passes is compiled again in this process, which then costs no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import weakref
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+from rove.core.errors import ConfigError, RejectedError, RemoteError, WorkerError
+from rove.core.protocols import REQUESTER
+from rove.workers import Workers
+
+MAX_CHECKS = 2
+"""Grammars that are checked at the same time."""
+CPU_SECONDS = 3
+"""CPU time of a check."""
+MASK_SECONDS = 0.5
+"""CPU time for the allowed tokens of one position."""
+MEMORY_BYTES = 512 << 20
+"""Memory of a check, in addition to the tokenizer's."""
+TIMEOUT_S = 60.0
+"""Maximum duration of a check on a busy machine; its CPU time is limited more strictly."""
+MAX_RESULTS = 1024
+"""Results that are kept, so that a client that repeats a request waits once."""
+MAX_WAITING = 16
+"""Checks that one requester may have waiting, also of requests that it has cancelled."""
+LIMITS = {"max_lexer_states": 100_000, "verbose_errors": False}
+"""Arguments of llguidance's `LLParserLimits`, which bound the cost of each sampled token."""
+
+
+class GrammarChecker:
+    """Decides which grammars may be compiled in this process.
+
+    Each requester (`rove.core.protocols.REQUESTER`) has one check at a time, so that none can occupy all workers.
+
+    Args:
+        tokenizer: A `transformers` fast tokenizer.
+        stop_ids: Tokens that may end a text.
+    """
+
+    def __init__(self, tokenizer: Any, stop_ids: list[int]):
+        program = Path(__file__).with_name("grammar_worker.py")
+        args = {"tokenizer": tokenizer_json(tokenizer), "stop_ids": stop_ids}
+        self._workers = Workers(program, args, max_workers=MAX_CHECKS, memory_bytes=MEMORY_BYTES, name="grammar check")
+        self._results: OrderedDict[bytes, str] = OrderedDict()
+        """Digest of a grammar → what is wrong with it, or ""."""
+        self._running: dict[bytes, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(MAX_CHECKS)
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._waiting: Counter[str] = Counter()
+        """Checks of each requester that have not ended."""
+
+    async def check(self, grammar: str) -> None:
+        """Check a grammar; equal grammars are checked once.
+
+        Raises:
+            ConfigError: It is invalid, no text matches it, or it needs too much time or memory.
+            RejectedError: Too many other grammars of the same requester are being checked.
+            WorkerError: The worker processes cannot be started.
+        """
+        digest = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
+        if digest not in self._results:
+            if digest not in self._running:
+                self._running[digest] = self._start(digest, grammar)
+            await asyncio.shield(self._running[digest])
+        problem = self._results[digest]
+        self._results.move_to_end(digest)
+        if problem:
+            raise ConfigError(
+                f"the requested structured output is not possible: {problem}; expected a form that some text matches and that "
+                "compiles quickly: simplify it"
+            )
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._workers.close()
+
+    def _start(self, digest: bytes, grammar: str) -> asyncio.Task[None]:
+        client = REQUESTER.get()
+        if self._waiting[client] >= MAX_WAITING:
+            raise RejectedError(
+                503,
+                f"{MAX_WAITING} structured outputs of this client are being checked; expected fewer new ones at a time: "
+                "retry later, or reuse a schema",
+                "queue_full",
+            )
+        self._waiting[client] += 1
+        return asyncio.create_task(self._check_in_turn(client, digest, grammar))
+
+    async def _check_in_turn(self, client: str, digest: bytes, grammar: str) -> None:
+        turn = self._turns.setdefault(client, asyncio.Lock())
+        try:
+            async with turn, self._slots:
+                self._results[digest] = await self._try(grammar)
+        finally:
+            del self._running[digest]
+            self._waiting[client] -= 1
+            self._waiting += Counter()  # removes zeros
+        if len(self._results) > MAX_RESULTS:
+            self._results.popitem(last=False)
+
+    async def _try(self, grammar: str) -> str:
+        """Return what is wrong with a grammar, or ""."""
+        await self._workers.ensure_started()
+        worker = await self._workers.open()
+        try:
+            error = await worker.call(
+                "check", TIMEOUT_S, grammar=grammar, limits=LIMITS, cpu_seconds=CPU_SECONDS, mask_seconds=MASK_SECONDS
+            )
+            return readable(error)
+        except WorkerError:
+            return f"it needs more than {CPU_SECONDS} s or {MEMORY_BYTES >> 20} MiB to compile"
+        except RemoteError as error:
+            return readable(str(error))
+        finally:
+            worker.close()
+
+
+def tokenizer_json(tokenizer: Any) -> str:
+    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`.
+
+    Raises:
+        ConfigError: It is not a fast tokenizer.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigError("structured output needs a fast tokenizer; this model has a slow one: request text only")
+    backend = copy.copy(backend)  # the changes below must not reach the model's tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    return backend.to_str()
+
+
+def readable(error: str) -> str:
+    """Return llguidance's error as one line without its internal state."""
+    text = error.partition("<state>")[0].partition("<non-verbose/>")[0]
+    return " ".join(text.split()).replace("NoExtensionBias", "no text matches it")

@@ -1,0 +1,72 @@
+"""Try a grammar in a worker process with limits of CPU time and memory; see `grammar_check`.
+
+The worker's program uses llguidance and the standard library only, so that it starts quickly.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
+
+WALKS, WALK_TOKENS = 4, 100
+"""Random texts of the grammar that are tried, and tokens of each."""
+WALK_CPU_S = 1.0
+"""CPU seconds for all of these texts; they are cut short afterward."""
+ALLOWED = b"\xc8"
+"""Entry of `compute_logit_bias` for an allowed token."""
+
+_tokenizer: LLTokenizer | None = None
+
+
+def setup(tokenizer: str, stop_ids: list[int]) -> None:
+    """Load the tokenizer, a `tokenizer.json` as text, before the first fork."""
+    global _tokenizer
+    _tokenizer = LLTokenizer(tokenizer, eos_token=stop_ids or None)
+
+
+class Session:
+    """Tries grammars."""
+
+    def check(self, grammar: str, limits: dict[str, Any], cpu_seconds: int, mask_seconds: float) -> str:
+        """Compile a grammar and generate random texts of it; return what is wrong with it, or "".
+
+        Args:
+            grammar: Grammar for `LLMatcher`.
+            limits: Arguments of `LLParserLimits`.
+            cpu_seconds: CPU time after which the system ends this process.
+            mask_seconds: Maximum CPU time for the allowed tokens of one position.
+        """
+        assert _tokenizer is not None
+        used = int(time.process_time()) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (used + cpu_seconds, used + cpu_seconds))
+        matcher = LLMatcher(_tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
+        until = time.process_time() + WALK_CPU_S
+        for seed in range(WALKS):
+            walk = matcher.deep_copy()
+            slow = _slowest_mask(walk, random.Random(seed), until)
+            if walk.is_error():
+                return walk.get_error()
+            if slow > mask_seconds:
+                return f"the allowed tokens of one position take {slow:.1f} s, more than {mask_seconds:g} s"
+        return ""
+
+
+def _slowest_mask(matcher: LLMatcher, rng: random.Random, until: float) -> float:
+    """Generate a random text; return the CPU seconds of the slowest position."""
+    slowest = 0.0
+    for _ in range(WALK_TOKENS):
+        started = time.process_time()
+        mask = matcher.compute_logit_bias()
+        now = time.process_time()
+        slowest = max(slowest, now - started)
+        token = mask.find(ALLOWED, rng.randrange(len(mask)))
+        token = mask.find(ALLOWED) if token < 0 else token
+        if token < 0 or now > until or matcher.is_stopped():
+            break
+        matcher.consume_token(token)
+    return slowest

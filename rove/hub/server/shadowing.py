@@ -1,0 +1,53 @@
+"""Refuse names that the fallback index has: an owner's package must not silently replace one of the public index.
+
+An installer that uses an owner's index of this hub asks it for every dependency. The hub redirects it to the fallback index for
+projects that the owner does not have. A package that the owner publishes under the name of such a dependency (`requests`) would
+be installed in its place, in every environment that needs it (dependency confusion). The operator of the hub can allow a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import quote
+
+import aiohttp
+
+from rove.core.errors import RejectedError
+
+LOOK_UP_TIMEOUT_S = 10.0
+
+
+async def check_not_shadowing(name: str, fallback: str, allowed: Collection[str]) -> None:
+    """Check that the fallback index has no project of a new package's name.
+
+    Args:
+        name: Normalized name of the package.
+        fallback: Address of the fallback index, without a slash at the end.
+        allowed: Names that the operator allows.
+
+    Raises:
+        RejectedError: The index has the name, or cannot be asked.
+    """
+    if name in allowed:
+        return
+    address = f"{fallback}/{quote(name)}/"
+    timeout = aiohttp.ClientTimeout(total=LOOK_UP_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(address) as reply:
+            status = reply.status
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise RejectedError(
+            503,
+            f"the fallback index of this hub cannot be asked whether it has a project '{name}' ({type(error).__name__}); "
+            "try again later",
+        ) from error
+    if status in (404, 410):
+        return
+    if status == 200:
+        raise RejectedError(
+            409,
+            f"the fallback index of this hub has a project '{name}', which this package would replace for everybody who installs "
+            f"from this hub; expected another name: rename the package, or ask the hub's operator for --allow-shadow {name}",
+            "shadowed_name",
+        )
+    raise RejectedError(503, f"the fallback index of this hub answers {status} for '{name}'; try again later")

@@ -20,9 +20,9 @@ from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModul
 
 from rove.core.errors import ConfigError, as_json
 from rove.core.protocols import SamplingParams, ToolChoice
-from rove.rendering.python_calls import NAME
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
 from rove.engine.grammar_limits import check_schema, check_structured_output
+from rove.rendering.python_calls import NAME
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"

@@ -176,7 +176,7 @@ class ServerProcess:
 
 
 def _kill_all(group: int, mark: str) -> None:
-    signal_group(group, signal.SIGKILL)
+    signal_group(group, SIGKILL)
     kill_marked(MARK_VARIABLE, mark)
 
 

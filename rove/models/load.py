@@ -25,8 +25,8 @@ from transformers.utils.logging import disable_progress_bar
 from rove.core.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_model
 from rove.core.errors import ConfigError, missing_train_package
 from rove.models import attention
-from rove.models.device import choose_device
 from rove.models.chat_templates import limit_chat_templates
+from rove.models.device import choose_device
 from rove.models.folder_check import check_folder
 from rove.models.linear import use_fast_linear
 from rove.models.pretrained import model_path

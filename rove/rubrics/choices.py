@@ -98,13 +98,13 @@ def _leading_letter(text: str, choices: Sequence[str]) -> str:
     text = text.strip("\"'“”„«»‘’ ")
     named = re.match(rf"(?:the\s+)?(?:{_NOUN})\s+(?=\(?[A-Za-z]\b)", text, re.IGNORECASE)
     text = text[named.end() :] if named else text
-    found = re.match(r"[(\[]?([A-Za-z])(?![\w'’])[)\]]?", text)
-    if found is None:
+    match = re.match(r"[(\[]?([A-Za-z])(?![\w'’])[)\]]?", text)
+    if match is None:
         return ""
-    letter, rest = found[1].upper(), text[found.end() :]
+    letter, rest = match[1].upper(), text[match.end() :]
     if not rest.strip(_EDGES + ")]"):
         return letter
-    is_marked = re.match(r"[.:)\]]|\s*[-–—(,:=→]", rest) or found[0][-1] in ")]"
+    is_marked = re.match(r"[.:)\]]|\s*[-–—(,:=→]", rest) or match[0][-1] in ")]"
     option = _option_with_text(re.sub(r"^[\s.:)\]–—,=→-]+", "", rest), choices) or _option_with_text(
         re.sub(r"^[\s.:]*\((.*)\)[\s.]*$", r"\1", rest), choices
     )
@@ -114,7 +114,7 @@ def _leading_letter(text: str, choices: Sequence[str]) -> str:
     is_denied = _REJECTED.match(rest) or TAKEN_BACK.search(rest) or _DENIED_AFTER.match(rest)
     if not is_marked or has_others or is_denied:
         return ""
-    return letter if found[1].isupper() or found[0][-1] in ")]" or rest[0] in ".:)]" else ""
+    return letter if match[1].isupper() or match[0][-1] in ")]" or rest[0] in ".:)]" else ""
 
 
 def _stated_letter(text: str, choices: Sequence[str]) -> str:
@@ -131,8 +131,8 @@ def _stated_letter(text: str, choices: Sequence[str]) -> str:
     first = _END_OF_STATEMENT.split(rest, maxsplit=1)[0]
     if letter := _option_with_text(rest, choices) or _option_with_text(first, choices):
         return letter
-    found = re.match(rf"(?:{_NOUN}\s+)?\(?([A-Za-z])(?![\w'’])", first, re.IGNORECASE)
-    if found and found[1].islower() and first[found.end() :].strip(_EDGES + ")"):
+    match = re.match(rf"(?:{_NOUN}\s+)?\(?([A-Za-z])(?![\w'’])", first, re.IGNORECASE)
+    if match and match[1].islower() and first[match.end() :].strip(_EDGES + ")"):
         return ""
     return _leading_letter(first, choices)
 

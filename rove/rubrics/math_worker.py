@@ -127,12 +127,12 @@ class Session:
             return None
         if (_RATIO.fullmatch(answer) is None) != (_RATIO.fullmatch(response) is None):
             return False
-        right, given = _quantity(answer), _quantity(response)
-        if right is None or given is None:
+        right, measured = _quantity(answer), _quantity(response)
+        if right is None or measured is None:
             return _are_equal(expected, _parsed(response))
-        if right[1].dimension != given[1].dimension:
+        if right[1].dimension != measured[1].dimension:
             return False
-        return _are_equal(_converted(*right), _converted(*given))
+        return _are_equal(_converted(*right), _converted(*measured))
 
 
 def setup() -> None:
@@ -163,7 +163,7 @@ def _are_equal(expected: list[Any], given: list[Any]) -> bool:
 def _differ(right: Any, given: Any) -> bool:
     """Return whether two values that math-verify accepts as equal have a ratio other than 1."""
     if isinstance(right, sympy.FiniteSet) and isinstance(given, sympy.FiniteSet):
-        return any(all(_differ(one, other) for other in given.args) for one in right.args)
+        return any(all(_differ(element, counterpart) for counterpart in given.args) for element in right.args)
     if isinstance(right, sympy.Tuple) and isinstance(given, sympy.Tuple):
         return any(map(_differ, right.args, given.args))
     if not isinstance(right, sympy.Expr) or not isinstance(given, sympy.Expr) or right == given:
@@ -192,11 +192,11 @@ def _quantity(text: str) -> tuple[str, Unit] | None:
     plain = re.sub(r"\\cdot\b", "·", re.sub(_SPACE, " ", plain)).strip()
     if money := re.fullmatch(r"\\?([$€£])\s*(.+)", plain):
         return money[2], UNITS[money[1]]
-    found = _QUANTITY.fullmatch(plain.removesuffix("\\$").strip())
-    if plain.endswith("$") and found is None:
+    quantity = _QUANTITY.fullmatch(plain.removesuffix("\\$").strip())
+    if plain.endswith("$") and quantity is None:
         return plain.removesuffix("$").removesuffix("\\"), UNITS["$"]
-    unit = _unit(found["unit"]) if found else None
-    return (found["value"], unit) if found and unit else None
+    unit = _unit(quantity["unit"]) if quantity else None
+    return (quantity["value"], unit) if quantity and unit else None
 
 
 def _unit(text: str) -> Unit | None:

@@ -83,7 +83,9 @@ _DENIED = re.compile(
     r"|n't)\s+(?:(?:be|equals?|equal to|is|exactly|just|simply|about|the (?:number|answer)|[a-z]\s*=)\s*)*$",
     re.IGNORECASE,
 )
-_ASIDE = re.compile(r"(?<=[^=\s(])(?<!=)\s+\([^()]*\)(?=\W*$)")
+_ASIDE = re.compile(
+    r"(?<=\d)(?P<unit>\s*%?(?:\s+(?!(?:is|are|was|be|equals)\b)[^\W\d]+){0,2})\s+\([^()]*\)(?=\W*$)", re.IGNORECASE
+)
 
 
 def read_number(text: str) -> float | None:
@@ -171,7 +173,7 @@ def _value(number: re.Match[str], before: str, after: str) -> float | None:
 def _without_aside(text: str) -> str:
     """Return a text without a parenthesis at its end that repeats a number in other words: "0.25 (or 25%)"."""
     aside = _ASIDE.search(text)
-    return text[: aside.start()] if aside and re.search(r"\d", text[: aside.start()]) else text
+    return text[: aside.end("unit")] if aside else text
 
 
 _SUPERSCRIPTS = {ord(mark): plain for mark, plain in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+", strict=True)}

@@ -1,4 +1,4 @@
-"""Agreement of the scorers with 200 replies that a person labeled; labeled/README.md describes them."""
+"""Agreement of the scorers with 200 replies that were labeled by hand; labeled/README.md describes them."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ FIXES = {
     "InvalidModelResponseError": "Run `rove doctor -m MODEL -b URL`, which shows what the endpoint returns.",
     "LimitReachedError": "None: the rollout ends with this stop condition and is scored. If the limit is too low, raise it.",
     "MCPServerError": "Run the server's command yourself and read what it prints.",
+    "SettingError": "Give a value of the type and in the range that the message states; `--help-all` lists them.",
     "MissingKeyError": "Set the environment variable, or name a different one with `-k`.",
     "ModelError": "Read the attempts in the rollout's record. To check the endpoint, run `rove doctor -m MODEL -b URL`.",
     "NotFoundError": "Check the name and the version. `rove search` lists the environments on a hub.",

@@ -256,7 +256,7 @@ def test_an_api_key_is_required_and_never_printed(tmp_path: Path, monkeypatch: p
         (["scripted:oracle", "--env", "reverse_text", "-k", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
         (["scripted:oracle", "--env", "reverse_text", "--port", "70000"], "65535"),
         (["scripted:oracle", "--env", "reverse_text", "--host", "203.0.113.1"], "cannot listen"),
-        (["scripted:oracle", "--env", "reverse_text", "--max-batch", "0"], "max_batch"),
+        (["scripted:oracle", "--env", "reverse_text", "--max-batch", "0"], "--max-batch"),
         ([], "missing setting: model"),
     ],
 )

@@ -385,7 +385,7 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: make settings-page"
     undocumented = [line for kind in TABLES.values() for line in rows(kind) if line.endswith("|  |")]
     assert undocumented == []
-    assert "| `batch_size` | `256` | Rollouts per step" in page()
+    assert "| `batch_size` | `256` | integer, 1 or more | Rollouts per step" in page()
 
 
 def test_models_page_settings_are_valid(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from rove.compat.verifiers.messages import Model
 from rove.compat.verifiers.release import outdated
-from rove.core.config import merge, nested
+from rove.core.config import convert, merge, nested
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 
@@ -138,7 +138,7 @@ def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     values: dict[str, Any] = {"env": env_id or "env", "model": ""}
     for name, value in {**settings, **_lora_settings(adapter)}.items():
         merge(values, nested(name, value))
-    return msgspec.convert(values, RoveRLConfig)
+    return convert(RoveRLConfig, values)
 
 
 class GRPOTrainer:

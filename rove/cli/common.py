@@ -308,9 +308,9 @@ def print_best_step(run: Run, console: Console) -> None:
     best = summary.get("best")
     if best is not None:
         where = run.path / "checkpoints" / "best"
-        console.print(
-            f"best {best['metric']}: {best['value']:.4f} at step {best['step']}, kept in {where}", soft_wrap=True
-        )
+        text = f"best {best['metric']}: {best['value']:.4f} at step {best['step']}, kept in {where}"
+        # The best of several measurements is too high on the examples that it was chosen by.
+        console.print(f"{text}; other examples give a fair value", soft_wrap=True)
     if "stopped" in summary:
         console.print(f"stopped after step {summary['steps']}: {summary['stopped']}", soft_wrap=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,7 +24,7 @@ from rove.games.exhaustive import Goals
 from rove.runs.run import Run
 from rove.utils.console import styled
 from rove.utils.processes import peak_memory, release_memory
-from rove.viewer.format import percent
+from rove.viewer.format import interval, percent
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig, SFTConfig
@@ -337,8 +336,8 @@ def _cell(summary: dict[str, Any], column: Mapping[str, Any]) -> str:
 def _mean_with_interval(value: Mapping[str, Any]) -> str:
     if not value:
         return "–"
-    half = (value["high"] - value["low"]) / 2
-    return f"{value['mean']:.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")  # equal values have no interval
+    limits = interval(value).rstrip("*")  # not ± half its width: intervals of shares are not symmetric
+    return f"{value['mean']:.3f}" + ("" if limits == "–" else f"\n{limits}")  # equal values have no interval
 
 
 def answers_table(pipeline: Pipeline, count: int) -> Table:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
+import reprlib
 import traceback
 from collections.abc import Iterable, Sequence
 
@@ -314,3 +315,11 @@ def traceback_text(error: BaseException, limit: int = 8000) -> str:
     """Return the last `limit` characters of the traceback."""
     text = "".join(traceback.format_exception(error))
     return text if len(text) <= limit else "…" + text[-limit:]
+
+
+def short_repr(value: object) -> str:
+    """Return a short representation for messages, also of values whose own `repr` fails, such as huge integers."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"

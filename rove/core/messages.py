@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rove.core.errors import ConfigError
-from rove.utils.functions import short_repr
+from rove.core.errors import ConfigError, short_repr
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})

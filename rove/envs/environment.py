@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from rove.core.digest import digest_files
-from rove.core.errors import ConfigError, ends_task, nearest
+from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
 from rove.core.protocols import Request
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
-from rove.utils.functions import maybe_await, short_repr
+from rove.utils.functions import maybe_await
 
 
 class Turn(Protocol):

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rove.core.digest import digest_code
-from rove.core.errors import ConfigError, Error, nearest, phase
+from rove.core.errors import ConfigError, Error, nearest, phase, short_repr
 from rove.core.records import Scores
 from rove.core.state import INPUT_FIELDS, READABLE, State, bookkeeping, completion_of, prompt_of
 from rove.parsers.parser import Parser
-from rove.utils.functions import function_name, maybe_await, short_repr, unwrapped
+from rove.utils.functions import function_name, maybe_await, unwrapped
 
 RewardFunc = Callable[..., Any]
 """A reward function takes arguments by name and returns a number, or one number per state if marked with `group_reward`."""

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rove.core.errors import ConfigError, RunError
+from rove.core.errors import ConfigError, RunError, short_repr
 from rove.core.messages import Message
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
 from rove.runs.upgrade import upgrade_line
-from rove.utils.functions import short_repr
 
 
 def _extends(longer: list[Any], shorter: list[Any]) -> bool:

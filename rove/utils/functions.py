@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import reprlib
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
@@ -120,11 +119,3 @@ def is_async(func: Any) -> bool:
 async def maybe_await(value: Any) -> Any:
     """Return `value`, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
-
-
-def short_repr(value: object) -> str:
-    """Return a short representation for messages, also of values whose own `repr` fails, such as huge integers."""
-    try:
-        return reprlib.repr(value)
-    except Exception:
-        return f"<{type(value).__name__}>"

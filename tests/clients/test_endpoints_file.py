@@ -111,7 +111,10 @@ INVALID_FILES = {
     "no room": (table(max_concurrent=0), "max_concurrent is 0; expected an integer, 1 or more"),
     "half a price": (table() + "price = {input = 1}", r"price is {'input': 1.*}; expected {input = …, output = …}"),
     "a bad price": (table() + "price = {input = 1, output = -1}", "price.output is -1; expected a number, 0 or more"),
-    "a price that is none": (table() + "price = {input = 1, output = nan}", "price.output is nan; expected a finite number, 0 or more"),
+    "a price that is none": (
+        table() + "price = {input = 1, output = nan}",
+        "price.output is nan; expected a finite number, 0 or more",
+    ),
     "two prices": (
         "".join(table() + f"price = {{input = {i}, output = 1}}\n" for i in (1, 2)),
         r"endpoint 2 \(qwen\): price is .*2.*earlier replica.*1.*expected one price",

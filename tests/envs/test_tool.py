@@ -303,7 +303,13 @@ def test_a_call_of_another_format_in_the_text_fails_the_rollout_too(text: str, m
 
 @pytest.mark.parametrize(
     "text",
-    ['{"name": "add", "score": 1}', '{"name": "other", "parameters": {"a": 1}}', "add", "The tool is add(a=1, b=2).", ""],
+    [
+        '{"name": "add", "score": 1}',
+        '{"name": "other", "parameters": {"a": 1}}',
+        "add",
+        "The tool is add(a=1, b=2).",
+        "",
+    ],
 )
 def test_an_answer_without_a_call_is_scored(text: str):
     record = play(env_of(add), vf.AssistantMessage(text))

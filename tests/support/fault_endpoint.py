@@ -26,7 +26,8 @@ Fault = str | Answer
 
 "ok": a chat completion. "hang": no answer while the server lives. "close": the connection drops before the answer.
 "cut": it drops in the middle of the answer. "garbage": 200 with a body that is not JSON. "empty": a completion without
-text. "aborted": a completion without text that the server did not finish. "context": 400, the prompt is too long. A number such as "429": that status, with an error in JSON.
+text. "aborted": a completion without text that the server did not finish. "context": 400, the prompt is too long.
+A number such as "429": that status, with an error in JSON.
 """
 
 CONTEXT_ERROR = {

@@ -346,7 +346,7 @@ def test_restarts_are_bounded() -> None:
     errors = [record.error.message for record in records if record.error is not None]
     assert len(errors) == 4
     assert ["ended during the call" in error for error in errors] == [True, True, False, False]
-    assert "not started again: 1 restarts in a row" in errors[-1]
+    assert "is not restarted: 1 consecutive restarts failed" in errors[-1]
 
 
 @pytest.mark.broad

@@ -70,7 +70,7 @@ class Logged(vf.MultiTurnEnv):
         self.note("env_response")
         return "so"
 
-    def post_rollout(self, state: vf.State) -> None:
+    async def post_rollout(self, state: vf.State) -> None:
         self.note("post_rollout")
 
     @vf.cleanup

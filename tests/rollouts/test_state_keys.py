@@ -114,7 +114,7 @@ class Author(vf.MultiTurnEnv):
         kept_by(self.key, "cleanup")(state)
 
 
-class ToolAuthor(Author, vf.ToolEnv):
+class ToolAuthor(Author, vf.ToolEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
     """The same with tools, whose environment reads more of the state."""
 
     def no_tools_called(self, state: vf.State) -> bool:

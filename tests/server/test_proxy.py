@@ -14,6 +14,7 @@ import pytest
 import rove as vf
 from rove.core.errors import cancelled_unanswered, phase_of
 from rove.core.protocols import Limits, Request, SamplingParams
+from rove.core.state import bookkeeping
 from rove.rollouts.runner import Allowance, make_turn
 from rove.server.proxy import Access, AgentTurns, Proxy
 from rove.wire.common import tool_call
@@ -37,7 +38,7 @@ class Rollout:
         async def stops(state: vf.State) -> bool:
             if len(state["trajectory"]) < stop_after:
                 return False
-            state["stop_condition"] = "enough"
+            bookkeeping(state).stop_condition = "enough"
             return True
 
         self.client = client

@@ -19,7 +19,7 @@ from rove.cli.tables import comparison_row, comparison_table, movers_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import as_messages, text_of
 from rove.core.records import Outcome
-from rove.envs.questions import is_question_file
+from rove.envs.question_files import is_question_file
 from rove.runs.run import Run
 from rove.statistics import Comparison, compare
 from rove.utils.terminal_text import inert

@@ -173,7 +173,7 @@ def main() -> None:
         status = cli(prog_name="rove", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # click returns the status of Exit
     except click.ClickException as error:
-        error.message = inert(error.message)
+        error.message = inert(error.message)  # pyright: ignore[reportAttributeAccessIssue]
         error.show()
         sys.exit(error.exit_code)
     except Error as error:

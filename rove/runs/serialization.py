@@ -186,7 +186,8 @@ def _storable(value: Any, parents: tuple[int, ...] = ()) -> Any:
         return {_storable(str(key)): _storable(item, inside) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_storable(item, inside) for item in value]
-    return _storable(value.tolist() if hasattr(value, "tolist") else str(value), inside)
+    to_list = getattr(value, "tolist", None)
+    return _storable(str(value) if to_list is None else to_list(), inside)
 
 
 _StoredT = TypeVar("_StoredT", _StoredRecord, _StoredOutcome, _StoredListed, _StoredVersion, _StoredPlace)

@@ -257,7 +257,8 @@ def _equal(gap: float, n: int, limits: tuple[float, float] | None) -> Estimate:
         return Estimate(gap, *equal_limits(gap, n, -1.0, 1.0))
     if limits is None:  # too few examples: the others may differ by any amount
         return no_interval(gap, EQUAL)
-    return Estimate(gap, *sorted(_scaled(bonett_price(n, 0, n), gap)[1:3]))
+    limits_of_gap = _scaled(bonett_price(n, 0, n), gap)
+    return Estimate(gap, min(limits_of_gap.low, limits_of_gap.high), max(limits_of_gap.low, limits_of_gap.high))
 
 
 def _is_near(a: float, b: float) -> bool:

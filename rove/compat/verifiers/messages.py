@@ -28,6 +28,8 @@ class Model(dict[str, Any]):
     required: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of the other declared fields; a callable is called for each new object."""
+    computed: ClassVar[tuple[str, ...]] = ()
+    """Properties that `model_dump` adds, as pydantic does with computed fields."""
 
     def __init__(self, **values: Any):
         missing = [name for name in self.required if values.get(name) is None]
@@ -86,6 +88,7 @@ class Model(dict[str, Any]):
         dumped = {
             name: plain(value, exclude_none) for name, value in self.items() if not (exclude_none and value is None)
         }
+        dumped.update((name, getattr(self, name)) for name in self.computed)
         return _selected(dumped, include, exclude)
 
     def model_dump_json(

@@ -155,30 +155,24 @@ class TimeSpan(Model):
     """Start and end of a period, in seconds since 1970."""
 
     defaults: ClassVar = {"start": 0.0, "end": 0.0}
+    computed: ClassVar = ("duration",)
 
     @property
     def duration(self) -> float:
         """Seconds; 0 before the end."""
         return self["end"] - self["start"] if self["end"] > 0 else 0.0
 
-    def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """Return the fields and the duration."""
-        return {**super().model_dump(exclude_none), "duration": self.duration}
-
 
 class TimeSpans(Model):
     """Several periods."""
 
     defaults: ClassVar = {"spans": list}
+    computed: ClassVar = ("duration",)
 
     @property
     def duration(self) -> float:
         """Total seconds."""
         return sum(span.duration for span in self["spans"])
-
-    def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """Return the periods and their duration."""
-        return {**super().model_dump(exclude_none), "duration": self.duration}
 
 
 class RolloutTiming(Model):
@@ -192,6 +186,7 @@ class RolloutTiming(Model):
         "model": TimeSpans,
         "env": TimeSpans,
     }
+    computed: ClassVar = ("total", "overhead")
 
     @property
     def total(self) -> float:
@@ -202,10 +197,6 @@ class RolloutTiming(Model):
     def overhead(self) -> float:
         """Seconds of the total that no part accounts for."""
         return self.total - sum(self[part].duration for part in ("setup", "model", "env", "scoring"))
-
-    def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """Return the fields, the total and the overhead."""
-        return {**super().model_dump(exclude_none), "total": self.total, "overhead": self.overhead}
 
 
 class State(dict[str, Any]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import sys
 from typing import Any, NamedTuple
@@ -173,8 +174,9 @@ def main() -> None:
         status = cli(prog_name="rove", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # click returns the status of Exit
     except click.ClickException as error:
-        error.message = inert(error.message)  # pyright: ignore[reportAttributeAccessIssue]
-        error.show()
+        shown = io.StringIO()
+        error.show(file=shown)
+        click.echo(inert(shown.getvalue()), err=True, nl=False)
         sys.exit(error.exit_code)
     except Error as error:
         is_config = isinstance(error, ConfigError)

@@ -257,8 +257,8 @@ def _equal(gap: float, n: int, limits: tuple[float, float] | None) -> Estimate:
         return Estimate(gap, *equal_limits(gap, n, -1.0, 1.0))
     if limits is None:  # too few examples: the others may differ by any amount
         return no_interval(gap, EQUAL)
-    limits_of_gap = _scaled(bonett_price(n, 0, n), gap)
-    return Estimate(gap, min(limits_of_gap.low, limits_of_gap.high), max(limits_of_gap.low, limits_of_gap.high))
+    _, low, high, _ = bonett_price(n, 0, n)
+    return Estimate(gap, min(gap * low, gap * high), max(gap * low, gap * high))
 
 
 def _is_near(a: float, b: float) -> bool:

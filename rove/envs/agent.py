@@ -240,7 +240,11 @@ class AgentEnv(Environment):
 
     async def _stops_hold(self, state: State) -> bool:
         with phase("stop"):
-            return await self.check_stops(state)
+            holds = await self.check_stops(state)
+        own, condition = bookkeeping(state), state.get("stop_condition")
+        if holds and own.stop_condition is None and isinstance(condition, str):  # set by an override of check_stops
+            own.stop_condition = condition
+        return holds
 
     async def _run_command(self, command: str | list[str], access: Access, state: State) -> str:
         task = task_of(state)

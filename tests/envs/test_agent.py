@@ -550,3 +550,14 @@ def test_a_command_cannot_read_the_keys_of_other_rollouts(hide: bool, tmp_path: 
     assert [record.error for record in records] == [None, None]
     answers = [record.completion[-1]["content"] for record in records]
     assert answers == ["- and 0 keys" if hide else "reads parent and 1 keys"] * 2
+
+
+async def test_an_override_of_check_stops_names_its_stop_condition():
+    class Stopping(vf.AgentEnv):
+        async def check_stops(self, state: vf.State) -> bool:
+            state["stop_condition"] = "enough"
+            return True
+
+    env = Stopping(three_turn_agent, dataset=ROWS, rubric=vf.Rubric())
+    record = await run_one(env)
+    assert (record.stop_condition, len(record.steps)) == ("enough", 1)

@@ -274,7 +274,7 @@ def _unpaired(a: Column, b: Column) -> Estimate:
 def _run_estimate(column: Column, limits: tuple[float, float] | None) -> Estimate:
     """Estimate the mean of one run, whose rollouts have values within `limits`."""
     estimate = column.estimate
-    if limits == (0.0, 1.0) or math.isnan(estimate.mean):
+    if column.levels <= {0.0, 1.0} or math.isnan(estimate.mean):
         return estimate
     values = column.example_means()
     if estimate.caveat == EQUAL and limits is not None:

@@ -180,6 +180,13 @@ def test_without_common_examples_the_difference_is_unpaired_and_says_so():
     assert found.notes == ["the runs share no examples: a difference between different examples is less certain"]
 
 
+def test_a_constant_run_is_compared_with_other_examples():
+    """0.8 each time, against 0/1 rewards: the observed values show the range of both runs."""
+    main = compare(run([0.8] * 40), run([1.0] * 32 + [0.0] * 8, start=100)).main
+    assert main.low < -0.1 < main.difference < 0.1 < main.high
+    assert main.direction == 0
+
+
 def test_unpaired_needs_four_examples_each():
     few, enough = (compare(run([0.0] * n), run([1.0] * n, start=50)) for n in (3, 4))
     assert (few.main.direction, enough.main.direction) == (0, 1)

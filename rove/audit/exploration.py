@@ -103,8 +103,9 @@ def _random_actions(base: Baseline, actions: Sequence[str]) -> Policy:
     def policy(messages: Messages, state: State, rng: random.Random) -> Any:
         of_rollout = random.Random(bookkeeping(state).seed + 1)
         turn = len(bookkeeping(state).trajectory)
-        if bookkeeping(state).tools and rng.random() < 0.7:
-            return _random_call(bookkeeping(state).tools, messages, rng)
+        tools = bookkeeping(state).tools
+        if tools and rng.random() < 0.7:
+            return _random_call(tools, messages, rng)
         choices = [*actions, *observed_actions(last_message(messages))] or ["1"]
         if of_rollout.random() < 0.4:
             cycle = of_rollout.choices(actions or choices, k=of_rollout.randint(1, 3))

@@ -86,7 +86,9 @@ def checked(name: str, value: Any, annotation: Any) -> Any:
     return result
 
 
-def raise_explained(error: msgspec.ValidationError, value: Any, annotation: Any, name: str = "") -> NoReturn:
+def raise_explained(
+    error: msgspec.ValidationError, value: Any, annotation: Any, name: str = "", strict: bool = True
+) -> NoReturn:
     """Raise the ConfigError that explains why a value cannot be converted to a type.
 
     Args:
@@ -94,6 +96,7 @@ def raise_explained(error: msgspec.ValidationError, value: Any, annotation: Any,
         value: The value.
         annotation: The type.
         name: Name of the value; "" for the settings as a whole.
+        strict: Whether msgspec converted the value in strict mode.
 
     Raises:
         ConfigError: Always. The message names the setting, the value given, and what is expected.
@@ -104,8 +107,9 @@ def raise_explained(error: msgspec.ValidationError, value: Any, annotation: Any,
     for step in re.findall(r"\.\.\.|[^.\[\]`]+", path):
         annotation = type_below(annotation, step)
         if step == "..." and isinstance(value, Mapping):  # msgspec does not name the key of a table
-            step = _first_wrong_key(value, annotation)
-        if isinstance(value, list):
+            step = _first_wrong_key(value, annotation, strict)
+        if isinstance(value, list | tuple | set | frozenset):
+            value = list(value)
             name, value = f"{name}[{step}]", value[int(step)]
         else:
             name, value = f"{name}.{step}".lstrip("."), value[step]
@@ -119,10 +123,10 @@ def raise_explained(error: msgspec.ValidationError, value: Any, annotation: Any,
     raise SettingError(_explanation(problem, name, value, annotation)) from error
 
 
-def _first_wrong_key(table: Mapping[str, Any], annotation: Any) -> str:
+def _first_wrong_key(table: Mapping[str, Any], annotation: Any, strict: bool) -> str:
     for key, value in table.items():
         try:
-            msgspec.convert(value, annotation, strict=False)
+            msgspec.convert(value, annotation, strict=strict)
         except msgspec.ValidationError:
             return key
     raise AssertionError("every value of the table can be converted")

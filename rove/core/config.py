@@ -108,7 +108,7 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise_explained(error, values, kind)
+        raise_explained(error, values, kind, strict=False)
 
 
 def as_settings(kind: type[T], values: T | Mapping[str, Any]) -> T:

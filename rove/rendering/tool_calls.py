@@ -75,15 +75,17 @@ def read_calls(
     """
     if is_cut:
         ends = [match.end() for match in re.finditer(re.escape(how.call_end), text)]
-        for end in reversed(ends[-MAX_CALL_ENDS:]):
+        attempts = 1 + MAX_CUT_CHARS // max(1, len(text))
+        for end in reversed(ends[-attempts:]):
             content, calls = _read_calls(text[:end] + how.list_end, how, names, before)
             if calls:
                 return content, calls
     return _read_calls(text, how, names, before)
 
 
-MAX_CALL_ENDS = 200
-"""Positions at which the last complete call of a cut response may end; each is tried, from the end on."""
+MAX_CUT_CHARS = 1_000_000
+"""Characters of a cut response that are parsed in all: up to each position at which its last complete call may end, from the end
+on."""
 
 
 def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> tuple[str, list[dict[str, Any]]]:
@@ -154,7 +156,8 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models
 
 def _json(text: str, start: int = 0) -> tuple[Any, int]:
     """Return the JSON value that starts at `start`, and the position after it."""
-    start += len(text[start:]) - len(text[start:].lstrip())
+    while text[start : start + 1].isspace():
+        start += 1
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError) as error:

@@ -29,23 +29,24 @@ STRONG, WEAK = 2, 1
 _STRONG_LABEL = r"(?:overall|total)(?:\s+(?:score|rating|grade))?|verdict|grade|score|rating|judge?ment"
 _WEAK_LABEL = r"final answer|decision|conclusion|assessment|evaluation|result|(?<=^)answer"
 _LABEL = rf"(?<![\w])(?:(?P<strong>{_STRONG_LABEL})|(?P<weak>{_WEAK_LABEL}))(?!\w)"
-_SCALE_NOTE = r"(?:[ \t]*\([^()\n]*\d[^()\n]*\))?"  # "Score (1-10): 7"
+_SCALE_NOTE = r"(?:[ \t]*\((?=[^()\n]*\d)[^()\n]*\))?"  # "Score (1-10): 7"
 _SEPARATOR = r"[ \t*_`\"']*(?P<separator>[:=]|->|→|⇒|\s[-–—](?=\s)|\bis\b|(?=\n))"
 _LABELED = re.compile(_LABEL + _SCALE_NOTE + _SEPARATOR, re.IGNORECASE | re.MULTILINE)
 _ANY_LABEL = re.compile(_LABEL, re.IGNORECASE | re.MULTILINE)
-_TAGGED = re.compile(r"<(verdict|grade|score|rating|judge?ment)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
-_BRACKETED = re.compile(r"\[\[(.*?)\]\]")
+# The content contains no second opening, because each opening would otherwise search the rest of the text.
+_TAGGED = re.compile(r"<(verdict|grade|score|rating|judge?ment)>((?:(?!</?\1>).)*)</\1>", re.IGNORECASE | re.DOTALL)
+_BRACKETED = re.compile(r"\[\[((?:(?!\[\[|\]\]).)*)\]\]")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}\n]|\{[^{}\n]*\})*)\}")
 
 _OPENING = r"(?:[\s*_`\"'“”‘’«»$\[(<{]|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{|\\[(\[])*"
-_CLOSING = r"(?:[*_`\"'“”‘’«»$\])>}]|\\[)\]])*"
+_CLOSING = r"(?:[*_`\"'“”‘’«»$\])>}]|\\[)\]])*+"
 _SCALE = r"(?:\s*(?:/|out of|of)\s*[*_`]*(?P<top>\d+)(?!\w|[.,]\d))?(?:\s+(?:points?|stars?))?"
 # "no doubt", "A-", "1.5", "8%" and "yes?" mean something else than their beginning.
 _VALUE_END = r"(?=\s*$|\s*\n|[.,;:!。、！](?!\d)|\s*[—–(]|\s+-\s)"
 _EDGES = " \t\r\n.,:;!\"'`*_#“”‘’„«»…。、！"
 _EDGE_MARKS = re.compile(r"^(?:[-*•]\s+)?")
 _WRAPPED = re.compile(
-    r"\$+(?P<a>[^$]*)\$+|\\\((?P<b>.*)\\\)|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{(?P<c>.*)\}|\[(?P<d>[^\]]*|\[[^\]]*\])\]"
+    r"\$+(?P<a>[^$]+)\$+|\\\((?P<b>.*)\\\)|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{(?P<c>.*)\}|\[(?P<d>[^\]]*|\[[^\]]*\])\]"
     r"|\((?P<e>[^()]*)\)|<(?P<tag>\w+)>(?P<f>.*)</(?P=tag)>",
     re.DOTALL,
 )
@@ -66,6 +67,10 @@ _TAKEN_BACK = re.compile(
     r"\bi (?:was|am) (?:wrong|mistaken)|\btake (?:that|this|it) back|\bscratch that|\bi mis(?:read|judged|took)",
     re.IGNORECASE,
 )
+_MAX_WRAPPERS = 20
+"""Marks in marks around a choice that are removed; each layer takes time in proportion to the text."""
+_MAX_WORD_CHARS = 100
+"""Characters before a label in which the word before it is searched for."""
 _MAX_SHORT_WORDS = 3
 _NEAR_WORDS = 3
 """Words after a verdict in which another choice makes it two verdicts."""
@@ -277,7 +282,7 @@ class _Reader:
     def _is_part(self, text: str, label: re.Match[str]) -> bool:
         """Return whether the word before a label qualifies it."""
         before = text[text.rfind("\n", 0, label.start()) + 1 : label.start()]
-        word = _WORD_BEFORE.search(before)
+        word = _WORD_BEFORE.search(before[-_MAX_WORD_CHARS:])
         if word is None or _NO_QUALIFIER.fullmatch(word[1]):
             return False
         is_marker = label[0].strip(" :=*").isupper() and not word[1].isupper()  # "After that GRADE: C"
@@ -367,7 +372,7 @@ class _Reader:
 
     def _choice(self, words: str) -> str | None:
         """Return the choice that a text consists of, with or without marks around it."""
-        while True:
+        for _ in range(_MAX_WRAPPERS):
             stripped = words.strip()
             bare = _EDGE_MARKS.sub("", stripped).strip(_EDGES)
             for name in (stripped, bare):
@@ -378,6 +383,7 @@ class _Reader:
             if wrapped is None:
                 return self._scaled(bare)
             words = next(wrapped[name] for name in "abcdef" if wrapped[name] is not None)
+        return None
 
     def _scaled(self, words: str) -> str | None:
         """Return the choice of "8/10" or "8 out of 10" if 10 is the highest choice."""

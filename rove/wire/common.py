@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -223,16 +224,18 @@ def normalized_calls(calls: Sequence[Any]) -> list[dict[str, Any]]:
     Raises:
         InvalidModelResponseError: a tool call is not a JSON object.
     """
-    normalized: list[dict[str, Any]] = []
+    given_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
+    new_ids = _new_ids(calls)
     used_ids: set[str] = set()
-    for index, call in enumerate(calls):
+    normalized: list[dict[str, Any]] = []
+    for call in calls:
         if not isinstance(call, Mapping):
             raise InvalidModelResponseError(
                 f"tool call {excerpt(call)}; expected an object like {excerpt(tool_call('call_1', 'add', '{}'))}"
             )
         id = _id_text(call.get("id"))
         if not id or id in used_ids:
-            id = _new_id(index, calls, used_ids)
+            id = next(new_id for new_id in new_ids if new_id not in given_ids and new_id not in used_ids)
         used_ids.add(id)
         normalized.append({**call, "id": id, "type": call.get("type") or "function", "function": _function(call)})
     return normalized
@@ -245,17 +248,12 @@ def _id_text(id: Any) -> str:
     return id if isinstance(id, str) else ""
 
 
-def _new_id(index: int, calls: Sequence[Any], used_ids: set[str]) -> str:
-    """Return an id that no call of the message has; equal answers get equal ids."""
-    taken = used_ids | {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
-    attempt = 0
-    while True:
-        salt = f"{attempt} {index} {as_json(list(calls))}"
+def _new_ids(calls: Sequence[Any]) -> Iterator[str]:
+    """Yield ids for the calls of a message; equal messages get equal ids."""
+    digest = hashlib.sha1(as_json(list(calls)).encode(errors="replace"), usedforsecurity=False).hexdigest()
+    for number in itertools.count():
         # Mistral's templates require nine letters or digits.
-        id = hashlib.sha1(salt.encode(errors="replace"), usedforsecurity=False).hexdigest()[:9]
-        if id not in taken:
-            return id
-        attempt += 1
+        yield hashlib.sha1(f"{number} {digest}".encode(), usedforsecurity=False).hexdigest()[:9]
 
 
 def _function(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -470,3 +470,27 @@ def test_agreement_does_not_depend_on_the_order_of_judges(verdicts: list[str], r
     rng.shuffle(other)
     assert agreeing_pairs(verdicts) == agreeing_pairs(other)
     assert 0.0 <= agreeing_pairs(verdicts) <= 1.0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "$" * 50_000 + "yes",
+        "$" * 20_000 + "yes" + "$" * 20_000 + "x",
+        "<verdict>" * 10_000,
+        "[[" * 50_000,
+        "Score (" + "1" * 50_000,
+        "a" * 50_000 + "! verdict is",
+        "\\text{" * 10_000 + "yes" + "}" * 10_000,
+    ],
+    ids=lambda reply: reply[:10],
+)
+def test_a_long_hostile_reply_is_unreadable_in_time_in_proportion_to_its_length(reply: str):
+    with pytest.raises(InvalidModelResponseError):
+        read_verdict(reply, YES_NO)
+
+
+def test_a_verdict_in_the_innermost_tag_or_brackets_counts():
+    assert read_verdict("I use <verdict>.\n<verdict>no</verdict>", YES_NO) == "no"
+    assert read_verdict("I use [[.\n[[no]]", YES_NO) == "no"

@@ -172,3 +172,9 @@ def test_finish_reason_without_none_count_and_is_unedited():
     assert is_unedited(AssistantMessage(None, tool_calls=[1]), "", [1])
     assert not is_unedited(AssistantMessage("b"), "a", [])
     assert not is_unedited(ToolMessage("a", tool_calls=[1]), "a", [])
+
+
+@pytest.mark.timeout(20)
+def test_many_calls_without_ids_get_ids_in_time_in_proportion_to_their_number():
+    calls = [{"function": {"name": "f", "arguments": "{}"}}] * 4_000
+    assert len({call["id"] for call in normalized_calls(calls)}) == 4_000

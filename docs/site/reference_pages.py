@@ -27,6 +27,7 @@ PACKAGES = (
     "rove.sandbox",
     "rove.server",
     "rove.statistics",
+    "rove.tools",
     "rove.workers",
 )
 """Packages other than `rove` that export names with `__all__`."""

@@ -150,11 +150,11 @@ def embedded(
     path = Path(model_path(model)).expanduser()
     if not path.is_dir():
         raise ConfigError(f"model folder {path} does not exist")
+    if console is not None:
+        print_device(device, console)  # first: loading the engine's libraries takes seconds
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.models.load import load_for_sampling
-    if console is not None:
-        print_device(device, console)
     return EngineClient.from_model(load_for_sampling(path, trust_remote_code, device))
 
 

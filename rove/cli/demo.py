@@ -16,7 +16,7 @@ import rove
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, print_warnings, run_async, short
 from rove.cli.hacking import run_hacking
-from rove.cli.options import device_option, examples, in_range, json_option
+from rove.cli.options import confirm_foreign, device_option, examples, in_range, json_option
 from rove.cli.pipeline import ExhaustiveConfig, Pipeline, Recipe, answers_table, results_table
 from rove.core.config import convert, merge, read_toml
 from rove.core.digest import fingerprint
@@ -51,6 +51,7 @@ def load_recipe(
     """
     path = find_recipe(name, file, model)
     values = read_toml(path)
+    confirm_foreign(path, values)
     for variant in variants:
         if not isinstance(values.get(variant), dict):
             raise ConfigError(f"--{variant} needs a [{variant}] table, which {path} does not have")

@@ -49,6 +49,7 @@ from rove.envs.environment import Environment
 from rove.envs.question_files import is_question_file
 from rove.remote.loading import Isolation, temporary_environment
 from rove.rubrics import JudgeRubric, RubricGroup
+from rove.runs.provenance import is_own, risky_settings
 from rove.runs.run import Run
 from rove.viewer.format import interval
 
@@ -245,7 +246,8 @@ class EvaluationTarget(NamedTuple):
 def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
     """Return the environment of the settings, else that of the data.
 
-    The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter.
+    The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter. Data that
+    this user's rove did not write must not have arguments that are texts: they can name code or commands.
 
     Raises:
         ConfigError: The data does not name an environment, or names one that might be downloaded.
@@ -258,6 +260,13 @@ def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
     if "/" in env and not is_question_file(env):
         raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
+    settings_file = data.path / "config.toml"
+    risky = risky_settings({"env": env, "env_args": env_args})
+    if risky and not is_own(settings_file):
+        raise ConfigError(
+            f"{settings_file} was not written by rove for you, and sets {', '.join(risky)}; its environment is loaded only on "
+            f"request: --env {env}, with the arguments that you trust in -a"
+        )
     table = recorded.get("isolation")
     isolation = Isolation(on=isinstance(table, dict) and table.get("enabled") is True)
     return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)

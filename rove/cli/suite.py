@@ -21,8 +21,9 @@ from rich.table import Table
 from rove import compat
 from rove.cli.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, short
-from rove.cli.options import settings
+from rove.cli.options import confirm_foreign, settings
 from rove.cli.tables import folded
+from rove.core.checks import is_text
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
@@ -127,6 +128,7 @@ def resolve(ctx: click.Context, named: Mapping[str, Any]) -> tuple[list[Evaluati
         given = " and ".join(files[i][0] for i in suites)
         raise ConfigError(f"{given} both contain several evaluations; give one such file at a time")
     path, content = files[suites[0]]
+    confirm_foreign(Path(path), content)
     before, after = (
         [word for path in part for word in ("@", path)] for part in (paths[: suites[0]], paths[suites[0] + 1 :])
     )
@@ -201,7 +203,7 @@ def _defaults(config: EvalConfig) -> tuple[str, dict[str, Any]]:
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
     """Return settings as command-line words, so that files and flags are merged by one rule."""
-    texts = {field.name for field in msgspec.structs.fields(EvalConfig) if field.type in (str, str | None)}
+    texts = {field.name for field in msgspec.structs.fields(EvalConfig) if is_text(field.type)}
     return [
         f"--{key}={value if key in texts and isinstance(value, str) else msgspec.json.encode(value).decode()}"
         for key, value in values.items()

@@ -6,9 +6,13 @@ The worker's program uses llguidance and the standard library only, so that it s
 from __future__ import annotations
 
 import random
-import resource
 import time
 from typing import Any
+
+try:
+    import resource
+except ImportError:  # Windows: only the duration of a check is limited there
+    resource = None
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
@@ -42,8 +46,9 @@ class Session:
             mask_seconds: Maximum CPU time for the allowed tokens of one position.
         """
         assert _tokenizer is not None
-        used = int(time.process_time()) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (used + cpu_seconds, used + cpu_seconds))
+        if resource is not None:
+            limit = int(time.process_time()) + 1 + cpu_seconds
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         matcher = LLMatcher(_tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
         until = time.process_time() + WALK_CPU_S
         for seed in range(WALKS):

@@ -21,35 +21,40 @@ import msgspec
 from rove.core.errors import RunError
 from rove.utils.files import atomic_write, data_folder, read_regular
 
+_Path = tuple[str | int, ...]
+"""Names of tables and settings, and positions in lists."""
 KEY_FILE = "run_key"
 KEY_BYTES = 32
 SEAL = ".{}.seal"
 """Name of the seal of a file, from the file's name."""
+SETTINGS_FILES = ("config.toml", "recipe.toml")
+"""Settings files that rove writes into run folders."""
 RUN_FILES = ("rollouts.jsonl", "metrics.jsonl", "summary.json", "versions.json", "checkpoints", "request.json")
 """Files that mark the folder of a run."""
 HARMLESS = {
     "aggregation",
+    "arch",
     "backend",
-    "baseline",
     "column",
-    "columns",
-    "conditions",
     "keep_best",
     "metric",
     "model",
     "name",
     "needs",
-    "references",
-    "sampling_args",
+    "size",
     "stratify",
     "targets",
     "truncated",
 }
-"""Settings and tables whose texts name no code, address, variable, command or file."""
+"""Settings whose texts name no code, address, variable, command or file."""
+HARMLESS_TABLES = {"baseline", "columns", "exhaustive", "goals", "references", "sampling_args"}
+"""Tables whose names and texts are all harmless."""
+RISKY_TABLES = {"adapters", "env_args"}
+"""Tables whose texts all count, because their names are free and the reader decides what they mean."""
 HARMLESS_WORDS = {"advantage_estimator", "env", "kind"}
 """Text settings that are harmless if they are a bare name: one with "/", "\\" or ":" names a file or a function."""
 RISKY_FLAGS = {"trust_remote_code"}
-"""Settings that are risky if they are true."""
+"""Settings that are risky unless they are false."""
 
 
 def seal(file: Path) -> None:
@@ -69,13 +74,14 @@ def is_own(file: Path) -> bool:
 
 def is_in_run_folder(file: Path) -> bool:
     """Return whether a settings file belongs to the folder of a run, and not to a user who passes it by name."""
-    return file.name == "config.toml" or any((file.parent / name).exists() for name in RUN_FILES)
+    return file.name in SETTINGS_FILES or any((file.parent / name).exists() for name in RUN_FILES)
 
 
 def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None = None) -> dict[str, Any]:
     """Return the settings, by dotted name, that can name code, an address, a variable, a command or a file.
 
-    Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts.
+    Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts, and so does every
+    name that is not a plain one, because commands read some of them in other ways ("a=b" as the setting "a").
 
     Args:
         values: Settings as in a TOML file.
@@ -83,36 +89,40 @@ def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None 
     """
     defaults = dict(_leaves(_defaults(kind))) if kind is not None else {}
     risky = {}
-    for name, value in _leaves(values):
-        is_default = name in defaults and defaults[name] == value
-        if not is_default and _is_risky(name, value):
-            risky[name] = value
+    for path, value in _leaves(values):
+        is_default = path in defaults and defaults[path] == value
+        if not is_default and _is_risky(path, value):
+            risky[".".join(map(str, path))] = value
     return risky
 
 
-def _is_risky(name: str, value: Any) -> bool:
-    tables = [part for part in name.split(".") if not part.isdecimal()]
-    if tables[-1] in RISKY_FLAGS:
-        return value is True
+def _is_risky(path: _Path, value: Any) -> bool:
+    if HARMLESS_TABLES.intersection(path[:-1]):
+        return False
+    names = ".".join(part for part in path if isinstance(part, str)).split(".")
+    if not all(name.isidentifier() for name in names):
+        return True
+    if names[-1] in RISKY_FLAGS:
+        return value is not False  # a text or a number is read as a flag, too
     if not isinstance(value, str) or not value:
         return False
-    if "env_args" in tables:  # the environment decides what its arguments mean
+    if RISKY_TABLES.intersection(names):
         return True
-    if tables[-1] in HARMLESS_WORDS:
+    if names[-1] in HARMLESS_WORDS:
         return any(mark in value for mark in "/\\:")
-    return not HARMLESS.intersection(tables)
+    return names[-1] not in HARMLESS
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables and lists by dotted name."""
+def _leaves(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """Yield the values of nested tables and lists with their paths."""
     if isinstance(value, Mapping):
         for key, below in value.items():
-            yield from _leaves(below, f"{prefix}.{key}" if prefix else str(key))
+            yield from _leaves(below, (*path, key))
     elif isinstance(value, list):
         for number, below in enumerate(value):
-            yield from _leaves(below, f"{prefix}.{number}")
+            yield from _leaves(below, (*path, number))
     else:
-        yield prefix, value
+        yield path, value
 
 
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 from commands import Rove, environment, in_this_process
 
+from rove.cli.sft import evaluation_target
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
+from rove.train.config import SFTConfig
+
 EVIL = """
 from pathlib import Path
 
@@ -91,6 +96,71 @@ def test_a_received_recipe_needs_the_users_word(rove: Rove, received: Path, tmp_
     assert done.status == 2
     assert 'env_dir = "received/code"' in done.err
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "suite",
+    [
+        '[[eval]]\nenv_dir = "received/code"\n',
+        'env_dir = "received/code"\n[sweep]\nseed = [1]\n',
+        '[sweep]\nenv_dir = ["received/code"]\n',
+        '"env_dir=received/code#" = 0\n[[eval]]\n',
+        '"env-dir" = "received/code"\n[[ablation]]\n',
+        'trust_remote_code = "true"\n[[eval]]\n',
+        "trust-remote-code = true\n[[eval]]\n",
+    ],
+)
+def test_a_received_file_of_evaluations_needs_the_users_word(
+    rove: Rove, received: Path, tmp_path: Path, suite: str
+) -> None:
+    (received / "suite.toml").write_text(suite)
+    done = rove("eval", "evil", "@", "received/run/suite.toml", "-m", "scripted:says")
+    assert done.status == 2
+    assert "suite.toml was not written by rove" in done.err
+    assert not (tmp_path / "ran").exists()
+
+
+RECIPE = "rl = []\nevaluation = {}\ncolumns = []\n"
+
+
+@pytest.mark.parametrize("words", [("train", "evil", "--dry-run"), ("demo", "evil")])
+@pytest.mark.parametrize(
+    "table",
+    [
+        'env_dir = "received/code"\n',
+        '[model]\nenv_dir = "received/code"\n',
+        '[[conditions]]\nname = "x"\nenv_dir = "received/code"\n',
+    ],
+)
+def test_every_table_of_a_received_recipe_counts(
+    rove: Rove, received: Path, tmp_path: Path, words: tuple[str, ...], table: str
+) -> None:
+    (received / "changed.toml").write_text(RECIPE + table)
+    done = rove(*words, "--recipe", "received/run/changed.toml")
+    assert done.status == 2
+    assert "changed.toml was not written by rove" in done.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_received_folder_of_rove_train_needs_no_file_that_marks_it(rove: Rove, tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "recipe.toml").write_text(f'env_dir = "received/code"\n{RECIPE}')
+    done = rove("train", "tictactoe", "--run-dir", "training", "--dry-run")
+    assert done.status == 2
+    assert "recipe.toml was not written by rove" in done.err
+
+
+def test_sft_evaluates_in_the_environment_of_received_data_only_without_texts_in_its_arguments(
+    rove: Rove, received: Path, tmp_path: Path
+) -> None:
+    config = received / "config.toml"
+    evaluation = SFTConfig(data=str(received), model="models/x")
+    for args in ('{ command = "sh" }', '{ scorer = "os:system" }'):
+        config.write_text(f'kind = "eval"\n[identity]\n[config]\nenv = "agent"\nenv_args = {args}\n')
+        with pytest.raises(ConfigError, match="only on request"):
+            evaluation_target(evaluation, Run(received))
+    config.write_text('kind = "eval"\n[identity]\n[config]\nenv = "agent"\nenv_args = { size = 3 }\n')
+    assert evaluation_target(evaluation, Run(received)).env_args == {"size": 3}
 
 
 def test_own_runs_and_settings_files_are_used_without_a_question(rove: Rove, tmp_path: Path) -> None:

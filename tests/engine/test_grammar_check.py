@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +152,11 @@ async def request_known(request: Any, finish: asyncio.Event, greedy: list[Any], 
     finish.set()
     await asyncio.gather(*greedy, other)
     await request("a", "a0")  # known, so not checked again
+
+
+def test_the_worker_needs_no_posix_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    worker = runpy.run_path(str(Path(grammar_check.__file__).with_name("grammar_worker.py")))
+    worker["setup"](grammar_check.tokenizer_json(bpe_tokenizer()), [0])
+    grammar = grammar_of(SamplingParams(structured_outputs={"choice": ["a"]}))
+    assert worker["Session"]().check(grammar, grammar_check.LIMITS, cpu_seconds=3, mask_seconds=1.0) == ""

@@ -11,7 +11,15 @@ from rove.cli.serve import ServeConfig
 from rove.cli.settings_help import settings_of
 from rove.cli.suite import EvalConfig
 from rove.core.config import nested
-from rove.runs.provenance import HARMLESS, HARMLESS_WORDS, is_in_run_folder, is_own, risky_settings, seal
+from rove.runs.provenance import (
+    HARMLESS,
+    HARMLESS_TABLES,
+    HARMLESS_WORDS,
+    is_in_run_folder,
+    is_own,
+    risky_settings,
+    seal,
+)
 from rove.runs.run import Run
 from rove.train.config import RLConfig, SFTConfig
 
@@ -84,6 +92,15 @@ def test_only_files_of_run_folders_need_an_owner(tmp_path: Path) -> None:
         ({"loss": {"kind": "their.module:loss"}}, ["loss.kind"]),
         ({"vllm": {"command": "sh", "urls": ["http://example.org"]}}, ["vllm.command", "vllm.urls.0"]),
         ({"rl": [{"env_dir": "x"}], "columns": [{"title": "wins"}]}, ["rl.0.env_dir"]),
+        ({"model": {"name": "smollm2-135m", "env_dir": "x"}}, ["model.env_dir"]),
+        ({"conditions": [{"name": "x", "base_url": "http://example.org"}]}, ["conditions.0.base_url"]),
+        ({"trust_remote_code": "true"}, ["trust_remote_code"]),
+        ({"rl": [{"trust_remote_code": 1}]}, ["rl.0.trust_remote_code"]),
+        ({"trust-remote-code": True}, ["trust-remote-code"]),
+        ({"env_dir=folder": 0, "0": "x"}, ["env_dir=folder", "0"]),
+        ({"env_dir=folder.columns": 0, "sweep": {"x.env_dir": ["y"]}}, ["env_dir=folder.columns", "sweep.x.env_dir.0"]),
+        ({"adapters": {"model": "folder", "x.name": "folder"}}, ["adapters.model", "adapters.x.name"]),
+        ({"sampling_args": {"stop": ["x"]}, "goals": {"checks": {"wins in one taken": 0.99}}}, []),
     ],
 )
 def test_settings_that_can_name_code_or_addresses_are_risky(values: dict[str, Any], risky: list[str]) -> None:
@@ -96,9 +113,9 @@ def test_defaults_are_harmless() -> None:
 
 @pytest.mark.parametrize("kind", [EvalConfig, RLConfig, SFTConfig, ServeConfig])
 def test_every_text_setting_is_risky_or_is_listed_as_harmless(kind: type[msgspec.Struct]) -> None:
-    for setting in settings_of(kind):
-        if "str" not in setting.type:
-            continue
-        value = "evil" if setting.type.startswith("str") else ["evil"] if "list" in setting.type else {"x": "evil"}
-        is_listed = {*HARMLESS, *HARMLESS_WORDS}.intersection(setting.name.split("."))
-        assert risky_settings(nested(setting.name, value), kind) or is_listed, setting.name
+    values = {"text": "evil", "list of texts": ["evil"], "table of texts": {"x": "evil"}, "table": {"x": "evil"}}
+    settings = [setting for setting in settings_of(kind) if setting.type in values]
+    assert len(settings) > 5
+    for setting in settings:
+        is_listed = setting.name.rpartition(".")[2] in {*HARMLESS, *HARMLESS_TABLES, *HARMLESS_WORDS}
+        assert is_listed or risky_settings(nested(setting.name, values[setting.type]), kind), setting.name

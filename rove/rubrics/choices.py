@@ -112,7 +112,7 @@ def _plain(text: str) -> str:
 
 def _leading_letter(text: str, choices: Sequence[str]) -> str:
     """Return the letter with which a text begins, if the text names this option (rules 1 and 2)."""
-    text = text.strip("\"'“”„«»‘’ ")
+    text = re.sub(r"(?<=[\"'“”«»’])[.,;:!?]+$", "", text).strip("\"'“”„«»‘’ ")
     named = re.match(rf"(?:the\s+)?(?:{_NOUN})\s+(?=\(?[A-Za-z]\b)", text, re.IGNORECASE)
     text = text[named.end() :] if named else text
     match = re.match(r"[(\[]?([A-Za-z])(?![\w'’])[)\]]?", text)

@@ -128,7 +128,7 @@ class Session:
         expected = _parsed(answer)
         if not expected:
             return None
-        if _ELLIPSIS.search(answer) and re.search("[,:;]", answer):
+        if _ELLIPSIS.search(answer) and re.search("[,:;]", answer) and "=" not in answer:
             return _terms(answer) == _terms(response)
         if (_RATIO.fullmatch(answer) is None) != (_RATIO.fullmatch(response) is None):
             return False

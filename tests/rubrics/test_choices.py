@@ -159,7 +159,7 @@ def test_a_denied_option_a_range_and_an_alternative_are_no_choice(text: str):
     [
         *("It is not red, so option B", "It is not A but option B.", "No doubt option B", "Option B fits best."),
         *("Option B is correct, the others are wrong.", "B, I think.", "(B), I believe", "Answer: B, I'm sure."),
-        *("(green)", "[green].", "{Green}"),
+        *("(green)", "[green].", "{Green}", "'B'.", "“b”!"),
     ],
 )
 def test_a_denial_of_something_else_and_a_hedge_do_not_change_the_choice(text: str):

@@ -8,7 +8,8 @@ A text chooses an option if it is
 3. a sentence that names it: "the answer is …" followed by 1. or 2., "I choose B", "B is correct", or, if no other option is
    named, "option B" or "(B)".
 
-An option that is denied ("not B", "B is wrong") is not chosen, and of two that are offered ("B or C") none is.
+An option that is denied ("not B", "B is wrong", "I doubt option B") is not chosen, and of several that are offered ("B or C",
+"A-D", "A, maybe B") none is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rove.rubrics.answers import INVISIBLE, TAKEN_BACK, normalized
 MAX_CHARS = 2_000
 """Characters at the end of a text in which an option is looked for."""
 _EDGES = " \t\r\n.,;:!?\"'“”„«»‘’…"
+_WORDS_IN_BRACKETS = re.compile(r"[(\[{]([^\d,()\[\]{}]*)[)\]}]")  # with digits or commas they may be an interval
 _NOUN = r"(?:option|choice|answer|letter)"
 _STATED = re.compile(
     r"\b(?:answer|option|choice|solution)(?:\s+letter)?\s*(?:\s(?:is|should be|would be|must be|will be)\b|[:=])\s*:?\s*"
@@ -33,7 +35,7 @@ _MENTION = re.compile(
     rf"\b(?i:{_NOUN})\s+\(?([A-Za-z])\b\)?|\(([A-Za-z])\)|(?<![\w'’])([A-Z])"
     r"(?=\s+(?:is|must be|seems|would be)\s+(?:the\s+|my\s+)?(?:\w+ly\s+|most\s+)?(?:correct|right|best|true|only|answer)\b)"
     r"|\b(?i:it\s+(?:is|must be|has to be|should be)|it's|think|maybe|probably|definitely|surely)\s+"
-    r"\(?([B-HJ-Z])\)?(?=[.!?,;]|\s*$)"
+    r"\(?([A-HJ-Z])\)?(?=[.!?,;]|\s*$)"
 )
 _MARKED_LETTER = re.compile(r"(?<![\w'’])(?:[A-Z][.):](?=\s|$)|[a-z]\)(?=\s)|\([A-Za-z]\))")
 _DENIED_BEFORE = re.compile(
@@ -47,9 +49,22 @@ _DENIED_AFTER = re.compile(
     r"(?:\s+not|n't|not|\s+(?:wrong|incorrect|false|impossible|out|too))\b",
     re.IGNORECASE,
 )
-_OTHERS_AFTER = re.compile(
-    r"\W*(?:or|and|nor|/|&|,)\W*(?:(?:maybe|perhaps|possibly|option|also|even)\s+)*\(?(?:[A-Z]|[a-z]\))(?!\w)"
+_CLAUSE_END = re.compile(
+    r"[.,;:!?]|\b(?:but|so|hence|thus|therefore|then|instead|rather|because|since|unlike|over|than)\b", re.IGNORECASE
 )
+_DENIAL = re.compile(
+    r"n't\b|\b(?:not|never|no(?!\s+(?:doubt|question))|neither|nor|cannot|without|except|wrong|incorrect|false|impossible"
+    r"|unlikely|less|mistake|trap|makes no sense|rul\w+ out|fails?|(?<!no )doubt\w*|disagree\w*|reject\w*|eliminat\w*|exclud\w*"
+    r"|discard\w*|dismiss\w*|avoid\w*|forget|contradict\w*)\b",
+    re.IGNORECASE,
+)
+_AFFIRMED = re.compile(r"\)?\s+(?:is|must be|seems|would be)\s+(?:the\s+)?(?:correct|right|best|true)\b", re.IGNORECASE)
+_OTHERS_AFTER = re.compile(
+    r"\W*(?:or|and|nor|/|&|,)\W*(?:(?:maybe|perhaps|possibly|option|also|even)\s+)*\(?"
+    r"(?:[A-HJ-Z]|I(?!['’]|\s+[a-z])|[a-z]\))(?!\w)"  # "I think" is no option
+    r"|\s*[-–]\s*\(?[A-Z]\)?[\s.]*$"
+)
+_OTHER_BEFORE = re.compile(r"(?:\b(?i:or)|(?<![\w'’])\(?[A-Z]\)?\s*[,/&])\s*$")
 _END_OF_STATEMENT = re.compile(
     r"(?<=[\w)])[.;](?:\s|$)|,?\s+(?:not|because|since|as|over|rather than|instead of)\s", re.IGNORECASE
 )
@@ -82,7 +97,9 @@ def _option_with_text(text: str, choices: Sequence[str]) -> str:
 
 
 def _bare(text: str) -> str:
-    return normalized(normalized(text).strip(_EDGES))
+    text = normalized(text).strip(_EDGES)
+    words = _WORDS_IN_BRACKETS.fullmatch(text)
+    return normalized((words[1] if words else text).strip(_EDGES))
 
 
 def _plain(text: str) -> str:
@@ -95,7 +112,7 @@ def _plain(text: str) -> str:
 
 def _leading_letter(text: str, choices: Sequence[str]) -> str:
     """Return the letter with which a text begins, if the text names this option (rules 1 and 2)."""
-    text = text.strip("\"'“”„«»‘’ ")
+    text = re.sub(r"(?<=[\"'“”«»’])[.,;:!?]+$", "", text).strip("\"'“”„«»‘’ ")
     named = re.match(rf"(?:the\s+)?(?:{_NOUN})\s+(?=\(?[A-Za-z]\b)", text, re.IGNORECASE)
     text = text[named.end() :] if named else text
     match = re.match(r"[(\[]?([A-Za-z])(?![\w'’])[)\]]?", text)
@@ -142,11 +159,20 @@ def _mentioned_letter(text: str) -> str:
     letters: set[str] = set()
     for mention in _MENTION.finditer(text):
         before, after = text[: mention.start()][-60:], text[mention.end() :][:80]
-        if _OTHERS_AFTER.match(after):
+        if _OTHERS_AFTER.match(after) or _OTHER_BEFORE.search(before):
             return ""
-        if _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after):
+        if _is_denied(before, after):
             continue
         if _REJECTED.match(after) or TAKEN_BACK.search(after):
             return ""
         letters.add(next(group for group in mention.groups() if group).upper())
     return letters.pop() if len(letters) == 1 else ""
+
+
+def _is_denied(before: str, after: str) -> bool:
+    """Return whether the clause around a mention denies it."""
+    if _DENIED_BEFORE.search(before) or _DENIAL.search(_CLAUSE_END.split(before)[-1]):
+        return True
+    if _AFFIRMED.match(after):
+        return False
+    return bool(_DENIED_AFTER.match(after) or _DENIAL.search(_CLAUSE_END.split(after, maxsplit=1)[0]))

@@ -29,8 +29,9 @@ class MathRubric(Rubric):
     """Rewards answers that are mathematically equal to the right one: 1/2, 0.5 and \\frac{1}{2} (function
     `correct_answer`, weight 1).
 
-    A unit counts if both have one: 1000 m is 1 km, and 10 m is not 10 km. A ratio (3:4) is equal only to a ratio. Values are
-    equal only if their ratio is 1, however small they are. Punctuation at the end and separators of thousands do not count.
+    A unit counts if both have one: 1000 m is 1 km, and 10 m is not 10 km. A ratio (3:4) is equal only to a ratio, a sequence
+    with an ellipsis (1, 2, …) only to one of the same terms. Values are equal only if their ratio is 1, however small they
+    are. Punctuation at the end, bold and italics around the answer, and separators of thousands do not count.
 
     math-verify compares them in worker processes without API keys and with at most 2 GiB of memory. A response is
     wrong if it has no answer (also if its reasoning is not finished), is longer than `max_verify_chars`, or cannot be

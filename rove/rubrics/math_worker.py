@@ -2,9 +2,10 @@
 
 math-verify decides whether two answers are equal, with four rules around it:
 
-- A full stop, comma, semicolon or colon at the end is punctuation; a space between groups of three digits separates thousands.
+- A full stop, comma, semicolon or colon at the end is punctuation, bold and italics are format; a space between groups of
+  three digits separates thousands.
 - Two quantities with different units are equal only if the units measure the same and the converted values are equal.
-- A ratio (3:4) is equal only to a ratio.
+- A ratio (3:4) is equal only to a ratio, and a sequence with an ellipsis (1, 2, …) only to one of the same terms.
 - Two values are equal only if their ratio is 1, however small they are. math-verify rounds decimals to six places, so a ratio
   that differs from 1 by at most 1e-5 counts as 1 if one of the values is a decimal.
 """
@@ -99,6 +100,8 @@ UNITS = _units()
 _TEXT_COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}")
 _SPACE = r"(?:\\[,;:! ]|\\thinspace\b|\{\\[,;:!]\}|~|\s)"
 _END = re.compile(rf"(?:{_SPACE}|[.,;:])+$")
+_BOLD = re.compile(r"(\*{1,3}|__?)(?=\S)(?P<inner>.+)(?<=\S)\1")
+_ELLIPSIS = re.compile(r"\\[lcd]?dots[bcimo]?(?![A-Za-z])|\.{3}|…")
 _THOUSANDS = re.compile(rf"(?<![\d.,])(\d{{1,3}})((?:{_SPACE}+\d{{3}})+)(?!\d)")
 _RATIO = re.compile(r"[^:=]*\d[^:=]*(?::[^:=]*\d[^:=]*)+")
 _QUANTITY = re.compile(r"(?P<value>.*?[\d)}])\s*(?P<unit>[A-Za-zµΩ°¢€£][A-Za-zµΩ°¢€£\d\s/^{}*·-]*)")
@@ -125,6 +128,8 @@ class Session:
         expected = _parsed(answer)
         if not expected:
             return None
+        if _ELLIPSIS.search(answer) and re.search("[,:;]", answer) and "=" not in answer:
+            return _terms(answer) == _terms(response)
         if (_RATIO.fullmatch(answer) is None) != (_RATIO.fullmatch(response) is None):
             return False
         right, measured = _quantity(answer), _quantity(response)
@@ -149,7 +154,15 @@ def _tidied(text: str) -> str:
     """Return an answer without punctuation at its end and without spaces between thousands."""
     text = re.sub(r"\\colon\b|\\mathbin\s*\{:\}", ":", text).strip()
     text = text if text.endswith("..") else _END.sub("", text)
+    bold = _BOLD.fullmatch(text)
+    text = bold["inner"] if bold else text.removesuffix("**")
+    text = text if text.endswith("..") else _END.sub("", text)
     return _THOUSANDS.sub(lambda number: number[1] + re.sub(r"\D", "", number[2]), text)
+
+
+def _terms(text: str) -> str:
+    """Return a sequence with an ellipsis, which math-verify reads only in part, such that equal spellings become equal."""
+    return re.sub(rf"{_SPACE}|\\(?:left|right)\b", "", _ELLIPSIS.sub("…", text))
 
 
 def _are_equal(expected: list[Any], given: list[Any]) -> bool:

@@ -4,7 +4,7 @@ The last number of a text is its answer, if it stands alone. Signs, currency mar
 units, Markdown, LaTeX, quotation marks and brackets belong to it or do not change it. It does not stand alone
 
 - within another expression: a power, product, sum, root, range, time, date, formula, identifier, ordinal, decimal comma or
-  version ("2^10", "5-6", "12:30", "H2O", "3,14"); a plain fraction is the number that it is equal to;
+  version ("2^10", "square root of 2", "5-6", "12:30", "H2O", "3,14"); a plain fraction is the number that it is equal to;
 - in a list or next to an alternative ("5, 6", "5 and 6", "5 or 6");
 - if the text denies it or takes it back ("not 22", "22 or maybe not").
 
@@ -57,17 +57,18 @@ _JOINED_BEFORE = re.compile(
     rf"|[{_LETTER}\d)_]\($"  # an argument: f(5)
     r"|[×÷*/^+±≤≥≠√]\s*\(?$"
     r"|\d\s*[x<>]\s*$|\d\s+:\s+$"
+    rf"|(?<![{_LETTER}])(?i:(?:sin|cos|tan|log|ln|lg|exp|sqrt|twice|(?:root|square|cube|factorial|reciprocal|half)\s+of)\s+$)"
     r"|[\w)]\s*[<>]\s*=?\s*$"  # an inequality; a ">" at the beginning of a line is a quotation in Markdown
 )
 _JOINED_AFTER = re.compile(
     rf"(?:st|nd|rd|th)(?![{_LETTER}])"  # an ordinal
-    r"|(?:sin|cos|tan|log|ln|pi|sqrt|exp)(?![a-z])"
+    r"|(?:sin|cos|tan|log|ln|pi|sqrt|exp)(?![a-z])|\s+(?:squared|cubed|factorial)\b"
     r"|[A-Zbceikn-rt-z](?<![CFJLNVW])(?![A-Za-z])"  # a variable or a factor: 5x, 5k; "5m" and "5 kg" have a unit
     r"|[Α-ΡΣ-Ψα-λν-ω√(_]"
     r"|\s*[\^×÷*+±<>≤≥≠]|\s*/\s*(?:[\d(]|[xyzn]\b)|\s*-\s*(?:\d|[A-Za-z]\b)|\s+[xyz]\b|\s+:\s+\d"
 )
 _LINK = re.compile(
-    r"\s+|\s*[?;/&]\s*|\s*\.{2,}\s*|\s*-\s*"
+    r"\s+|\s*[?;/&]\s*|\s*\.{2,}\s*|\s*-\s*|—"
     r"|\s*%?\s*,?\s*(?:and|or|to|through|until|till|by|in|of|out of|over|per|times|plus|minus|vs\.?|versus"
     r"|multiplied by|divided by|to the power of|mod|modulo)\s+(?:the\s+)?",
     re.IGNORECASE,
@@ -211,7 +212,7 @@ _MARKS: list[tuple[str, str]] = [
     (r"[‘’]", "'"),
     (r"[\"“”„«»]|(?<![A-Za-z])'|'(?![A-Za-z])", " "),
     (rf"(?<=[{_LETTER}])\s*\^\s*\(?-?\d+\)?", ""),  # the exponent of a unit: m^2
-    (r"\b(?:minus|negative)\s+(?=\d)", " - "),
+    (r"(?i:\b(?:minus|negative)\s+)\(?\s*(?=\.?\d)", " - "),
 ]
 _MARK_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in _MARKS]
 

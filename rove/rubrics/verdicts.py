@@ -40,6 +40,7 @@ _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}\n]|\{[^{}\n]*\})*)\}")
 
 _OPENING = r"(?:[\s*_`\"'“”‘’«»$\[(<{]|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{|\\[(\[])*"
 _CLOSING = r"(?:[*_`\"'“”‘’«»$\])>}]|\\[)\]])*+"
+_ZEROS = r"(?:(?<=\d)\.0+)?"  # 8.0 is 8
 _SCALE = r"(?:\s*(?:/|out of|of)\s*[*_`]*(?P<top>\d+)(?!\w|[.,]\d))?(?:\s+(?:points?|stars?))?"
 # "no doubt", "A-", "1.5", "8%" and "yes?" mean something else than their beginning.
 _VALUE_END = r"(?=\s*$|\s*\n|[.,;:!。、！](?!\d)|\s*[—–(]|\s+-\s)"
@@ -50,7 +51,7 @@ _WRAPPED = re.compile(
     r"|\((?P<e>[^()]*)\)|<(?P<tag>\w+)>(?P<f>.*)</(?P=tag)>",
     re.DOTALL,
 )
-_WORD_BEFORE = re.compile(r"([^\W_][\w'’]*)[ \t*_`\"']*$")
+_WORD_BEFORE = re.compile(r"([^\W_][\w'’]*)(?:-|[ \t*_`\"']*)$")
 # A label after any other word is that of a part ("Style score: 3") or of another verdict ("The response's verdict: yes").
 _NO_QUALIFIER = re.compile(
     r"the|my|a|this|our|final|overall|total|whole|new|revised|corrected|updated|first|second|initial|reflection|thought|look"
@@ -71,6 +72,11 @@ _MAX_WRAPPERS = 20
 """Marks in marks around a choice that are removed; each layer takes time in proportion to the text."""
 _MAX_WORD_CHARS = 100
 """Characters before a label in which the word before it is searched for."""
+# "I agree" and "A fair reply" name no choice; "I is possible" and "A or B" do.
+_PRONOUN_OR_ARTICLE = re.compile(
+    r"(?<!\w)[AI](?=['’](?:m|d|ll|ve)\b"
+    r"|[ \t]+(?!(?:is|was|or|and|nor|if|instead|rather|seems|fits|because|since)\b)[a-z])"
+)
 _MAX_SHORT_WORDS = 3
 _NEAR_WORDS = 3
 """Words after a verdict in which another choice makes it two verdicts."""
@@ -152,7 +158,7 @@ class _Reader:
         self._top = max(numbers, default=None)
         names = "|".join(re.escape(name) for name in sorted(self._exact, key=len, reverse=True))
         self._value = re.compile(
-            rf"{_OPENING}(?P<choice>{names})(?!\w){_CLOSING}{_SCALE}{_CLOSING}{_VALUE_END}", re.IGNORECASE
+            rf"{_OPENING}(?P<choice>{names}){_ZEROS}(?!\w){_CLOSING}{_SCALE}{_CLOSING}{_VALUE_END}", re.IGNORECASE
         )
         self._word = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE)
 
@@ -275,7 +281,8 @@ class _Reader:
         if top is not None and int(top) != self._top:
             return None
         choice = self._choice(value["choice"])
-        near = " ".join(re.findall(r"[\w'’+-]+", rest.partition("\n")[0])[:_NEAR_WORDS])
+        line = _PRONOUN_OR_ARTICLE.sub(" ", rest.partition("\n")[0])
+        near = " ".join(re.findall(r"[\w'’+-]+", line)[:_NEAR_WORDS])
         is_disputed = any(self._choice(word[0]) not in (None, choice) for word in self._word.finditer(near))
         return None if is_disputed else choice
 
@@ -361,7 +368,7 @@ class _Reader:
 
     def _is_at_edge(self, sentence: str, choice: str) -> bool:
         """Return whether a sentence begins or ends with another choice."""
-        words = re.findall(r"\w+", sentence)
+        words = re.findall(r"\w+", _PRONOUN_OR_ARTICLE.sub(" ", sentence))
         others = [self._choice(word) for word in (words[:1] + words[-1:])]
         return any(other not in (None, choice) for other in others)
 
@@ -386,7 +393,9 @@ class _Reader:
         return None
 
     def _scaled(self, words: str) -> str | None:
-        """Return the choice of "8/10" or "8 out of 10" if 10 is the highest choice."""
+        """Return the choice of "8.0", and of "8/10" or "8 out of 10" if 10 is the highest choice."""
+        if re.fullmatch(r"\d+\.0+", words):
+            return self._exact.get(words.partition(".")[0])
         value = self._value.fullmatch(words)
         if value is None or value["top"] is None or int(value["top"]) != self._top:
             return None

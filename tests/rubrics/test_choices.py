@@ -141,6 +141,36 @@ def test_a_text_chooses_the_option_that_it_names_and_no_other(letter: str, text:
     assert read_choice(text, COLORS) == letter
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("I doubt option B", "Option B fails.", "I reject option B", "We can rule out option B.", "Without option B"),
+        *("I can't see how it would be option B", "I do not think it is (B)", "Option B must be rejected", "Avoid (B)"),
+        *("Option B is a mistake", "It would be wrong to choose option B", "It is false that it is option B"),
+        *("A-D", "A – C", "B-C.", "A, maybe B", "A or maybe B", "red or maybe B", "It is A or maybe B.", "A / maybe B"),
+    ],
+)
+def test_a_denied_option_a_range_and_an_alternative_are_no_choice(text: str):
+    assert read_choice(text, COLORS) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("It is not red, so option B", "It is not A but option B.", "No doubt option B", "Option B fits best."),
+        *("Option B is correct, the others are wrong.", "B, I think.", "(B), I believe", "Answer: B, I'm sure."),
+        *("(green)", "[green].", "{Green}", "'B'.", "“b”!"),
+    ],
+)
+def test_a_denial_of_something_else_and_a_hedge_do_not_change_the_choice(text: str):
+    assert read_choice(text, COLORS) == "B"
+
+
+def test_brackets_of_an_interval_are_no_marks():
+    assert [read_choice(text, ["(0,1)", "x"]) for text in ("(0,1)", "[0,1]")] == ["A", ""]
+    assert [read_choice(text, ["(a,b)", "x"]) for text in ("(a,b)", "[a,b]")] == ["A", ""]
+
+
 def test_without_options_only_letters_count():
     texts = ["C) Light blue", "B", "(d)", "green", "Z"]
     assert [read_choice(text, []) for text in texts] == ["C", "B", "D", "", "Z"]

@@ -54,6 +54,14 @@ CASES: list[tuple[str, str, bool]] = [
     ("2:3", r"2 \colon 3", True),
     (r"\frac{2}{3}", r"2 \colon 3", False),
     ("12345", r"12{\,}345", True),
+    ("73", "**73**.", True),
+    ("73", "73**", True),
+    ("x+1", "__x+1__", True),
+    (r"1, 2, \ldots, n", r"1,2,\dots,n", True),
+    (r"1, 2, \ldots, n", r"1, 3, 5, \ldots, 2n-1", False),
+    (r"1:2:3:\ldots", r"1:4:9:\ldots", False),
+    ("1, 2, 3, ...", r"1, 2, 3, \cdots", True),
+    (r"x = 1 + 2k, k = 0, 1, \ldots", r"x = 2k + 1, k = 0, 1, \ldots", True),
 ]
 
 

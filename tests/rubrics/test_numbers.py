@@ -220,6 +220,23 @@ NO_NUMBERS = [
 ]
 
 
+@pytest.mark.parametrize("text", ["Minus 5", "NEGATIVE 5.", "Negative $5", "negative (5)", "It is minus **5**."])
+def test_a_sign_in_words_belongs_to_the_number(text: str):
+    assert read_number(text) == -5
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["log 2", "Sin 2", "sqrt 2", "the square root of 2", "factorial of 2", "twice 2", "2 squared", "2 cubed.", "1—2"],
+)
+def test_a_number_in_an_expression_of_words_is_no_number(text: str):
+    assert read_number(text) is None
+
+
+def test_an_expression_of_words_before_the_number_does_not_change_it():
+    assert [read_number(text) for text in ("2 squared is 4", "The square root of 16 is 4", "Log: 4")] == [4, 4, 4]
+
+
 @pytest.mark.parametrize(("number", "text"), [(number, text) for number, texts in NUMBERS.items() for text in texts])
 def test_marks_units_and_words_do_not_change_a_number(number: float, text: str):
     assert read_number(text) == pytest.approx(number, rel=1e-12)

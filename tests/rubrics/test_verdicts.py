@@ -271,6 +271,16 @@ SCORES = [str(score) for score in range(1, 11)]
         ("{'reason': 'it is \"5\"', 'verdict': 'no'}", YES_NO, "no"),
         ("GRADE: C. There is no reason to downgrade: none was found.", GRADES, "C"),
         ("First GRADE: I\nAfter a second look GRADE: P", GRADES, "P"),
+        ("GRADE: C. I agree.", GRADES, "C"),
+        ("GRADE: C. I won't downgrade: it is fine.", GRADES, "C"),
+        ("GRADE: C, I think both agree", GRADES, "C"),
+        ("GRADE: C\nI'm sure.", GRADES, "C"),
+        ("Grade: B. A fair reply.", ["A", "B"], "B"),
+        ("Score: 8.0", SCORES, "8"),
+        ("8.0", SCORES, "8"),
+        ("[[8.00]]", SCORES, "8"),
+        ("8.0/10", SCORES, "8"),
+        ("Final-score: 8", SCORES, "8"),
     ],
 )
 def test_common_forms_of_verdicts_are_read(said: str, choices: list[str], verdict: str) -> None:
@@ -298,6 +308,15 @@ def test_common_forms_of_verdicts_are_read(said: str, choices: list[str], verdic
         ("1. The response is short.\n2. It is right.", SCORES),
         ("A. Paris is the capital of France.", ["A", "B"]),
         ("Yes, but the verdict must be no.", YES_NO),
+        ("GRADE: C. Or I.", GRADES),
+        ("GRADE: C. I is possible.", GRADES),
+        ("GRADE: C - I or P", GRADES),
+        ("GRADE: C, or I guess P", GRADES),
+        ("Grade: B. A or C.", ["A", "B", "C"]),
+        ("Score: 8.01", SCORES),
+        ("Score: 8.0.1", SCORES),
+        ("Sub-score: 3", SCORES),
+        ("Score: 7\nSub-score: 3", SCORES),
     ],
 )
 def test_several_part_and_doubtful_verdicts_are_errors(said: str, choices: list[str]) -> None:

@@ -88,9 +88,9 @@ _PYTHON_START = re.compile(rf"(?:{_MARKER}{{1,3}}{_FENCE}|```tool_code\s*)(?=[\[
 _TOOLS_START = re.compile(r"<tools>\s*(?=[\[{])")
 """What Qwen2.5-Coder writes for <tool_call>. The descriptions of the tools have the same tag."""
 _LINE_OF_JSON = re.compile(r"^(?=[\[{])", re.MULTILINE)
-_END_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|<end_of_turn>|</s>)\Z")
+_END_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|<end_of_turn>|</tool_call>|</s>)\Z")
 MAX_END_TOKENS = 3
-"""Special tokens at the end of a reply, such as <|eom_id|>, that are no part of it."""
+"""Special tokens at the end of a reply, such as <|eom_id|> or </tool_call> without its beginning, that are no part of it."""
 
 
 def call_left_in(text: str, tools: Collection[str]) -> str | None:
@@ -121,7 +121,6 @@ def _called_tools(reply: str, tools: frozenset[str]) -> Iterator[str]:
 
 def _names_in_calls(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:
     """Yield the names in each complete call, or list of calls; those of calls without a marker may be of other tools."""
-    yield from _names_in_whole_reply(reply, tools)
     for pattern in _compiled(JSON_FORMS, tools):
         for match in _starts(pattern, reply):
             if isinstance(_json_at(reply, match.end())[0], dict):
@@ -137,6 +136,7 @@ def _names_in_calls(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str
         yield _json_names(_json_at(reply, match.end())[0], is_marked=False)
     for match in _starts(_PYTHON_START, reply):
         yield from _python_names(reply, match.end())
+    yield from _names_in_whole_reply(reply, tools)
 
 
 def _names_in_whole_reply(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:

@@ -109,6 +109,7 @@ LEFT = {
     "input as the key": '{"name": "save", "input": {"x": 1}}',
     "arguments null": '{"name": "save", "parameters": null}',
     "Llama 3, end token": '{"name": "save", "parameters": {"x": 1}}<|eom_id|>',
+    "Hermes, first token lost": '{"name": "save", "arguments": {"x": 1}}\n</tool_call>',
     "end tokens": "[save(x=1)]<|eot_id|> </s>",
     "Kimi K2, first tokens lost": 'functions.save:0<|tool_call_argument_begin|>{"x": 1}',
     "Mistral, empty id": '[TOOL_CALLS]save[CALL_ID][ARGS]{"x": 1}',

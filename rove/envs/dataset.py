@@ -140,7 +140,7 @@ class JsonLines(Sequence[dict[str, Any]]):
                     msgspec.json.decode(content, type=dict)
                 except UnicodeDecodeError as error:
                     reject_bytes(path, number, error)
-                except msgspec.MsgspecError as error:
+                except (msgspec.MsgspecError, RecursionError) as error:  # RecursionError: nested too deeply
                     raise ConfigError(f"{path}, line {number}: {error}") from error
                 self._starts.append(start + len(line) - len(content))
                 self._lines.append(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import string
 import unicodedata
 from collections import Counter
@@ -202,6 +203,9 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
     return example
 
 
+_SPACED_GROUPS = re.compile(r"\d+(?: \d+)+")
+
+
 def _is_blank(value: Any) -> bool:
     """Return whether a value is missing: null, an empty or blank text, an empty list, or not a number."""
     if isinstance(value, str):
@@ -216,12 +220,27 @@ def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
     value = row.values[column]
     if isinstance(value, (list, tuple)):
         try:
-            return list(as_messages(value))
+            messages = list(as_messages(value))
         except (Error, TypeError) as error:
             raise ConfigError(
                 f"{path}, {row.place}: the column '{column}' is not a list of messages: {error}"
             ) from error
+        _check_contents(path, row, column, messages)
+        return messages
     return _text(path, row, column, value, "a text or a list of messages")
+
+
+def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messages) -> None:
+    """Raise ConfigError for a message whose content is neither a text nor a list of parts; only an assistant may have none."""
+    for message in messages:
+        content = message.get("content")
+        if content is None and message["role"] == "assistant":
+            continue
+        if not isinstance(content, (str, list, tuple)):
+            raise ConfigError(
+                f"{path}, {row.place}: the column '{column}' has a message with the role '{message['role']}' and the content "
+                f"{_short(content)}; expected a text or a list of parts"
+            )
 
 
 def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
@@ -252,6 +271,12 @@ def _short(value: Any) -> str:
 
 
 def _check_number(path: str | Path, row: FileRow, answer: str) -> None:
+    """Raise ConfigError if an answer is not one number for certain: "1 234" may be one number or two."""
+    if groups := _SPACED_GROUPS.search(answer.rpartition("####")[2]):
+        joined = groups[0].replace(" ", "")
+        raise ConfigError(
+            f"{path}, {row.place}: the answer {answer!r} may be one number or several; write {joined} if it is one"
+        )
     try:
         scorers.right_number(answer)
     except Error as error:

@@ -6,8 +6,8 @@ format, and it must not take an ordinary answer for a call. A text holds a call 
 
 - The call names one of the environment's own tools. A text about tools, or about other functions, holds none.
 - The name and the arguments stand in the form of a published format: after its marker, in its tags, or alone. JSON and Python
-  without a marker count only if they are the whole reply, because servers remove markers that are special tokens, or if they are
-  the code block at its end.
+  without a marker count only if they are the whole reply, because servers remove markers that are special tokens, or its end:
+  a code block, or JSON that begins a line.
 - The arguments are complete: a JSON object, named Python arguments, or tags that are closed.
 
 Reasoning is no part of the reply, and a reply whose reasoning is not closed holds no call.
@@ -26,7 +26,13 @@ from rove.rendering.python_calls import Call, MalformedCall, read_call, read_cal
 MAX_STARTS = 100
 """Positions in a text at which a call of one form may start; further ones are not tried."""
 
-_REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+_REASONING = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<reasoning>", "</reasoning>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
 _FENCE = r"(?:```(?:json|tool_call|tool_code|python)?\s*)?"
 _TAG = r"[\w:▁｜|-]{0,30}"
 _NO_CALL = rf"(?!{_TAG}(?:response|result|output|list|tools>|functions>))"
@@ -39,9 +45,9 @@ It does not announce the result of a call or the list of the tools."""
 
 JSON_FORMS = (
     rf"{_MARKER}(?:functions\.)?NAME(?::\w+)?\s*(?:<{_TAG}(?:sep|argument){_TAG}>)?\s*{_FENCE}",  # Kimi K2, DeepSeek V3.1
-    r"\bfunctions\.NAME:\d+\s*",  # Kimi K2 without its special tokens
+    r"\bfunctions\.NAME:\d+\s*(?:<\|tool_call_argument_begin\|>\s*)?",  # Kimi K2 without its first special tokens
     rf"<｜tool[▁_]call[▁_]begin｜>function<｜tool[▁_]sep｜>NAME\s*{_FENCE}",  # DeepSeek V3 and R1
-    r"\[TOOL_CALLS\]\s*NAME\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*",  # Mistral
+    r"\[TOOL_CALLS\]\s*NAME\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\])?\s*",  # Mistral
     r"\bto=functions\.NAME[^{\n]{0,100}",  # gpt-oss
     r"(?:\A|\n)>>>\s*NAME\s*\n\s*",  # Functionary 3.2
     r"<\|recipient\|>\s*NAME\s*<\|content\|>\s*",  # Functionary 2
@@ -57,7 +63,11 @@ WHOLE_FORMS = (
 """As `JSON_FORMS`, for a reply that holds nothing but the call."""
 TAG_FORMS = (
     (r"<function=NAME>", "</function>"),  # Qwen3-Coder, Nemotron 3, Seed-OSS
-    (r"<tool_call>\s*NAME\s*(?=<arg_key>|</tool_call>)", "</tool_call>"),  # GLM-4.5
+    (
+        r"<(?:longcat_)?tool_call>\s*NAME\s*(?=<(?:longcat_)?arg_key>|</(?:longcat_)?tool_call>)",
+        "tool_call>",
+    ),  # GLM-4.5, LongCat
+    (r"\ANAME\s*(?=<arg_key>)", "</arg_value>"),  # GLM-4.5 without its special tokens
     (rf"<{_TAG}invoke\s+name=[\"']?NAME[\"']?\s*>", "invoke>"),  # Anthropic, MiniMax, DeepSeek V3.2
     (r"<(?:tool|function)_call\s+name=[\"']?NAME[\"']?\s*>", "_call>"),
     (r"<(?:tool|function)_calls?>\s*<function\s+name=[\"']?NAME[\"']?\s*>", "</function>"),
@@ -73,6 +83,14 @@ _JSON_START = re.compile(
     re.IGNORECASE,
 )
 _PYTHON_START = re.compile(rf"(?:{_MARKER}{{1,3}}{_FENCE}|```tool_code\s*)(?=[\[\w])", re.IGNORECASE)
+
+
+_TOOLS_START = re.compile(r"<tools>\s*(?=[\[{])")
+"""What Qwen2.5-Coder writes for <tool_call>. The descriptions of the tools have the same tag."""
+_LINE_OF_JSON = re.compile(r"^(?=[\[{])", re.MULTILINE)
+_END_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|<end_of_turn>|</tool_call>|</s>)\Z")
+MAX_END_TOKENS = 3
+"""Special tokens at the end of a reply, such as <|eom_id|> or </tool_call> without its beginning, that are no part of it."""
 
 
 def call_left_in(text: str, tools: Collection[str]) -> str | None:
@@ -103,7 +121,6 @@ def _called_tools(reply: str, tools: frozenset[str]) -> Iterator[str]:
 
 def _names_in_calls(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:
     """Yield the names in each complete call, or list of calls; those of calls without a marker may be of other tools."""
-    yield from _names_in_whole_reply(reply, tools)
     for pattern in _compiled(JSON_FORMS, tools):
         for match in _starts(pattern, reply):
             if isinstance(_json_at(reply, match.end())[0], dict):
@@ -115,13 +132,21 @@ def _names_in_calls(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str
                 yield [match["name"]]
     for match in _starts(_JSON_START, reply):
         yield _json_names(_json_at(reply, match.end())[0], is_marked=True)
+    for match in _starts(_TOOLS_START, reply):
+        yield _json_names(_json_at(reply, match.end())[0], is_marked=False)
     for match in _starts(_PYTHON_START, reply):
         yield from _python_names(reply, match.end())
+    yield from _names_in_whole_reply(reply, tools)
 
 
 def _names_in_whole_reply(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:
-    """Yield the names in a reply that holds nothing but calls, or that ends with a code block of calls."""
-    yield _names_in_json_texts(_last_block(reply) if reply.endswith("```") else reply)
+    """Yield the names in a reply that holds nothing but calls, or that ends with calls as a code block or lines of JSON."""
+    for _ in range(MAX_END_TOKENS):
+        reply = _END_TOKEN.sub("", reply).rstrip()
+    if reply.endswith("```"):
+        yield _names_in_json_texts(_last_block(reply))
+    for line in _starts(_LINE_OF_JSON, reply):
+        yield _names_in_json_texts(reply[line.start() :])
     for pattern in _compiled(WHOLE_FORMS, tools):
         match = pattern.match(reply)
         if match is None:
@@ -175,10 +200,8 @@ def _json_names(value: Any, is_marked: bool) -> list[str]:
     return [name] if name else []
 
 
-_NAME_KEYS = ("name", "tool_name")
-_ARGUMENT_KEYS = ("arguments", "parameters")
-_MARKED_NAME_KEYS = (*_NAME_KEYS, "function_name", "function", "tool", "action")
-_MARKED_ARGUMENT_KEYS = (*_ARGUMENT_KEYS, "args", "input", "tool_input", "action_input", "kwargs")
+_NAME_KEYS = ("name", "tool_name", "function_name", "function", "tool", "action")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "kwargs")
 _METADATA = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 """Keys of a call besides those of its name and arguments."""
 
@@ -191,11 +214,9 @@ def _called_name(call: Mapping[str, Any], is_marked: bool) -> str:
     """
     if isinstance(call.get("function"), Mapping):
         return _called_name(call["function"], is_marked)
-    name_keys = _MARKED_NAME_KEYS if is_marked else _NAME_KEYS
-    argument_keys = _MARKED_ARGUMENT_KEYS if is_marked else _ARGUMENT_KEYS
-    names = [call[key] for key in name_keys if isinstance(call.get(key), str)]
-    arguments = [call[key] for key in argument_keys if key in call]
-    further = call.keys() - {*name_keys, *argument_keys} - _METADATA
+    names = [call[key] for key in _NAME_KEYS if isinstance(call.get(key), str)]
+    arguments = [call[key] for key in _ARGUMENT_KEYS if key in call]
+    further = call.keys() - {*_NAME_KEYS, *_ARGUMENT_KEYS} - _METADATA
     if len(names) != 1 or "description" in call or any(map(_is_schema, arguments)):
         return ""
     if not is_marked and (further or len(arguments) != 1 or not _is_object(arguments[0])):
@@ -208,10 +229,10 @@ def _is_schema(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    """Return whether arguments are an object, or its JSON text."""
+    """Return whether arguments are an object, its JSON text, or null, which is no arguments."""
     if isinstance(value, str):
-        value = _json_at(value, 0)[0]
-    return isinstance(value, dict)
+        return isinstance(_json_at(value, 0)[0], dict)
+    return value is None or isinstance(value, dict)
 
 
 def _whole_list(reply: str) -> Sequence[str]:

@@ -37,25 +37,29 @@ class Format(NamedTuple):
 
 
 _XML_CALL = re.compile(r"<(?:function|parameter|invoke|arg_key|arg_value)(?:=|>| name=)")
+_NAME_FIRST = re.compile(r"<tool_call>(?:\\n|[\s'\"+~}-])*(?:\{\{-?\s*)?\w+(?:\.\w+)*(?:\.name\b|\[['\"]name['\"]\])")
+"""The name of the function directly after the marker, where Hermes has a JSON object."""
 _TAGGED_SPAN = re.compile(r"<tool_call>((?:(?!</?tool_call>).)*)</tool_call>", re.DOTALL)
 
 
 def format_of(template: str) -> Format | None:
     """Return the tool-call format of a chat template; None if it has no known format.
 
-    A template whose calls are XML, or Python in a code block, has no known format, although its markers are those of Hermes or
-    LFM2: such calls would be read as text.
+    A template whose calls are XML, begin with the name alone, or are Python in a code block has no known format, although its
+    markers are those of Hermes or LFM2: such calls would be read as text.
     """
     how = next((one for one in FORMATS if one.mark.search(template)), None)
-    if how is None or (how.name == "hermes" and _has_xml_calls(template)):
+    if how is None or (how.name == "hermes" and _has_other_calls(template)):
         return None
     return None if how.name == "lfm2" and "```python" in template else how
 
 
-def _has_xml_calls(template: str) -> bool:
-    """Return whether there are further tags inside <tool_call>, or tags for the name or arguments of a call."""
+def _has_other_calls(template: str) -> bool:
+    """Return whether there are further tags or a name alone in <tool_call>, or tags for the name or arguments of a call."""
     spans = [match[1] for match in _TAGGED_SPAN.finditer(template)]
-    return bool(_XML_CALL.search(template)) or any(re.search(r"</\w", span) for span in spans)
+    if _XML_CALL.search(template) or _NAME_FIRST.search(template):
+        return True
+    return any(re.search(r"</\w", span) for span in spans)
 
 
 def read_calls(
@@ -172,10 +176,11 @@ def _whole_json(text: str) -> Any:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
+    """Return arguments that are an object or its JSON; null, as a value or as text, and an empty text are no arguments."""
+    if isinstance(value, str):
+        value = _whole_json(value) if value.strip() else None
     if value is None:
         return {}
-    if isinstance(value, str):
-        value = _whole_json(value) if value.strip() else {}
     if not isinstance(value, dict):
         raise MalformedCall("the arguments are not a JSON object")
     return value
@@ -278,7 +283,7 @@ def _write_pythonic(calls: Sequence[Call]) -> str:
 # Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}], in newer models [TOOL_CALLS]f[ARGS]{…}, also with the id of the call or
 # without the second marker: [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}, [TOOL_CALLS]f{…}
 
-_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
 def _parse_mistral(text: str) -> Parsed:

@@ -124,6 +124,9 @@ FIRST_LINES = lines({"question": "a", "answer": 1}) + "\n"
         ("q.jsonl", lines({"question": {"text": "a"}, "answer": "b"}), "the column 'question' is a dict"),
         ("q.jsonl", lines({"question": ["a", 7], "answer": "b"}), "the column 'question' is not a list of messages"),
         ("q.jsonl", lines({"prompt": [{"content": "a"}], "answer": "b"}), "the column 'prompt' is not a list of messages"),
+        ("q.jsonl", lines({"prompt": [{"role": "user"}], "answer": "b"}), "role 'user' and the content None; expected a text"),
+        ("q.jsonl", lines({"prompt": [{"role": "user", "content": 5}], "answer": "b"}), "the content 5; expected a text or a"),
+        ("q.jsonl", FIRST_LINES + f'{{"question": "a", "answer": "b", "c": {"[" * 50_000}{"]" * 50_000}}}', "q.jsonl, line 3: "),
         ("q.jsonl", lines({"input": "a", "target": "b"}), "its columns: 'input', 'target'"),
         ("q.jsonl", lines({"messages": [{"role": "user", "content": "a"}], "answer": "b"}), "its columns: 'messages', 'answer'"),
         ("q.json", "[]", "is a .json file; a file of questions is one of .jsonl, .ndjson, .csv, .parquet: write one"),
@@ -136,6 +139,21 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(tmp_path: Path, name:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=message):
         vf.load_environment(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("answer", ["1 234", "1 234.5", "Total: 1 234 567", "3*4\n#### 12 000", ["7", "1 000"]])
+def test_a_right_number_with_spaces_is_refused_because_it_may_be_several(tmp_path: Path, answer: Any):
+    (tmp_path / "q.jsonl").write_text(lines({"question": "a", "answer": 1}, {"question": "b", "answer": answer}))
+    with pytest.raises(
+        ConfigError, match=r"row 2 \(line 2\): the answer .* may be one number or several; write \d+ if"
+    ):
+        QuestionsEnv(tmp_path / "q.jsonl", "numeric")
+
+
+@pytest.mark.parametrize("answer", ["1,234", "1\u202f234", "5 km", "a 3 by 4 grid\n#### 12", -5, 1e3])
+def test_a_right_number_without_plain_spaces_is_read(tmp_path: Path, answer: Any):
+    (tmp_path / "q.jsonl").write_text(lines({"question": "a", "answer": answer}))
+    assert QuestionsEnv(tmp_path / "q.jsonl", "numeric").count_examples() == 1
 
 
 @pytest.mark.parametrize(

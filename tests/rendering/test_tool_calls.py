@@ -115,6 +115,7 @@ def test_any_text_can_be_parsed(how: Format, pieces: list[str]):
         ("hermes", '<tool_call>{"name": "f", "arguments": null, "id": "1"}</tool_call>', "", [("f", {})]),
         ("hermes", '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</tool_call>', "",
          [("f", {"a": 1}), ("g", {})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "null"}</tool_call>', "", [("f", {})]),
         ("llama3", '{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
         ("llama3", '{"name": "f", "parameters": {"a": "<|python_tag|>"}}', "", [("f", {"a": "<|python_tag|>"})]),
         ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "arguments": {}}', "", [("f", {}), ("g", {})]),
@@ -137,6 +138,7 @@ def test_any_text_can_be_parsed(how: Format, pieces: list[str]):
         ("mistral_named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "", [("f", {"a": 1}), ("g", {})]),
         ("mistral_named", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}\n[TOOL_CALLS]g-1 {"b": 2}', "",
          [("f", {"a": 1}), ("g-1", {"b": 2})]),
+        ("mistral_named", '[TOOL_CALLS]f[CALL_ID][ARGS]{"a": 1}', "", [("f", {"a": 1})]),
     ],
 )  # fmt: skip
 def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, calls: list[tuple[str, dict[str, Any]]]):
@@ -208,6 +210,10 @@ def test_equal_calls_of_different_turns_have_different_ids():
         ('Write <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>', "hermes"),
         ("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", None),
         ("{{ '<tool_call>' + name }}{{ '\n<arg_key>' + key + '</arg_key>' }}</tool_call>", None),
+        ("{{ '<tool_call>' + call.name + '(' }}{{ call.arguments | tojson }})</tool_call>", None),
+        ("{{- '<tool_call>\\n' }}{{- tool['name'] }}{{- ' ' + tool['arguments'] }}", None),
+        ("<tool_call>{{ {'name': call.name, 'arguments': call.arguments} | tojson }}</tool_call>", "hermes"),
+        ('{{- \'<tool_call>\\n{"name": "\' + call.name + \'", "arguments": \' }}', "hermes"),
         ("<tool_call><name>f</name><input>{}</input></tool_call>", None),
         ("{{ '<tool_call>' }}{{ '<function=' + name + '>' }}", None),
         ("<|tool_call_start|>\n```python\nf(a=1)\n```\n<|tool_call_end|>", None),

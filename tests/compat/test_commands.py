@@ -62,7 +62,9 @@ def test_vf_init_creates_a_package(tmp_path: Path) -> None:
 
 
 def test_the_shim_installs_every_command() -> None:
-    scripts = tomllib.loads(SHIM.read_text(encoding="utf-8"))["project"]["scripts"]
+    project = tomllib.loads(SHIM.read_text(encoding="utf-8"))["project"]
+    assert project["dependencies"] == ["rove[hub]"], "vf-install builds packages"
+    scripts = project["scripts"]
     assert scripts.keys() == commands.COMMANDS.keys()
     for target in scripts.values():
         module, function = target.split(":")

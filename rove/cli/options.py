@@ -151,7 +151,7 @@ def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) ->
 def settings_files(words: Sequence[str]) -> list[str]:
     """Return the files that command-line words name with "@"."""
     files = []
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip(words, [*words, None][1:], strict=True):
         if word == "@" and following is not None:
             files.append(following)
         elif word.startswith("@") and word != "@":

@@ -17,54 +17,74 @@ _ENVIRONMENTS_FOLDER = "./environments"
 """Where v0 looks for environments."""
 
 
-class Command(NamedTuple):
-    """How the arguments of a command of v0 become those of a command of rove."""
+class Option(NamedTuple):
+    """An option of a command of v0."""
 
-    rove: str
-    options: dict[str, str]
-    """Option with a value → rove's option."""
-    flags: dict[str, str]
-    """Option without a value → rove's option."""
-    ignored_options: tuple[str, ...] = ()
-    """Options with a value that have no effect here."""
-    ignored_flags: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    rove: str = ""
+    """rove's option, `ARGUMENT` or `FOLDER`; without it, the option has no effect here."""
+    is_flag: bool = False
 
 
-COMMANDS = {
-    "vf-eval": Command(
+ARGUMENT = "argument"
+"""The value becomes the argument of rove's command."""
+FOLDER = "folder"
+"""The value is the folder that contains the environments."""
+
+COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
+    "vf-eval": (
         "eval",
-        {
-            **{"-m": "-m", "--model": "-m", "-n": "-n", "--num-examples": "-n"},
-            **{"-r": "-r", "--rollouts-per-example": "-r", "-c": "-c", "--max-concurrent": "-c"},
-            **{"-t": "-t", "--max-tokens": "-t", "-T": "-T", "--temperature": "-T"},
-            **{"-S": "-S", "--sampling-args": "-S", "-a": "-a", "--env-args": "-a"},
-            **{"-b": "-b", "--api-base-url": "-b", "-k": "-k", "--api-key-var": "-k"},
-            **{"-e": "-e", "--endpoints-path": "-e", "--env-dir-path": "--env-dir", "--resume": "--resume"},
-        },
-        {"-s": "--save", "--save-results": "--save"},
-        ("--max-concurrent-generation", "--max-concurrent-scoring", "--state-columns", "-C", "--save-every", "-f"),
         (
-            "-v",
-            "--verbose",
-            "-N",
-            "--no-interleave-scoring",
-            "-i",
-            "--independent-scoring",
-            "-d",
-            "--disable-env-server",
+            Option(("-m", "--model"), "-m"),
+            Option(("-n", "--num-examples"), "-n"),
+            Option(("-r", "--rollouts-per-example"), "-r"),
+            Option(("-c", "--max-concurrent", "--max-concurrent-requests"), "-c"),
+            Option(("-t", "--max-tokens"), "-t"),
+            Option(("-T", "--temperature"), "-T"),
+            Option(("-S", "--sampling-args"), "-S"),
+            Option(("-a", "--env-args"), "-a"),
+            Option(("-b", "--api-base-url"), "-b"),
+            Option(("-k", "--api-key-var"), "-k"),
+            Option(("-e", "--endpoints-path"), "-e"),
+            Option(("--env-dir-path",), "--env-dir"),
+            Option(("--max-retries",), "--max_retries"),
+            Option(("--resume",), "--resume"),
+            Option(("-s", "--save-results", "--save-dataset"), "--save", is_flag=True),
+            Option(("--max-concurrent-generation",)),
+            Option(("--max-concurrent-scoring",)),
+            Option(("-C", "--state-columns")),
+            Option(("-f", "--save-every")),
+            Option(("-v", "--verbose"), is_flag=True),
+            Option(("-N", "--no-interleave-scoring"), is_flag=True),
+            Option(("-i", "--independent-scoring"), is_flag=True),
+            Option(("-d", "--disable-env-server"), is_flag=True),
         ),
     ),
-    "vf-init": Command("init", {"--path": "--dir", "-p": "--dir"}, {}, (), ("--multi-file", "--rewrite-readme")),
-    "vf-install": Command("install", {"--path": "path", "-p": "path"}, {}),
-    "vf-vllm": Command(
+    "vf-init": (
+        "init",
+        (
+            Option(("-p", "--path"), "--dir"),
+            Option(("--multi-file",), is_flag=True),
+            Option(("--rewrite-readme",), is_flag=True),
+        ),
+    ),
+    "vf-install": ("install", (Option(("-p", "--path"), FOLDER),)),
+    "vf-vllm": (
         "serve",
-        {"--model": "model", "--host": "--host", "--port": "--port"},
-        {},
-        ("--tensor-parallel-size", "--data-parallel-size", "--dtype", "--gpu-memory-utilization"),
-        ("--enforce-eager", "--disable-log-requests"),
+        (
+            Option(("--model",), ARGUMENT),
+            Option(("--host",), "--host"),
+            Option(("--port",), "--port"),
+            Option(("--tensor-parallel-size",)),
+            Option(("--data-parallel-size",)),
+            Option(("--dtype",)),
+            Option(("--gpu-memory-utilization",)),
+            Option(("--enforce-eager",), is_flag=True),
+            Option(("--disable-log-requests",), is_flag=True),
+        ),
     ),
 }
-"""Command of v0 → its translation. `path` and `model` become rove's argument."""
+"""Command of v0 → rove's command, and the options."""
 
 
 def translate(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -72,38 +92,47 @@ def translate(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]
 
     Exits with status 2 if an option has no counterpart, or lacks its value.
     """
-    command = COMMANDS[name]
-    parser = argparse.ArgumentParser(name, description=f"Runs `rove {command.rove}`.", allow_abbrev=False)
-    parser.add_argument("names", nargs="*")
-    for option in (*command.options, *command.ignored_options):
-        parser.add_argument(option, dest=option)
-    for flag in (*command.flags, *command.ignored_flags):
-        parser.add_argument(flag, dest=flag, action="store_true")
-    values = {option: value for option, value in vars(parser.parse_args(arguments)).items() if value}
-    names = values.pop("names", [])
+    command, options = COMMANDS[name]
+    parser = argparse.ArgumentParser(name, description=f"Runs `rove {command}`.", allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    for option in options:
+        description = option.rove if option.rove.startswith("-") else "" if option.rove else "has no effect"
+        keywords = {"action": "store_true"} if option.is_flag else {"metavar": "VALUE"}
+        parser.add_argument(*option.names, dest=option.names[-1], help=description, **keywords)
+    values = vars(parser.parse_args(arguments))
 
+    names: list[str] = values["names"]
+    folder = Path(_ENVIRONMENTS_FOLDER)
     translated: list[str] = []
-    for option, value in values.items():
-        translation = command.options.get(option, "")
-        if option in command.flags:
-            translated.append(command.flags[option])
-        elif translation.startswith("-"):
-            translated += [translation, value]
-        elif translation == "model":
+    ignored: list[str] = []
+    for option in options:
+        value = values[option.names[-1]]
+        if value in (None, False):
+            continue
+        if not option.rove:
+            ignored.append(option.names[-1])
+        elif option.rove == ARGUMENT:
             names = [value]
+        elif option.rove == FOLDER:
+            folder = Path(value)
+        else:
+            translated += [option.rove] if option.is_flag else [option.rove, value]
     if name == "vf-eval" and not {"--save", "--resume"} & set(translated):
         translated.append("--no-save")
     if name == "vf-install":
-        folder = Path(values.get("--path") or values.get("-p") or _ENVIRONMENTS_FOLDER)
         names = [str(folder / environment.replace("-", "_")) for environment in names]
-        translated.append("--into-current")
-    ignored = [option for option in values if option in (*command.ignored_options, *command.ignored_flags)]
-    return [command.rove, *names, *translated], ignored
+        translated += ["--into-current", "--yes"]
+    return [command, *names, *translated], ignored
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run rove's command for a command of v0, and return its exit status."""
     translated, ignored = translate(name, arguments)
+    if name == "vf-install":
+        missing = [word for word in translated[1:] if not word.startswith("-") and not Path(word).is_dir()]
+        if missing:
+            sys.stderr.write(f"error: no folder {', '.join(missing)}; give the folder that contains it with --path\n")
+            return 2
     if ignored:
         sys.stderr.write(f"{name} ignores {', '.join(ignored)}\n")
     sys.stderr.write(f"rove {shlex.join(translated)}\n")

@@ -21,7 +21,8 @@ from rove.compat.source_reader import read
 from rove.compat.verifiers.release import newest_allowed
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
-from rove.core.state import State
+from rove.core.records import TrajectoryStep
+from rove.core.state import State, bookkeeping
 from rove.tools.examples import example_value
 from rove.tools.tool import make_tool
 
@@ -272,7 +273,8 @@ def test_example_values_match_the_schemas_of_tools() -> None:
 def test_probe_policies_follow_the_prompts_format() -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     messages = [UserMessage("Write <think>…</think><move>…</move>.")]
-    state = State(input={"answer": "4"}, trajectory=[], tools=[tool])
+    state = State(input={"answer": "4"}, trajectory=[])
+    bookkeeping(state).tools = [tool]
     assert PROBE_POLICIES["answer"](messages, state, None) == "<think>scripted</think>\n<move>4</move>"
     assert PROBE_POLICIES["answer"]([UserMessage("2+2?")], state, None).endswith("\\boxed{4}")
     assert PROBE_POLICIES["bare"](messages, state, None) == "4"
@@ -280,7 +282,7 @@ def test_probe_policies_follow_the_prompts_format() -> None:
         "name": "look",
         "arguments": "{}",
     }
-    state["trajectory"].append("a turn")
+    bookkeeping(state).trajectory.append(TrajectoryStep([], []))
     assert "<move>4</move>" in PROBE_POLICIES["tools"](messages, state, None)
 
 

@@ -1,16 +1,20 @@
-"""Run the code of README of verifiers 0.1.0 on rove.compat; test_trainer has its level 3."""
+"""Run the code of README of verifiers 0.1.0 on rove.compat."""
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from fakes import tiny_model
 
 import rove
 import rove.compat
+from rove.core.errors import ConfigError
 
 SCRIPT = Path(__file__).parents[1] / "compat_readme_010" / "script.py"
 
@@ -22,10 +26,15 @@ def answer_four(messages: Any, state: Any, rng: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[dict[str, Any]]:
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     pytest.importorskip("datasets")
+    folder = tmp_path_factory.mktemp("readme")
+    tiny_model().save(folder / "model")
+    values = {"client": rove.ScriptedClient(answer_four), "model_name": str(folder / "model")}
     rove.compat.install()
-    yield runpy.run_path(str(SCRIPT), {"client": rove.ScriptedClient(answer_four)}, run_name="__main__")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield {**runpy.run_path(str(SCRIPT), values, run_name="__main__"), "folder": folder}
     rove.compat.uninstall()
 
 
@@ -40,6 +49,31 @@ def test_evaluate_returns_the_results_with_their_mean(script: dict[str, Any]) ->
 def test_results_become_a_dataset_that_can_be_sorted(script: dict[str, Any]) -> None:
     [row] = list(script["synthetic"])
     assert (row["answer"], row["reward"]) == ("4", pytest.approx(1.2))
+
+
+def test_the_dataset_has_the_columns_that_it_is_asked_for(script: dict[str, Any]) -> None:
+    make_dataset, results = script["vf_env"].make_dataset, script["results"]
+    assert {"prompt", "completion", "answer", "reward"} <= set(make_dataset(results).column_names)
+    with pytest.warns(UserWarning, match=r"skips 'turn', .* evaluate\(state_columns=\['turn'\]\)"):
+        make_dataset(results, state_columns=["turn"], extra_columns=["answer"])
+    with pytest.raises(ConfigError, match="hub_name is missing"):
+        make_dataset(results, push_to_hub=True)
+
+
+def test_the_dataset_is_uploaded_under_the_given_name(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr("datasets.Dataset.push_to_hub", lambda dataset, name: names.append(name))
+    script["vf_env"].make_dataset(script["results"], push_to_hub=True, hub_name="old/name")
+    script["vf_env"].make_dataset(script["results"], push_to_hf_hub=True, hf_hub_dataset_name="new/name")
+    assert names == ["old/name", "new/name"]
+
+
+def test_the_trainer_changes_the_model_in_place_and_writes_a_run_folder(script: dict[str, Any]) -> None:
+    pairs = zip(script["weights_before"], script["model"].parameters(), strict=True)
+    assert not any(torch.equal(before, after) for before, after in pairs)
+    rows = (script["folder"] / "outputs" / "readme" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [1, 2]
+    assert (script["folder"] / "outputs" / "readme" / "final" / "model.safetensors").is_file()
 
 
 def test_max_steps_limits_the_turns_of_a_tool_environment(script: dict[str, Any]) -> None:

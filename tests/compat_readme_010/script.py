@@ -20,11 +20,32 @@ vf_env = vf.SingleTurnEnv(
     rubric=rubric,
 )
 
+
+def count_letters(prompt, completion, answer, **kwargs):
+    return float(len(completion[-1]["content"]))
+
+
+train_env = vf.SingleTurnEnv(
+    dataset=dataset,
+    parser=parser,
+    rubric=vf.Rubric(count_letters, parser.get_format_reward_func(), weights=[1.0, 0.2]),
+)
+
 # Level 2
 results = vf_env.evaluate(client, model="scripted", num_samples=100)  # noqa: F821
 mean_reward = results["rewards_avg"]
 synthetic = vf_env.make_dataset(results)
 synthetic = synthetic.sort("reward", reverse=True).select(range(1))
+
+
+# Level 3
+model, tokenizer = vf.get_model_and_tokenizer(model_name)  # noqa: F821
+args = vf.grpo_defaults(run_name="readme")
+args.max_steps = 2  # instead of 500
+args.max_completion_length = 8  # instead of 2048
+weights_before = [weight.detach().clone() for weight in model.parameters()]
+trainer = vf.GRPOTrainer(model=model, processing_class=tokenizer, env=train_env, args=args)
+trainer.train()
 
 
 # Level 4

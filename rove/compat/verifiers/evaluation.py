@@ -542,9 +542,45 @@ def _pass_at_k(
     return any_of, all_of
 
 
-def make_dataset(results: Mapping[str, Any], **ignored: Any) -> Any:
-    """Return the outputs as a dataset."""
-    return make_table([plain(output) for output in results["outputs"]])
+def make_dataset(
+    results: Mapping[str, Any],
+    push_to_hub: bool = False,
+    hub_name: str | None = None,
+    state_columns: Sequence[str] = (),
+    extra_columns: Sequence[str] = (),
+    **options: Any,
+) -> Any:
+    """Return the outputs as a dataset, and upload it if `push_to_hub` says so, as the releases before 0.1.9 do.
+
+    The dataset has all columns of the results. Columns of the states are in the results if `evaluate` was asked for them.
+
+    Args:
+        results: what `evaluate` has returned.
+        push_to_hub: whether to upload the dataset to the Hugging Face hub. Releases from 0.1.3 on call it `push_to_hf_hub`.
+        hub_name: its name there. Releases from 0.1.3 on call it `hf_hub_dataset_name`.
+        state_columns: keys of the states to include; a missing one is skipped with a warning.
+        extra_columns: further columns; a missing one is skipped with a warning.
+        options: the newer names; anything else is ignored with a warning.
+
+    Raises:
+        ConfigError: the dataset is to be uploaded without a name.
+    """
+    push_to_hub = options.pop("push_to_hf_hub", push_to_hub)
+    hub_name = options.pop("hf_hub_dataset_name", hub_name)
+    if push_to_hub and not hub_name:
+        raise ConfigError("hub_name is missing; give the name of the dataset on the Hugging Face hub")
+    if options:
+        warnings.warn(f"make_dataset ignores {', '.join(options)}", stacklevel=2)
+    rows = [plain(output) for output in results["outputs"]]
+    columns = {name for row in rows for name in row}
+    for name in (*state_columns, *extra_columns):
+        if name not in columns:
+            advice = f"columns of the states must be in evaluate(state_columns=[{name!r}])"
+            warnings.warn(f"make_dataset skips {name!r}, which is not in the results; {advice}", stacklevel=2)
+    dataset = make_table(rows)
+    if push_to_hub:
+        dataset.push_to_hub(hub_name)
+    return dataset
 
 
 def push_to_hub(results: GenerateOutputs, name: str | None) -> None:

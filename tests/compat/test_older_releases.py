@@ -116,7 +116,7 @@ def test_an_own_is_completed_is_asked_before_each_turn_only() -> None:
     "arguments", ["state", "state, **kw", "state, limit=3, **options", "state, *rest", "*rest", "s"]
 )
 def test_an_is_completed_without_messages_is_asked_with_the_state(arguments: str) -> None:
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": __name__}
     exec(f"async def is_completed(self, {arguments}):\n    return len(self.asked.append(1) or self.asked) > 3", names)
 
     class Play(vf.MultiTurnEnv):
@@ -135,7 +135,7 @@ def test_an_is_completed_without_messages_is_asked_with_the_state(arguments: str
     "arguments", ["messages, state", "messages, state, **kw", "chat, s, **kw", "*, messages, state"]
 )
 def test_an_is_completed_with_messages_is_an_old_one(arguments: str) -> None:
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": __name__}
     exec(f"def is_completed(self, {arguments}): pass", names)
     assert takes_messages(parameter_names(names["is_completed"]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -163,7 +163,7 @@ class _File(ast.NodeVisitor):
         if is_env:
             self.environments.add(node.name)
             for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
-                if method.name != "is_completed" or _takes_messages(method):
+                if method.name != "is_completed" or takes_messages(_parameters(method)):
                     self.note("sync" if isinstance(method, ast.FunctionDef) else "async", method.name)
                 if "tool_name" not in {arg.arg for arg in method.args.args}:
                     self.note("unnamed", method.name)
@@ -365,10 +365,18 @@ def _is_super(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "__init__" and _tail(node.value) == "super"
 
 
-def _takes_messages(method: Any) -> bool:
-    """Return whether an `is_completed` takes (messages, state), as until 0.1.7."""
-    names = [argument.arg for argument in method.args.args]
-    return "messages" in names or len(names) > 2
+def takes_messages(names: Sequence[str]) -> bool:
+    """Return whether an `is_completed` with these parameters after `self` takes (messages, state), as until 0.1.7.
+
+    It does if a parameter is called `messages`, or if there are two and the first is not called `state`. `*args` and `**kwargs`
+    do not count.
+    """
+    return "messages" in names or (len(names) > 1 and names[0] != "state")
+
+
+def _parameters(method: Any) -> list[str]:
+    """Return the names of a method's parameters, without `self`, `*args` and `**kwargs`."""
+    return [argument.arg for argument in (*method.args.args[1:], *method.args.kwonlyargs)]
 
 
 def _may_be_import_error(kind: ast.AST | None) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import rove
 import rove.compat.verifiers as vf
-from rove.compat.source_reader import read
+from rove.compat.source_reader import read, takes_messages
 from rove.compat.verifiers.decorators import maybe_retry
+from rove.compat.verifiers.legacy_loop import parameter_names
 from rove.compat.verifiers.messages import as_legacy_messages, normalize_messages
 from rove.compat.verifiers.multiturn import parse_is_truncated, parse_response_messages
 from rove.compat.verifiers.release import RELEASES, allowed_releases, recognized_releases, release_within
@@ -109,6 +110,34 @@ def test_an_own_is_completed_is_asked_before_each_turn_only() -> None:
     env = Play(dataset=ROWS[:1], rubric=vf.Rubric())
     [output] = env.evaluate_sync(rove.ScriptedClient(four), "m", state_columns=["trajectory"])["outputs"]
     assert len(output["trajectory"]) == 3 and output["stop_condition"] == "is_completed"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["state", "state, **kw", "state, limit=3, **options", "state, *rest", "*rest", "s"]
+)
+def test_an_is_completed_without_messages_is_asked_with_the_state(arguments: str) -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(f"async def is_completed(self, {arguments}):\n    return len(self.asked.append(1) or self.asked) > 3", names)
+
+    class Play(vf.MultiTurnEnv):
+        asked: ClassVar[list[int]] = []
+        is_completed = names["is_completed"]
+
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return [{"role": "user", "content": "on"}]
+
+    env = Play(dataset=ROWS[:1], rubric=vf.Rubric())
+    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m", state_columns=["trajectory"])["outputs"]
+    assert len(output["trajectory"]) == 3 and output["stop_condition"] == "is_completed"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["messages, state", "messages, state, **kw", "chat, s, **kw", "*, messages, state"]
+)
+def test_an_is_completed_with_messages_is_an_old_one(arguments: str) -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(f"def is_completed(self, {arguments}): pass", names)
+    assert takes_messages(parameter_names(names["is_completed"]))
 
 
 def test_an_error_ends_a_rollout_with_an_own_is_completed() -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
+from rove.compat.source_reader import takes_messages
 from rove.compat.verifiers.clients import wire_tool
 from rove.compat.verifiers.decorators import call_user, named_args
 from rove.compat.verifiers.legacy import ends_by_itself, unpack_env_response
@@ -39,8 +40,9 @@ _STOP_METHODS = ("max_turns_reached", "prompt_too_long")
 
 
 def parameter_names(func: Callable[..., Any]) -> list[str]:
-    """Return the names of a method's parameters, without `self`."""
-    return list(inspect.signature(func).parameters)[1:]
+    """Return the names of a method's parameters, without `self`, `*args` and `**kwargs`, whatever these are called."""
+    parameters = list(inspect.signature(func).parameters.values())[1:]
+    return [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
 def uses_legacy_loop(env: Any, base: type) -> bool:
@@ -60,7 +62,7 @@ def uses_legacy_loop(env: Any, base: type) -> bool:
 
 
 _SIGNATURES: dict[str, Callable[[list[str]], bool]] = {
-    "is_completed": lambda names: "messages" in names or len([name for name in names if name != "kwargs"]) > 1,
+    "is_completed": takes_messages,
     "rollout": lambda names: "prompt" in names,
     "get_model_response": lambda names: "state" not in names and "prompt" in names,
     "init_state": lambda names: "completion" in names,

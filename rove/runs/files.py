@@ -12,7 +12,7 @@ import msgspec
 from rove.core.errors import RunError
 from rove.runs.schema import Config, Stopped, Summary, decoded, decoded_row
 from rove.runs.upgrade import OLD_FILES, upgrade_config, upgrade_summary
-from rove.utils.files import is_text, open_regular, read_lines, read_regular
+from rove.utils.files import open_regular, read_lines, read_regular
 
 
 class RunFiles:
@@ -24,9 +24,6 @@ class RunFiles:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        name = str(path)
-        if not is_text(name):
-            raise RunError(f"the folder name {name!a} is not text in UTF-8; rename the folder, or give another one")
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of a completed run; None if it is incomplete.

@@ -48,6 +48,7 @@ from rove.utils.files import (
     atomic_write,
     check_tree,
     create_folders,
+    is_text,
     open_regular,
     read_regular,
     recover_folders,
@@ -140,6 +141,10 @@ class Run(RunFiles):
         Raises:
             RunError: Another process writes to the folder, or it holds a run with another identity or other files.
         """
+        if not is_text(str(self.path)):
+            raise RunError(
+                f"the folder name {str(self.path)!a} is not text in UTF-8; rename the folder, or give another one"
+            )
         self._created = create_folders(self.path)
         self._refuse_foreign()
         self._acquire()

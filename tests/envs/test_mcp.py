@@ -204,9 +204,8 @@ def test_functions_and_server_tools_can_be_combined() -> None:
 def test_two_servers_with_the_same_tool_need_a_prefix() -> None:
     error = play(env_of(in_process(), in_process(name="other")), "x").error
     assert error is not None and (error.type, error.phase) == ("ConfigError", "mcp servers")
-    assert (
-        "'test' and server 'other' both have a tool 'add'; give the server a prefix (prefix='test_')" in error.message
-    )
+    expected = "'other' and server 'test' both have a tool 'add'; give the server a prefix (prefix='other_')"
+    assert expected in error.message
     env = env_of(in_process(), in_process(name="other", prefix="other.", include=["add", "count"]))
     tool_calls = [call("count", {}, "1"), call("count", {}, "2"), call("other_count", {}, "3")]
     answers = told(play(env, calls(*tool_calls)))

@@ -68,7 +68,7 @@ def test_examples_can_be_skipped():
         )
     with pytest.raises(vf.ConfigError, match="no rows after the first 5; there is nothing to evaluate"):
         roll(Quiz(5), says("hi"), skip_examples=5)
-    with pytest.raises(vf.ConfigError, match="skip_examples is -1; expected 0 or more"):
+    with pytest.raises(vf.ConfigError, match="skip_examples is -1; expected an integer, 0 or more"):
         roll(Quiz(5), says("hi"), skip_examples=-1)
 
 

@@ -329,7 +329,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_an_error_and_leaves_no_draft(tmp_p
 
 def test_a_folder_name_that_is_not_utf8_is_an_error(tmp_path):
     with pytest.raises(RunError, match=r"is not text in UTF-8"):
-        Run(os.fsdecode(bytes(tmp_path) + b"/\xff"))
+        start(Path(os.fsdecode(bytes(tmp_path) + b"/\xff")))
 
 
 @pytest.mark.parametrize("name", ["..old", "...old", ".config.toml.old", ".old"])

@@ -576,7 +576,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"a": 1}}, "logit_bias.*token ids"),
     ({"logit_bias": {"99999": 1}}, "99999.*expected ids"),
     ({"stop_token_ids": [5, 99999]}, r"stop_token_ids.*\[99999\]; expected ids from 0 to"),
-    ({"stop_token_ids": [-1]}, r"stop_token_ids.*\[-1\]; expected ids from 0 to"),
+    ({"stop_token_ids": [-1]}, r"stop_token_ids\[0\] is -1; expected an integer, 0 or more"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, '{"regex": "a", "choice": .*exactly one'),
     ({"top_k": "many"}, '{"top_k": "many"}.*top_k'),
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens.*max_tokens"),

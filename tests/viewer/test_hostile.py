@@ -277,7 +277,7 @@ def test_rewards_too_large_for_a_mean_do_not_hide_other_runs(tmp_path: Path, win
 async def test_folder_names_that_are_not_utf8_do_not_hide_other_runs(tmp_path: Path):
     make_full_run(tmp_path / "runs/good")
     invalid_name = Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/\xff\xfe"))
-    make_full_run(invalid_name)
+    os.rename(make_full_run(tmp_path / "runs/renamed").path, invalid_name)
     nested = make_full_run(tmp_path / "runs/deep")
     (nested.path / "config.toml").write_text(f"a = {'[' * 90}{']' * 90}")
     os.close(os.open(os.fsencode(nested.path) + b"/\xff", os.O_CREAT))

@@ -121,7 +121,7 @@ def test_parameters_that_the_api_lacks_are_refused(given: dict[str, Any]):
 
 
 def test_max_tokens_0_is_refused():
-    with pytest.raises(ConfigError, match="max_tokens is 0; expected an integer, 1 or more"):
+    with pytest.raises(ConfigError, match="max_tokens is 0; expected 1 or more: Anthropic"):
         request_body(Request([UserMessage("hi")], SamplingParams(max_tokens=0)))
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _ENVIRONMENTS_FOLDER = "./environments"
 """Where v0 looks for environments."""
@@ -97,7 +97,7 @@ def translate(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]
     parser.add_argument("names", nargs="*", metavar="NAME")
     for option in options:
         description = option.rove if option.rove.startswith("-") else "" if option.rove else "has no effect"
-        keywords = {"action": "store_true"} if option.is_flag else {"metavar": "VALUE"}
+        keywords: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": "VALUE"}
         parser.add_argument(*option.names, dest=option.names[-1], help=description, **keywords)
     values = vars(parser.parse_args(arguments))
 

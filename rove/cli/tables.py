@@ -153,14 +153,15 @@ def comparison_table(comparison: Comparison, width: int = 98) -> Table:
     noted = caveats({"caveat": one.caveat} for one in values)
     table = Table(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
     table.add_column("", style="bold", overflow="fold")
+    run_width = min(_name_width(width), max(map(len, comparison.names)))
     for name in comparison.names:
-        table.add_column(folded(name, _name_width(width)), justify="right", overflow="fold")
+        table.add_column(folded(name, run_width), justify="right", overflow="fold")
     table.add_column("difference", justify="right", no_wrap=True)
     table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for one in values:
         name, *cells = comparison_row(one)
-        table.add_row(folded(name, _name_width(width)), *cells)
+        table.add_row(folded(name, width - NUMBER_COLUMNS - 2 * run_width), *cells)
     return table
 
 

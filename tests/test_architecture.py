@@ -48,11 +48,11 @@ def test_files_and_functions_stay_readable() -> None:
     too_long = []
     for file in MODULES:
         text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
-        if text.count("\n") > 600:
-            too_long.append(f"{name}: {text.count(chr(10))} lines, expected at most 600")
+        if text.count("\n") > 650:
+            too_long.append(f"{name}: {text.count(chr(10))} lines, expected at most 650")
         for node in functions(ast.parse(text)):
-            if (node.end_lineno or 0) - node.lineno >= 65:
-                too_long.append(f"{name}:{node.lineno}: {node.name} has 65 lines or more")
+            if (node.end_lineno or 0) - node.lineno >= 75:
+                too_long.append(f"{name}:{node.lineno}: {node.name} has 75 lines or more")
     assert too_long == []
 
 

@@ -42,7 +42,7 @@ from rove.core.ranges import NonNegativeInt
 from rove.envs.loading import environment_arguments, environment_version, load_environment
 from rove.envs.question_files import is_question_file
 from rove.models.pretrained import model_path
-from rove.runs.provenance import seal
+from rove.runs.provenance import SEAL, seal
 from rove.runs.run import Run
 from rove.utils.files import atomic_write
 from rove.utils.processes import release_memory
@@ -104,7 +104,7 @@ def check_request(request: Mapping[str, Any], folder: Path) -> None:
 def is_outdated(request: Mapping[str, Any], folder: Path) -> bool:
     """Return whether a folder has only an unedited recipe that was made before the environment's code changed."""
     names = {path.name for path in folder.iterdir()}
-    if not names <= {RECIPE, REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
+    if not names <= {RECIPE, SEAL.format(RECIPE), REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
     before = msgspec.json.decode((folder / REQUEST).read_bytes())
     recipe = fingerprint({"text": (folder / RECIPE).read_text("utf-8")})

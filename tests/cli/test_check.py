@@ -56,7 +56,7 @@ def test_text_report_of_one_package(rove: Rove, tmp_path: Path) -> None:
         (["tictactoe", "-o", "nowhere/matrix.md"], "the folder nowhere does not exist"),
         (["tictactoe", "-a", "5"], "-a takes a JSON object"),
         (["."], "contains none"),
-        (["tictactoe", "-n", "0"], "num_examples is 0"),
+        (["tictactoe", "-n", "0"], "'--num-examples': 0; expected an integer, 1 or more"),
         ([], "Missing argument"),
     ],
 )

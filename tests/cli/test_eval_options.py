@@ -239,7 +239,11 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 def test_every_setting_has_a_case():
     """A new setting needs a case that shows its effect."""
-    tested_elsewhere = {"trust_remote_code"}  # in test_models_remote_code
+    tested_elsewhere = {
+        "trust_remote_code",
+        "device",
+        "skip_examples",
+    }  # tests/models and tests/rollouts/test_evaluate.py
     assert set(CASES) == {*setting_names(EvalConfig)} - tested_elsewhere
     assert list(LIMITS) == list(Limits.__struct_fields__)
 

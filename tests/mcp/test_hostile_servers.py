@@ -61,7 +61,7 @@ async def test_too_many_tools_are_an_error(per_page: int, pages: int):
 
 
 async def test_pages_of_tools_up_to_the_limit_are_read():
-    assert len(await Session(Listing(100, 20)).tools()) == sdk.MAX_TOOLS == 2000
+    assert len(await Session(Listing(100, 20), name="shop").tools()) == sdk.MAX_TOOLS == 2000
 
 
 class Counted(str):

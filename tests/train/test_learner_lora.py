@@ -100,7 +100,14 @@ def test_only_the_adapter_is_changed_and_saved(tmp_path: Path, kind: str):
     trained = {name.replace(".base_layer", ""): weight for name, weight in loaded.model.state_dict().items()}
     assert all(torch.equal(trained[name], weight) for name, weight in initial.items())
     files = {file.name for folder in tmp_path.rglob("checkpoints/*") for file in folder.iterdir()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors", "base.txt", "trainer.pt", "progress.json"}
+    assert files == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "base.txt",
+        "trainer.pt",
+        "progress.json",
+        "CHECKSUMS",
+    }
     assert {file.name for file in (tmp_path / "final").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",

@@ -386,7 +386,11 @@ SMALL_SFT = {**SMALL, "data": "DATA0", "epochs": 1, "validate_every": 2}
 def test_every_setting_has_a_case():
     """A new setting needs a case that shows its effect."""
     for config, cases in ((RLConfig, RL_CASES), (SFTConfig, SFT_CASES), (EvaluationConfig, EVALUATION_CASES)):
-        tested_elsewhere = {"trust_remote_code"}  # see tests/models/test_remote_code.py
+        tested_elsewhere = {
+            "trust_remote_code",
+            "device",
+            "skip_examples",
+        }  # tests/models and tests/rollouts/test_evaluate.py
         assert set(cases) == {*setting_names(config)} - tested_elsewhere, config.__name__
     assert {name for _, _, _, lenient in ALERT_CASES.values() for name in lenient} <= set(ALERT_LIMITS)
     assert set(ALERT_LIMITS) == set(AlertLimits.__struct_fields__)

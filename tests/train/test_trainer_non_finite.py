@@ -104,6 +104,6 @@ def test_sft_skips_non_finite_steps_and_stops_after_too_many(tmp_path: Path, mon
 
 
 def test_max_non_finite_steps_must_be_positive():
-    for config in (settings(max_non_finite_steps=0), sft_settings(max_non_finite_steps=0)):
+    for make in (settings, sft_settings):
         with pytest.raises(ConfigError, match="max_non_finite_steps is 0; expected an integer, 1 or more"):
-            config.check()
+            make(max_non_finite_steps=0)

@@ -162,7 +162,7 @@ def test_on_token_is_called_for_every_token(tmp_path: Path, fake: FakeVLLM):
         ([320], {}, ConfigError, "the prompt has token 320; expected ids from 0 to 319"),
         ([1] * 1024, {}, OverlongPromptError, "the prompt has 1024 tokens, the context is 1024"),
         ([1], {"logit_bias": {1: 1.0}}, ConfigError, "logit_bias is not supported by the vLLM backend"),
-        ([1], {"max_tokens": 0}, ConfigError, "max_tokens is 0; expected an integer, 1 or more"),
+        ([1], {"max_tokens": 0}, ConfigError, "max_tokens is 0; expected 1 or more: vLLM"),
         ([1], {"extra": {"x": 1}}, ConfigError, "extra is not supported"),
     ],
 )

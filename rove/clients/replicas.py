@@ -20,7 +20,7 @@ from rove.core.errors import (
     unanswered_attempts,
 )
 from rove.core.protocols import Request, Response
-from rove.core.state import bookkeeping
+from rove.core.state import State, bookkeeping
 
 AVOID_S = 30.0
 """Seconds without requests to a replica that failed to respond; then one request checks whether it is back."""
@@ -100,7 +100,7 @@ class Replicas:
         """
         tried: list[_Replica] = []
         attempts: list[str] = []
-        seed = None if request.state is None else bookkeeping(request.state).seed or None
+        seed = None if request.state is None else _seed_of(request.state)
         while True:
             replica = self._choose(seed, tried)
             tried.append(replica)
@@ -235,3 +235,9 @@ class _Replica:
     def load(self) -> float:
         """Requests and reservations divided by the limit."""
         return (self.under_way + self.reserved) / self.client.limiter_now.limit
+
+
+def _seed_of(state: State) -> int | None:
+    """Return the seed of a rollout, which may be 0; None for a state that was made without one."""
+    own = bookkeeping(state)
+    return own.seed if "seed" in own.given else None

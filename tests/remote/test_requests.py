@@ -137,11 +137,11 @@ def test_cleanup_runs_once_in_a_new_worker_if_the_first_one_dies(
     write_sub_models(tmp_path)
     clean_up = RemoteRollout.clean_up
 
-    async def kill_worker_first(rollout: RemoteRollout) -> None:
+    async def kill_worker_first(rollout: RemoteRollout, keep: bool = False) -> None:
         assert rollout.worker is not None
         if rollout.state["info"]["number"] == 2:
             rollout.worker.close("it died")
-        await clean_up(rollout)
+        await clean_up(rollout, keep)
 
     reference = load_isolated("subs", tmp_path, trained=True).generate_sync(Teller())
     monkeypatch.setattr(RemoteRollout, "clean_up", kill_worker_first)

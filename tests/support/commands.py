@@ -75,5 +75,6 @@ def environment(folder: Path, name: str, source: str) -> None:
 
 def contents(run: Path) -> dict[str, tuple[int, bytes]]:
     """When each file of a run was last written, and what it holds; but for what every start writes anew."""
-    ours = [path for path in run.rglob("*") if path.is_file() and path.name not in ("config.toml", "versions.json")]
+    rewritten = ("config.toml", ".config.toml.seal", "versions.json")
+    ours = [path for path in run.rglob("*") if path.is_file() and path.name not in rewritten]
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in ours}

@@ -287,7 +287,9 @@ def started(command: str, folder: Path, stack: ExitStack, said: str = "serving t
     stack.callback(process.terminate)
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert said in (process.stdout.readline() if line.startswith("loading ") else line)
+    while line.startswith(("loading ", "device: ")):
+        line = process.stdout.readline()
+    assert said in line
     stack.callback(process.stdout.close)
 
 

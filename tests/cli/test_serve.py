@@ -70,9 +70,13 @@ def server(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[st
     try:
         assert process.stdout.readline().startswith("loading ")
         line = process.stdout.readline()
-        found = re.search(r"http://\S+/v1", line)
-        assert found, line + process.stderr.read()
-        yield found[0], process
+        if line.startswith("device: "):
+            line = process.stdout.readline()
+        address = re.search(r"http://\S+/v1", line)
+        if address is None:
+            process.kill()  # a server that still runs never closes its output, and reading it would wait forever
+            raise AssertionError(line + process.stderr.read())
+        yield address[0], process
     finally:
         process.kill()
         process.communicate()

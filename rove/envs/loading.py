@@ -262,7 +262,7 @@ def _note_replacement(name: str, env_dir: str | Path | None) -> None:
     if module not in (None, name):
         others.append(_installed(name))
     replaced = next((other for other in others if other is not None and other.resolve() != file.resolve()), None)
-    if replaced is None:
+    if replaced is None or _source(replaced) == _source(file):  # a copy of the same code, as in rove's repository
         return
     if module is None:
         origin = "in ./environments"
@@ -368,7 +368,7 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
         known = {found for folder in given + usual for found, _ in _modules_in(folder)} | {*_entry_points()}
         where = ", ".join(str(folder) for folder in given + usual)
         raise ConfigError(
-            f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}. "
+            f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}\n"
             "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
         )
     return file, module

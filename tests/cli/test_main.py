@@ -440,6 +440,8 @@ def test_a_new_environment_works_immediately(rove: Rove, kind: str, rows: tuple[
 @pytest.mark.parametrize("kind", ["", "--multi-turn", "--tools", "--mcp"])
 def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
     assert rove("init", "my-task", *[kind][: len(kind)]).status == 0
+    # The settings of the repository around the package do not apply to its tests.
+    Path("pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--strict-config"\nunknown_setting = 1\n')
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/my_task"]
     tested = subprocess.run(pytest_run, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout

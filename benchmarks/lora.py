@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rove.stages.pipeline import Pipeline, results_table
+from rove.stages.recipe import load_recipe
 
 from rove.cli.common import console_for
-from rove.cli.demo import load_recipe
-from rove.cli.pipeline import Pipeline, results_table
-from rove.cli.rl import run_rl
+from rove.stages.rl import run_rl
 from rove.statistics import mean
 from rove.train.worker_group import SINGLE_PROCESS
 

@@ -18,16 +18,15 @@ from typing import Any, NamedTuple
 import msgspec
 from matplotlib.figure import Figure
 from rich.console import Console
+from rove.stages.pipeline import Pipeline
+from rove.stages.recipe import Recipe, load_recipe
 
 from rove.cli.common import console_for
-from rove.cli.demo import load_recipe
-from rove.cli.eval import run_eval
-from rove.cli.pipeline import Pipeline, Recipe
-from rove.cli.rl import run_rl
-from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.records import Outcome, RolloutRecord
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.rl import run_rl
 from rove.statistics import compare, mean
 from rove.train.config import RLConfig
 from rove.train.worker_group import SINGLE_PROCESS

@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 GROUPS: dict[str, dict[str, Entry]] = {
     "Start": {
-        "demo": Entry("demo", "Run the whole loop on a game: model, data, SFT, RL, results."),
+        "demo": Entry("train:demo_command", "Run the whole loop on a game: model, data, SFT, RL, results."),
         "init": Entry("init", "Create a new environment package."),
         "play": Entry("play", "Play an environment yourself, or watch a model play."),
         "list": Entry("install:list_command", "List installed environments and rove's examples."),
@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "model": Entry("model", "Download, create, and merge models."),
         "doctor": Entry("doctor", "Check an endpoint, or a training run before it starts."),
         "sft": Entry("sft", "Fine-tune a model on filtered rollouts."),
-        "train": Entry("train", "Train a model in any environment: data, SFT, RL, results."),
+        "train": Entry("train:train_command", "Train a model in any environment: data, SFT, RL, results."),
         "rl": Entry("rl", "Train a model in an environment with RL."),
     },
     "Inspect": {

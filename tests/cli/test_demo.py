@@ -13,9 +13,9 @@ from commands import Rove, contents, in_this_process
 from made import made_run, record
 from processes import start
 from rich.console import Console
+from rove.stages.pipeline import Pipeline, answers_table
+from rove.stages.recipe import find_recipe, load_recipe
 
-from rove.cli.demo import find_recipe, load_recipe
-from rove.cli.pipeline import Pipeline, answers_table
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 from rove.train.worker_group import SINGLE_PROCESS

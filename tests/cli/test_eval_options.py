@@ -14,13 +14,12 @@ from fault_endpoint import FaultEndpoint, last_text
 from rich.console import Console
 from setting_tables import setting_names, tables
 
-from rove.cli.eval import run_eval
-from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.errors import Error
 from rove.core.protocols import Limits
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig, run_eval
 from tests.cli.test_main import endpoint
 
 ENVIRONMENT = """

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rove.cli import common
-from rove.cli.common import Heartbeat, StepProgress, progress, working
+from rove.stages.reporter import Heartbeat, StepProgress
 
 WAIT_S = 30.0
 """A test fails if its heartbeat takes longer."""

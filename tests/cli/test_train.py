@@ -11,9 +11,10 @@ import pytest
 import tomli_w
 from commands import Rove, contents, environment, in_this_process
 from rich.console import Console
+from rove.stages.diagnoser import Diagnoser
+from rove.stages.pipeline import Pipeline
+from rove.stages.recipe import Recipe
 
-from rove.cli.pipeline import Pipeline, Recipe
-from rove.cli.train import Diagnoser
 from rove.core.config import convert
 from rove.runs.run import Run
 from rove.train.worker_group import SINGLE_PROCESS

@@ -17,15 +17,14 @@ import pytest
 from commands import Rove, contents, environment, in_this_process, lines
 from rich.console import Console
 
-from rove.cli.eval import run_eval
-from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import print_rl
-from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
 from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.models import ModelConfig, run_model_new
 from rove.train.config import RLConfig
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}

@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+import rove.cli.training
 import torch
 from commands import environment
 from fakes import tiny_model
 from rich.console import Console
 from setting_tables import setting_names, tables
 
-import rove.cli.training
 import rove.models.linear
 import rove.models.load
 import rove.train.trainer
-from rove.cli.rl import run_rl
-from rove.cli.sft import run_sft
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
 from rove.runs.run import Run
+from rove.stages.rl import run_rl
+from rove.stages.sft import run_sft
 from rove.train.alerts import ALERTS, AlertLimits
 from rove.train.config import EvaluationConfig, RLConfig, SFTConfig
 from rove.train.trainer import TrainingError

@@ -12,10 +12,10 @@ from rich.console import Console
 from toys import Quiz, correct, right, rows, says
 
 import rove as vf
-from rove.cli.sft import evaluation_target, place_model, placement_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
+from rove.stages.placement import evaluation_target, place_model, placement_table
 from rove.train.config import SFTConfig
 from rove.train.policy_comparison import (
     PolicyResult,

@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
+from rove.stages.examination import Evidence, ModelEvidence, examine
+from rove.stages.recipe import Recipe
+from rove.stages.recipe_file import as_toml
 
 import rove as vf
 import rove.train.recipe as recipe_module
-from rove.cli.pipeline import Recipe
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.train.config import RLConfig, SFTConfig
-from rove.train.recipe import SFT_GOAL, Evidence, ModelEvidence, choose, examine, limited, requested_examples
-from rove.train.recipe_file import as_toml
 
 ARGUMENTS = frozenset({"num_examples", "seed"})
 

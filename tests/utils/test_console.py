@@ -9,7 +9,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rove.cli.common import progress, working
 from rove.utils.console import SafeConsole, styled
 
 HOSTILE = "a\x1b[2Jb\x9b1mc\rd\u202ee [bold]f[/bold] :tada: [link=http://x.example]g[/link]"

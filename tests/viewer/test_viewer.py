@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.cli.tables import comparison_table, counts_line, curves_table, folded, movers_table, summary_table
-from rove.cli.training import panels, plot_run
 from rove.core.records import Outcome, Scores, Timing, Usage
+from rove.stages.curves import panels, plot_run
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
 from rove.utils.console import SafeConsole
 from rove.viewer.format import SPARKS, limits, number, percent, seconds, signed, sparkline
+from rove.viewer.tables import comparison_table, counts_line, curves_table, folded, movers_table, summary_table
 
 SUMMARY = {
     "rollouts": 10,

@@ -12,7 +12,6 @@ import click
 import msgspec
 import msgspec.inspect
 import pytest
-from rove.stages.recipe import ExhaustiveConfig, Recipe
 
 from rove.audit.auditor import AuditOptions
 from rove.audit.learning import LearnOptions
@@ -30,6 +29,7 @@ from rove.rollouts.evaluate import Options
 from rove.sandbox.backend import SandboxLimits
 from rove.stages.evaluation import EvalConfig
 from rove.stages.models import ModelConfig
+from rove.stages.recipe import BaselineRow, Column, ExhaustiveConfig, RecipeFile
 from rove.statistics import Price
 from rove.train.alerts import AlertLimits
 from rove.train.config import (
@@ -66,7 +66,9 @@ KINDS: list[type[msgspec.Struct]] = [
     Price,
     RLConfig,
     RayConfig,
-    Recipe,
+    RecipeFile,
+    Column,
+    BaselineRow,
     SFTConfig,
     SamplingParams,
     SandboxLimits,

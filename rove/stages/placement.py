@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,21 +68,13 @@ def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
     return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
 
 
-def place_model(
-    config: SFTConfig, final: Path, data: Run, run: Run, trained: Collection[str], reporter: Reporter
-) -> None:
+def place_model(config: SFTConfig, final: Path, data: Run, run: Run, reporter: Reporter) -> None:
     """Evaluate the trained model and the scripted policies; show a table, and store it in the run's summary.
 
     An error is shown as one line and not raised, since training has succeeded.
-
-    Args:
-        config: Settings of SFT.
-        final: Folder of the trained model.
-        data: Run with the rollouts it was trained on.
-        run: The run of SFT.
-        trained: Keys of the examples it was trained on.
-        reporter: Shows progress and the table.
     """
+    if not config.final_eval_rollouts:
+        return
     try:
         target = evaluation_target(config, data)
         names, keys = _survey(config, target)
@@ -95,6 +87,7 @@ def place_model(
 
     model, policies = rows[0], rows[1:]
     text = placement_text(model, policies)
+    trained = trained_keys(config, data)
     shared = sum(key in trained for key in keys)
     found = {
         "env": target.env,
@@ -113,6 +106,12 @@ def place_model(
         )
         reporter.note(warning, important=True)
     reporter.note(text, important=bool(found["learned_only_format"]))
+
+
+def trained_keys(config: SFTConfig, data: Run) -> set[str]:
+    """Return the keys of the examples whose rollouts are trained on or validated on."""
+    least = -math.inf if config.min_reward is None else config.min_reward
+    return {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
 
 
 def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:

@@ -80,7 +80,7 @@ class TrainingResult:
     def table(self) -> Table:
         """A table of the most important metrics, with their first and last values and their curves."""
         config = self.run.config()["config"]
-        title = f"RL in {config['env']}" if self.kind == "rl" else "SFT"
+        title = f"RL in {config.get('env', 'an environment')}" if self.kind == "rl" else "SFT"
         return curves_table(self.metrics, table_metrics(self.metrics, self.kind), title)
 
     def to_pandas(self) -> DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from rove.stages.arguments import settings_from
 from rove.stages.curves import draw
 from rove.stages.identity import Watch, begin, identity_of
 from rove.stages.naming import run_folder
-from rove.stages.placement import place_model
+from rove.stages.placement import place_model, trained_keys
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.results import TrainingResult
 from rove.utils.event_loop import outside_event_loop
@@ -127,8 +126,7 @@ def run_sft(
                 ranks=ranks,
             )
         draw(run)
-        if config.final_eval_rollouts:
-            place_model(config, final, data, run, trained_keys(config, data), reporter)
+        place_model(config, final, data, run, reporter)
     return TrainingResult(final, run)
 
 
@@ -143,12 +141,6 @@ def warnings_of(config: SFTConfig, data: Run) -> list[str]:
     found = [one for one in find_overlaps(config.evaluation, config.env_dir, trained) if one.shared]
     advice = "collect training data with rove eval --train"
     return [*single * (len(trained) == 1), *(f"evaluation {one}; {advice}" for one in found)]
-
-
-def trained_keys(config: SFTConfig, data: Run) -> set[str]:
-    """Return the keys of the examples whose rollouts are trained on or validated on."""
-    least = -math.inf if config.min_reward is None else config.min_reward
-    return {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
 
 
 def _data_identity(data: Run) -> str:

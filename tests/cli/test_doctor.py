@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 from commands import Rove, in_this_process
-from rove.stages.recipe import load_recipe
 from toys import says
 
 from rove.cli.doctor import findings_table
 from rove.doctor import FAIL, Finding
 from rove.server import base_url_of, listening, make_app
 from rove.stages.models import ModelConfig, run_model_new
+from rove.stages.recipe import load_recipe
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from rove.core.protocols import Limits
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
 from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.reporter import ConsoleReporter
 from tests.cli.test_main import endpoint
 
 ENVIRONMENT = """
@@ -212,7 +213,7 @@ class Workshop:
         console = Console(file=io.StringIO(), width=300)
         summary, run, error = {}, None, ""
         try:
-            summary, run = run_eval(convert(EvalConfig, tables(settings)), console)
+            summary, run = run_eval(convert(EvalConfig, tables(settings)), ConsoleReporter(console))
         except Error as raised:
             error = str(raised)
         output = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,11 +18,14 @@ from rove.audit.judge import JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
 from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits, located
-from rove.cli.clients import make_client, needs_train_extra, print_device
-from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
+from rove.cli.common import check_outputs, console_for, hint, print_json
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, needs_train_extra
+from rove.stages.clients import make_client, show_device
+from rove.stages.naming import run_folder
+from rove.stages.reporter import WIDTH, ConsoleReporter
 from rove.utils.console import styled
+from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
 
 STYLES = {Severity.HIGH: "red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan", Severity.INFO: "dim"}
@@ -103,7 +106,9 @@ def run_audit(
         judge: Model that also answers as the environment's judge.
     """
     begun: dict[str, None] = {}
-    with progress(console, f"audit {env}", len(selected(options.only, options.skip))) as report_progress:
+    with ConsoleReporter(console).progress(
+        f"audit {env}", len(selected(options.only, options.skip))
+    ) as report_progress:
 
         def on_check(name: str) -> None:
             begun[name] = None
@@ -134,7 +139,7 @@ def _learner_settings(
         if device is not None:
             raise ConfigError(f"--device is '{device}', but no model is trained: add --learn, or leave it out")
         return None
-    print_device(device or "auto", console)
+    show_device(device or "auto", ConsoleReporter(console))
     return {"folder": folder, "seed": seed, "device": device or "auto"}
 
 

@@ -22,9 +22,10 @@ from rove.audit.comparison import (
     text_of,
 )
 from rove.audit.findings import Report, Severity
-from rove.cli.common import WIDTH, check_outputs, print_json
+from rove.cli.common import check_outputs, print_json
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_file
+from rove.stages.reporter import WIDTH
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
 

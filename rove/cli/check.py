@@ -15,10 +15,11 @@ from rove.check.checker import Report, check
 from rove.check.package_files import Package, packages_in
 from rove.check.report import as_json, as_markdown, report_notes
 from rove.check.rollouts import CheckLimits
-from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress
+from rove.cli.common import check_outputs, console_for, hint, print_json
 from rove.cli.options import env_dir_option, examples, json_object, setting_range
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
+from rove.stages.reporter import WIDTH, ConsoleReporter
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
@@ -143,7 +144,7 @@ def command(
     check_outputs(output, (".md", ".json"))
     found = [one for given in packages for one in _packages(given, env_dir)]
     reports: list[Report] = []
-    with progress(console, "check", len(found)) as report_progress:
+    with ConsoleReporter(console).progress("check", len(found)) as report_progress:
         for package in found:
 
             def step(words: str, name: str = package.name) -> None:

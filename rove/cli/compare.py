@@ -15,7 +15,6 @@ from rich.console import Console
 
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import examples, json_option
-from rove.cli.tables import comparison_row, comparison_table, movers_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import as_messages, text_of
 from rove.core.records import Outcome
@@ -24,6 +23,7 @@ from rove.runs.run import Run
 from rove.statistics import Comparison, compare
 from rove.utils.terminal_text import inert
 from rove.viewer.format import caveats
+from rove.viewer.tables import comparison_row, comparison_table, movers_table
 
 ANY_FLAG = "--any-environment"
 ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")

@@ -12,10 +12,10 @@ from rove.audit.auditor import AuditOptions
 from rove.audit.findings import Report
 from rove.audit.report import json_report
 from rove.cli.audit import run_audit
-from rove.cli.common import WIDTH, hint
-from rove.cli.eval import run_eval
-from rove.cli.suite import EvalConfig
+from rove.cli.common import hint
 from rove.core.config import convert
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.reporter import WIDTH, ConsoleReporter
 
 ENV = "sums"
 GRADERS = {"anywhere": "accepts the sum anywhere in the reply", "exact": "accepts the sum and nothing else"}
@@ -68,7 +68,7 @@ def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> 
     given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final"), "device": device}
     where = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
     config = convert(EvalConfig, {**given, **EVALUATION, **where, "max_tokens": LEARN["max_tokens"]})
-    summary, _ = run_eval(config, console, f"{grader}, {STAGES[stage]}")
+    summary, _ = run_eval(config, ConsoleReporter(console), f"{grader}, {STAGES[stage]}")
     return {"grader": grader, "model": STAGES[stage], "reward": summary["reward"], **summary["functions"]}
 
 

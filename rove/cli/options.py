@@ -14,7 +14,7 @@ import msgspec
 from rove.core.config import RUN_CONFIG, load, parse_value, read_toml
 from rove.core.errors import ConfigError, as_json
 from rove.core.ranges import PositiveInt, Range, range_of
-from rove.runs.provenance import is_in_run_folder, is_own, risky_settings, seal
+from rove.runs.provenance import foreign_settings, seal
 from rove.utils.terminal_text import inert
 
 T = TypeVar("T")
@@ -171,13 +171,7 @@ def confirm_foreign(file: Path, values: Mapping[str, Any], kind: Any = None, ove
     Raises:
         ConfigError: The user says no, or there is no terminal to ask in.
     """
-    if not is_in_run_folder(file) or is_own(file):
-        return
-    risky = risky_settings(values, kind)
-    own_folder = str(values.get("run_dir", ""))
-    if own_folder and Path(own_folder).resolve() == file.parent.resolve():
-        risky.pop("run_dir", None)
-    risky = {name: value for name, value in risky.items() if name.split(".")[0] not in overridden}
+    risky = foreign_settings(file, values, kind, overridden)
     if not risky:
         return
     shown = "\n".join(f"  {name} = {as_json(value)}" for name, value in risky.items())

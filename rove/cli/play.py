@@ -13,8 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.clients import API_KEY_VAR, is_folder, make_client
-from rove.cli.common import hint, run_async
+from rove.cli.common import hint
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     api_key_var_option,
@@ -30,8 +29,6 @@ from rove.cli.options import (
     max_tokens_option,
     trust_option,
 )
-from rove.cli.play_roles import NamedClient, PlayRoles, RoleOptions, one_game, read_roles, unused_roles
-from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Client, Request, Response, SamplingParams
@@ -45,10 +42,15 @@ from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
 from rove.runs.run import Run
+from rove.stages.clients import API_KEY_VAR, is_folder, make_client
+from rove.stages.reporter import ConsoleReporter
 from rove.utils.console import SafeConsole, styled
+from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
 from rove.viewer.format import number
+from rove.viewer.play_roles import NamedClient, PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.viewer.play_session import PERSON_ROLES
+from rove.viewer.tables import message_text
 
 TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
 """The format in which a person types a tool call."""
@@ -383,7 +385,7 @@ def command(
             key_var,
             trust_remote_code=bool(trust_remote_code),
             device=device_of(name),
-            console=console,
+            reporter=ConsoleReporter(console),
         )
 
     model_client = client_of(model) if model is not None else None

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from rove.cli.common import hint, run_async, run_folder
-from rove.cli.play_roles import PlayRoles, RoleOptions, one_game
+from rove.cli.common import hint
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -20,6 +19,9 @@ from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.parsers.parser import XMLParser
 from rove.runs.run import Run
 from rove.server import listening
+from rove.stages.naming import run_folder
+from rove.utils.event_loop import run_async
+from rove.viewer.play_roles import PlayRoles, RoleOptions, one_game
 from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 FOLDER_SUFFIXES: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}

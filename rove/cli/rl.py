@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
-from rove.cli.clients import needs_train_extra
-from rove.cli.common import (
-    CURVES,
-    alert_printer,
-    console_for,
-    environment_args,
-    hint,
-    print_best_step,
-    print_json,
-    print_warnings,
-    progress,
-    run_async,
-    run_folder,
-)
+from rove.cli.common import console_for, hint, print_json
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     SETTINGS,
@@ -41,162 +26,30 @@ from rove.cli.options import (
     trust_option,
 )
 from rove.cli.settings_help import help_all_option
-from rove.cli.tables import curves_table, rollout_text
-from rove.cli.training import Watch, begin, draw, identity_of
+from rove.core.errors import needs_train_extra
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
-from rove.core.records import RolloutRecord
-from rove.envs.environment import Environment
-from rove.envs.loading import environment_version
-from rove.remote.loading import open_environment
-from rove.runs.run import Run
+from rove.stages.curves import CURVES
+from rove.stages.naming import environment_args
+from rove.stages.reporter import ConsoleReporter
+from rove.stages.results import TrainingResult, ending_lines
+from rove.stages.rl import progress_note, run_rl
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig
-    from rove.train.worker_group import Ranks
-
-BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
-    "trust_remote_code",
-    "device",
-    "threads",
-    "micro_batch_tokens",
-    "activation_checkpointing",
-    "vllm",
-    "env_dir",
-    "run_dir",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "loggers",
-    "alerts",
-    "show_every",
-    "log_token_stats",
-}
-SMALL_BATCH = 256
 
 
-def run_rl(
-    config: RLConfig,
-    console: Console,
-    overwrite: bool = False,
-    ranks: Ranks | None = None,
-    watch: Watch | None = None,
-) -> tuple[Path, Run]:
-    """Train with progress, from the last checkpoint if there is one; return the final model's folder and the run.
-
-    Args:
-        config: Settings.
-        console: Shows progress.
-        overwrite: Whether to discard an earlier run in the folder.
-        ranks: The training processes.
-        watch: Called with the metrics of every step, and the number of steps.
-    """
-    from rove.train.rl import train_rl
-    from rove.train.worker_group import SINGLE_PROCESS
-
-    config.check()
-    ranks = ranks or SINGLE_PROCESS
-    env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
-    identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir, config.env_args))
-    run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
-    with run:
-        loaded = begin(run, "rl", config, identity, overwrite, console, ranks, lambda: warnings_of(config, env))
-        if loaded is None:
-            return run.path / "final", run
-        resumed = run.last_checkpoint()
-        if resumed is None and config.max_tokens >= loaded.context:
-            cut = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
-            print_warnings(console, [f"{cut}; responses are truncated there"])
-
-        def on_step(step: int, metrics: Mapping[str, float]) -> None:
-            report(step, _status(metrics))
-            if watch is not None:
-                watch(metrics, config.steps)
-
-        def on_sample(step: int, record: RolloutRecord) -> None:
-            console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)
-
-        if config.backend == "vllm" and not config.vllm.urls:
-            logs = run.path / "vllm"
-            console.print(f"starting vLLM, which takes a minute or two; logs: {logs}", markup=False, soft_wrap=True)
-        done = resumed[1].step if resumed else 0
-        with progress(console, f"rl {config.env}", config.steps, done) as report:
-            final = run_async(
-                train_rl(
-                    config,
-                    env,
-                    loaded,
-                    run,
-                    on_step,
-                    on_alert=alert_printer(console),
-                    on_sample=on_sample,
-                    on_progress=report.step,
-                    ranks=ranks,
-                )
-            )
-        draw(run)
-    return final, run
-
-
-def warnings_of(config: RLConfig, env: Environment) -> list[str]:
-    """Return warnings about unwise settings, and about evaluation rows that are also training rows."""
-    from rove.train.contamination import find_overlaps, trained_keys
-
-    found: list[str] = []
-    if config.batch_size < SMALL_BATCH:
-        found.append(f"batch_size is {config.batch_size}; training is unstable below {SMALL_BATCH} rollouts per step")
-    groups, buckets = config.batch_size // config.rollouts_per_example, config.env_args.get("num_groups", 1)
-    if groups % buckets:
-        found.append(
-            f"num_groups is {buckets}, but a step has {groups} groups, so steps contain some difficulties more often"
-        )
-    if config.warmup_steps >= config.steps:
-        found.append(
-            f"warmup_steps is {config.warmup_steps}, but the run has {config.steps} steps; the learning rate never peaks"
-        )
-    if config.evaluation:
-        shared = find_overlaps(
-            config.evaluation, config.env_dir, set(trained_keys(config, env)), config.environment_isolation
-        )
-        found += [f"evaluation {one}" for one in shared if one.shared]
-    return found
-
-
-def _status(metrics: Mapping[str, float]) -> str:
-    parts = [f"reward {metrics['reward/mean']:.3f}"]
-    parts += [
-        f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
-    ]
-    measured = {n: v for n, v in metrics.items() if n.startswith("eval/")}
-    parts += [f"{n} {v:.3f}" for n, v in measured.items() if n.endswith(("/reward/mean", "/missed"))]
-    entropy = metrics.get("entropy/all/mean")  # missing if every group has zero advantage
-    parts.append(f"entropy {'–' if entropy is None else format(entropy, '.3f')}")
-    parts.append(f"zero-advantage groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
-    return "  ".join(parts)
-
-
-def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
+def print_rl(config: RLConfig, result: TrainingResult, console: Console) -> None:
     """Print the curves, a warning if the reward did not increase, and hints."""
-    from rove.train.evaluation import plateau_warning
-
-    metrics = run.metrics()
-    rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
-    held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
-    others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
-    console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
-    print_best_step(run, console)
-    expects_no_gain = config.keep_best or config.curriculum.column  # rewards of harder examples need not increase
-    expects_no_gain = expects_no_gain or config.filter.skips_examples
-    steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
-    if steps and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in steps):
-        expects_no_gain = True
-        text = "nothing was learned: in every step all groups had zero advantage. `rove doctor` suggests what to change"
-        console.print(text, style="yellow", markup=False, soft_wrap=True)
-    flat = None if expects_no_gain else plateau_warning([row["reward/mean"] for row in steps])
-    if flat is not None:
-        console.print(flat, style="yellow", markup=False, soft_wrap=True)
-    env, model = environment_args(config), shlex.quote(str(final))
+    console.print(result.table)
+    for line in ending_lines(result.run):
+        console.print(line, soft_wrap=True)
+    note = progress_note(config, result.metrics)
+    if note is not None:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    env, model = environment_args(config), shlex.quote(str(result.model))
     hint(
         console,
-        f"curves: {run.path / CURVES}",
+        f"curves: {result.run.path / CURVES}",
         f"evaluate it: rove eval {env} -m {model} -n 200 -r 1 -T 0",
         f"play against it: rove play {env} -m {model}",
     )
@@ -260,8 +113,8 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
         if ranks.broadcast_continue():
             follow_rl(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
         return
-    final, run = run_rl(config, console, overwrite, ranks)
+    result = run_rl(config, ConsoleReporter(console), overwrite, ranks)
     if as_json:
-        print_json({**(run.summary() or {}), "model": str(final)})
+        print_json({**(result.run.summary() or {}), "model": str(result.model)})
     else:
-        print_rl(config, final, run, console)
+        print_rl(config, result, console)

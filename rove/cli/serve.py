@@ -16,21 +16,12 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.clients import (
-    SCRIPTED,
-    find_endpoint,
-    is_folder,
-    make_client,
-    needs_train_extra,
-    print_device,
-    refuse_device,
-)
 from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
 from rove.cli.options import SETTINGS, device_option, endpoints_option, examples, setting_range, settings, trust_option
 from rove.core.checks import Settings
 from rove.core.digest import check_base
-from rove.core.errors import ConfigError, MissingKeyError
+from rove.core.errors import ConfigError, MissingKeyError, needs_train_extra
 from rove.core.messages import text_of
 from rove.core.protocols import Client, Request, Response
 from rove.core.ranges import Device, NonNegativeInt, Port, PositiveInt, SecondsOrZero
@@ -38,6 +29,8 @@ from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.models.pretrained import model_path
+from rove.stages.clients import SCRIPTED, find_endpoint, is_folder, make_client, refuse_device, show_device
+from rove.stages.reporter import ConsoleReporter
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
@@ -184,7 +177,7 @@ def served_client(config: ServeConfig, console: Console | None = None) -> Client
         from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
     if console is not None:
-        print_device(config.device, console)
+        show_device(config.device, ConsoleReporter(console))
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # check before loading the model
     for path in config.adapters.values():
         check_base(path, folder)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, nearest
 from rove.utils import terminal_text
 from rove.viewer.format import interval, number, seconds, sparkline
 from rove.viewer.queries import SCORE_PREFIX, TAG
+from rove.viewer.tables import message_text
 
 MAX_CELL_CHARS = 34
 """Maximum characters of a cell."""

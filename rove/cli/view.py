@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
-from rove.cli.common import RUNS, console_for, hint, run_async
+from rove.cli.common import console_for, hint
 from rove.cli.options import examples, in_range
 from rove.core.errors import ConfigError
 from rove.core.ranges import NonNegativeInt, Port
 from rove.runs.run import Run
+from rove.stages.naming import RUNS
+from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
 from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
 

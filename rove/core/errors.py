@@ -215,6 +215,17 @@ def missing_train_package(package: str, needed_for: str = "running or training a
     )
 
 
+class needs_train_extra:
+    """Context manager that turns a missing package of the `train` extra into an error with advice."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ModuleNotFoundError):
+            raise missing_train_package(error.name or "torch") from error
+
+
 def as_json(value: object) -> str:
     """Return a value as JSON for an error message; as `str` if JSON cannot represent it."""
     try:

@@ -28,6 +28,10 @@ KILLED_SECONDS = 5.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of the C library's `mallopt`."""
 
+GC_THRESHOLDS = (100_000, 10, 10)
+"""Thresholds of Python's cyclic garbage collector. The default of 700 new objects makes it scan all objects, including those
+of the libraries, so often that it takes a fifth of the CPU time of sampling from a small model."""
+
 
 class CommandResult(NamedTuple):
     """The result of a command."""

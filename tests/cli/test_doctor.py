@@ -13,11 +13,11 @@ import tomli_w
 from commands import Rove, in_this_process
 from toys import says
 
-from rove.cli.demo import load_recipe
 from rove.cli.doctor import findings_table
-from rove.cli.model import ModelConfig, run_model_new
 from rove.doctor import FAIL, Finding
 from rove.server import base_url_of, listening, make_app
+from rove.stages.models import ModelConfig, run_model_new
+from rove.stages.recipe import load_recipe
 
 
 @pytest.fixture

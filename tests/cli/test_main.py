@@ -21,11 +21,11 @@ from click.testing import CliRunner
 from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
 
-from rove.cli.common import run_async
 from rove.cli.main import GC_THRESHOLDS, cli
 from rove.envs.dataset import example_key
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
+from rove.utils.event_loop import run_async
 
 SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "5", "-r", "2")
 

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from rove.cli.serve import ServeConfig
-from rove.cli.settings_help import settings_of
-from rove.cli.suite import EvalConfig
 from rove.core.config import nested
+from rove.core.settings_docs import settings_of
 from rove.runs.provenance import (
     HARMLESS,
     HARMLESS_TABLES,
@@ -21,6 +20,7 @@ from rove.runs.provenance import (
     seal,
 )
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig
 from rove.train.config import RLConfig, SFTConfig
 
 

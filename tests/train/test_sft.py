@@ -11,7 +11,6 @@ import torch
 from fakes import record_of, tiny_model
 from tiers import first_quick
 
-from rove.cli.sft import warnings_of
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, UserMessage
@@ -19,6 +18,7 @@ from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
+from rove.stages.sft import warnings_of
 from rove.train.config import SFTConfig
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.sft import Conversation, conversations_of, read_conversations, split, train_sft

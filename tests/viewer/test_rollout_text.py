@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from fakes import record_of
 
-from rove.cli.tables import rollout_text
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, Scores
+from rove.viewer.tables import rollout_text
 
 
 def test_rollout_text_contains_messages_and_scores():

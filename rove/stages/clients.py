@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rove.clients.scripted import ScriptedClient
-from rove.core.errors import ConfigError, MissingKeyError, missing_train_package, nearest
+from rove.core.errors import ConfigError, MissingKeyError, nearest, needs_train_extra
 from rove.core.protocols import Client
 from rove.envs.environment import Environment
 from rove.models.pretrained import CATALOG, model_path
+from rove.stages.reporter import Reporter
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rove.clients.endpoints_file import Endpoint
 
 SCRIPTED = "scripted:"
@@ -32,7 +31,7 @@ def make_client(
     endpoints: str | Path | None = None,
     trust_remote_code: bool = False,
     device: str = "auto",
-    console: Console | None = None,
+    reporter: Reporter | None = None,
 ) -> Client:
     """Return the client for `-m MODEL`.
 
@@ -46,7 +45,7 @@ def make_client(
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
         endpoints: See `find_endpoint`.
         trust_remote_code, device: See `rove.models.load.load_model`.
-        console: Shows the device of a model folder.
+        reporter: Shows the device of a model folder.
 
     Raises:
         ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, or a device is given for a
@@ -58,7 +57,7 @@ def make_client(
         return _scripted(model, env)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if base_url is None and endpoint is None and is_folder(model):
-        return embedded(model, trust_remote_code, device, console)
+        return embedded(model, trust_remote_code, device, reporter)
     refuse_device(device, f"{model} runs at an endpoint")
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
@@ -140,7 +139,7 @@ def is_folder(model: str) -> bool:
 
 
 def embedded(
-    model: str, trust_remote_code: bool = False, device: str = "auto", console: Console | None = None
+    model: str, trust_remote_code: bool = False, device: str = "auto", reporter: Reporter | None = None
 ) -> Client:
     """Return a client that runs a model folder in the embedded engine.
 
@@ -150,23 +149,23 @@ def embedded(
     path = Path(model_path(model)).expanduser()
     if not path.is_dir():
         raise ConfigError(f"model folder {path} does not exist")
-    if console is not None:
-        print_device(device, console)  # first: loading the engine's libraries takes seconds
+    if reporter is not None:
+        show_device(device, reporter)  # first: loading the engine's libraries takes seconds
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.models.load import load_for_sampling
     return EngineClient.from_model(load_for_sampling(path, trust_remote_code, device))
 
 
-def print_device(device: str, console: Console) -> None:
-    """Print the device of a setting `device`.
+def show_device(device: str, reporter: Reporter) -> None:
+    """Show the device of a setting `device`.
 
     Raises:
         ConfigError: The device is not available, or torch is not installed.
     """
     with needs_train_extra():
         from rove.models.device import choose_device, describe_device
-    console.print(f"device: {describe_device(choose_device(device))}", markup=False, soft_wrap=True)
+    reporter.note(f"device: {describe_device(choose_device(device))}")
 
 
 def _key(variable: str) -> str | None:
@@ -174,14 +173,3 @@ def _key(variable: str) -> str | None:
     if not key and variable != API_KEY_VAR:  # never send the default key to another provider
         raise MissingKeyError(f"environment variable {variable} is not set; it should hold the API key")
     return key or None
-
-
-class needs_train_extra:
-    """Context manager that turns a missing package of the `train` extra into an error with advice."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ModuleNotFoundError):
-            raise missing_train_package(error.name or "torch") from error

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 import rove as vf
-import rove.train.recipe as recipe_module
-from rove.cli.pipeline import Recipe
 from rove.core.config import convert
 from rove.core.errors import ConfigError
+from rove.stages import examination
+from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
+from rove.stages.examination import Evidence, ModelEvidence, examine
+from rove.stages.recipe import RecipeFile
+from rove.stages.recipe_file import as_toml
 from rove.train.config import RLConfig, SFTConfig
-from rove.train.recipe import SFT_GOAL, Evidence, ModelEvidence, choose, examine, limited, requested_examples
-from rove.train.recipe_file import as_toml
 
 ARGUMENTS = frozenset({"num_examples", "seed"})
 
@@ -72,7 +73,7 @@ async def test_rollout_seconds_exclude_one_time_setup(monkeypatch: pytest.Monkey
     async def timed(work: Any) -> tuple[Any, float]:
         return await work, next(seconds)
 
-    monkeypatch.setattr(recipe_module, "_timed", timed)
+    monkeypatch.setattr(examination, "_timed", timed)
     evidence = await evidence_of(right=right, often=often)
     rollouts = 2 * 50
     assert (evidence.setup_seconds, evidence.teacher_seconds) == (3.0, 30.0 / rollouts)
@@ -123,7 +124,7 @@ async def test_a_recipe_can_be_written_and_read() -> None:
     sections = choose("quiz", {"level": 3}, await evidence_of(right=right, often=often))
     text = as_toml(sections, "Recipe.\nChange any line.")
     assert text.startswith("# Recipe.\n# Change any line.\n")
-    recipe = convert(Recipe, tomllib.loads(text))
+    recipe = convert(RecipeFile, tomllib.loads(text))
     assert recipe.references == ["scripted:often", "scripted:right"]
     assert recipe.data["model"] == "scripted:right"
     assert recipe.data["env_args"] == {"num_examples": recipe.data["num_examples"], "level": 3}
@@ -173,7 +174,7 @@ async def test_an_environment_with_fewer_examples_than_requested_gets_more_epoch
     assert requested == (40_000, 1000)
     assert limited(evidence, requested, (None, 1000)) == evidence
     chosen = choose("quiz", {}, limited(evidence, requested, (400, 80)))
-    recipe = convert(Recipe, tomllib.loads(as_toml(chosen, "Recipe.")))
+    recipe = convert(RecipeFile, tomllib.loads(as_toml(chosen, "Recipe.")))
     # the environment argument does not change: environments may count rows before a split
     assert (recipe.data["num_examples"], recipe.data["env_args"]) == (400, {"num_examples": 40_000})
     assert recipe.sft["epochs"] == 100

@@ -16,7 +16,6 @@ import msgspec
 
 from rove.core.errors import ConfigError, SettingError, nearest
 from rove.core.ranges import form_of, range_of
-from rove.core.renamed_settings import rename_hint
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,8 +135,6 @@ def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
     """Return msgspec's message with the name, the value, and the range, or with a suggestion for an unknown name."""
     unknown = re.search(r"unknown field `(.*)`", problem)
     if unknown is not None:
-        if (hint := rename_hint(unknown[1])) is not None:
-            return f"{name} has the unknown setting '{unknown[1]}': {hint}"
         fields = [field for member in _members(annotation) for field in getattr(member, "__struct_fields__", ())]
         return f"{name} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], fields)}"
     allowed = None if annotation is None else range_of(annotation)
@@ -148,8 +145,6 @@ def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
     advice = f": write [[{name}]]" if isinstance(value, dict) and "`array`" in problem else ""
     if isinstance(value, str) and is_text_list(annotation):
         advice = f": write {text_list(value)}"
-    if "`object`" in problem and (hint := rename_hint(name)) is not None:
-        advice = f": {hint}"
     return f"{name} is {value!r}: {problem[:1].lower()}{problem[1:]}{advice}"
 
 

@@ -14,7 +14,6 @@ import msgspec
 
 from rove.core.checks import is_bool, is_text, is_text_list, raise_explained, text_list, type_below
 from rove.core.errors import ConfigError, nearest
-from rove.core.renamed_settings import rename_hint, upgrade
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ def load(
         word = words.pop(0)
         if word.startswith("@"):
             content = read_toml(word[1:] or _next(words, "a file after @"))
-            merge(values, upgrade(content["config"]) if content.keys() >= RUN_CONFIG else content)
+            merge(values, content["config"] if content.keys() >= RUN_CONFIG else content)
         elif word.startswith("--"):
             key, value = _flag(word[2:], words, kind)
             if value is True:
@@ -79,8 +78,6 @@ def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None
     for key in values:
         if key in names:
             continue
-        if (hint := rename_hint(key)) is not None:
-            raise ConfigError(f"unknown setting '{key}': {hint}")
         if key in flags:
             raise ConfigError(f"'{key}' is a flag of the command, not a setting; pass --{key.replace('_', '-')}")
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")

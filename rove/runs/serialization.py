@@ -14,7 +14,6 @@ import msgspec
 from rove.core.errors import ConfigError, RunError, short_repr
 from rove.core.messages import Message
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
-from rove.runs.upgrade import upgrade_line
 
 
 def _extends(longer: list[Any], shorter: list[Any]) -> bool:
@@ -294,6 +293,6 @@ def decode_place(line: bytes) -> Place:
 
 def _decoded(decoder: msgspec.json.Decoder[_StoredT], line: bytes) -> _StoredT:
     try:
-        return decoder.decode(upgrade_line(line))
+        return decoder.decode(line)
     except msgspec.MsgspecError as error:
         raise RunError(f"not a rollout record: {error}; the line starts {line[:80]!r}") from error

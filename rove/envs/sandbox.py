@@ -19,7 +19,7 @@ from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
 from rove.envs.tool import StatefulToolEnv
-from rove.rubrics import MathRubric, Rubric, RubricGroup
+from rove.rubrics import MathRubric, Rubric
 from rove.sandbox import Backend, Functions, LocalBackend, Result, SandboxLimits, Session
 from rove.tools.tool import Arguments, make_tool
 
@@ -297,7 +297,7 @@ class CodeMathEnv(PythonEnv):
     def __init__(
         self,
         system_prompt: str | None = MATH_PROMPT,
-        rubric: Rubric | RubricGroup | None = None,
+        rubric: Rubric | None = None,
         **kwargs: Any,
     ):
         super().__init__(system_prompt=system_prompt, rubric=MathRubric() if rubric is None else rubric, **kwargs)

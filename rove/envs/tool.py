@@ -197,7 +197,7 @@ class ToolEnv(MultiTurnEnv):
         name = tool.name
         if name in self._tools_by_name:
             raise ConfigError(f"a tool named '{name}' exists already; rename one of them: make_tool(func, name=…)")
-        if f"{name}_calls" in self.rubric.names:
+        if f"{name}_calls" in self.scoring_rubric.names:
             raise ConfigError(
                 f"the metric '{name}_calls' of tool '{name}' exists already in the rubric; rename one of them"
             )

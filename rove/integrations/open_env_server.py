@@ -77,7 +77,7 @@ class OpenEnvServer:
         self.limit = SessionLimit(max_sessions)
         self.rest = RestEpisodes(self._begin_episode, self.limit)
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        if env.rubric.has_group_rewards:
+        if env.scoring_rubric.has_group_rewards:
             raise ConfigError(
                 f"'{name}' has group rewards, but an episode of an OpenEnv server is a single rollout; remove them"
             )

@@ -69,7 +69,7 @@ async def run_groups(
         RolloutError: a rollout failed and `fail_fast` is set.
     """
     sampling = sampling or SamplingParams.from_args(env.sampling_args)
-    units = _units(groups if env.rubric.has_group_rewards else ([job] for group in groups for job in group))
+    units = _units(groups if env.scoring_rubric.has_group_rewards else ([job] for group in groups for job in group))
     finished: asyncio.Queue[list[RolloutRecord] | None] = asyncio.Queue()
     scoring = asyncio.Semaphore(max_scoring) if max_scoring else nullcontext()
 

@@ -399,7 +399,7 @@ async def score(env: Environment, state: State) -> Scores | None:
     started = time.perf_counter()
     scores: Scores | None = None
     with _contained(state), phase("scoring"):
-        scores = await env.rubric.score_rollout(state)
+        scores = await env.scoring_rubric.score_rollout(state)
     own.scoring_seconds = time.perf_counter() - started
     return scores
 
@@ -407,12 +407,12 @@ async def score(env: Environment, state: State) -> Scores | None:
 async def score_group(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
     """Add group rewards, which see successful rollouts only. If one raises, all of these fail with its error."""
     alive = [i for i, given in enumerate(scores) if given is not None]
-    if not alive or not env.rubric.has_group_rewards:
+    if not alive or not env.scoring_rubric.has_group_rewards:
         return scores
     merged: list[Scores | None] = [None] * len(scores)
     survivors = [given for given in scores if given is not None]
     with _contained(*(states[i] for i in alive)), phase("scoring"):
-        joined = await env.rubric.score_group([states[i] for i in alive], survivors)
+        joined = await env.scoring_rubric.score_group([states[i] for i in alive], survivors)
         for i, given in zip(alive, joined, strict=True):
             merged[i] = given
     return merged

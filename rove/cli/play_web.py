@@ -16,7 +16,7 @@ from rove.cli.play_roles import PlayRoles, RoleOptions, one_game
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import TwoPlayer, env_with_opponent
+from rove.envs.two_player import TwoPlayer, env_with_opponent
 from rove.parsers.parser import XMLParser
 from rove.runs.run import Run
 from rove.server import listening

@@ -119,8 +119,6 @@ class Rubric:
 
     use_count = 0
     """Number of runs that currently use this rubric; see `rove.Environment.used_in_run`."""
-    rubrics: Sequence[Rubric] = ()
-    """Rubrics of a `RubricGroup`, whose scores are merged with those of its own functions."""
 
     def __init__(
         self,
@@ -131,6 +129,8 @@ class Rubric:
         self.parser: Any = parser or Parser()
         self.has_own_parser = parser is not None
         self.class_objects: dict[str, Any] = {}
+        self.rubrics: list[Rubric] = []
+        """Rubrics of a `RubricGroup`, whose scores are merged with those of this rubric's own functions."""
         self._functions: list[_Function] = []
         funcs = list(funcs or ())
         weights = [1.0] * len(funcs) if weights is None else list(weights)
@@ -339,7 +339,7 @@ class RubricGroup(Rubric):
             raise ConfigError("a RubricGroup needs at least one rubric; got none")
         super().__init__(parser=rubrics[0].parser)
         self.has_own_parser = rubrics[0].has_own_parser
-        self.rubrics: list[Rubric] = list(rubrics)
+        self.rubrics = list(rubrics)
         duplicates = sorted({name for name in self.names if self.names.count(name) > 1})
         if duplicates:
             raise ConfigError(f"{duplicates} are in more than one rubric; pass name= to add_reward_func or add_metric")

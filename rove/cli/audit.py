@@ -98,9 +98,7 @@ def run_audit(
 
     Args:
         env, env_dir, env_args, options: As for `audit`.
-        console: Shows progress.
         learn: Settings of the learner; None leaves it out.
-        judge: Model that also answers as the environment's judge.
     """
     begun: dict[str, None] = {}
     with progress(console, f"audit {env}", len(selected(options.only, options.skip))) as report_progress:

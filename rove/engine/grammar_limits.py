@@ -31,11 +31,7 @@ _DECODER = json.JSONDecoder()
 
 
 def check_structured_output(requested: Mapping[str, Any]) -> None:
-    """Check the size of `SamplingParams.structured_outputs`; other errors of its form are left to the compiler.
-
-    Raises:
-        ConfigError: It exceeds a limit.
-    """
+    """Check the size of `SamplingParams.structured_outputs`; other errors of its form are left to the compiler."""
     for kind, value in requested.items():
         if kind == "json":
             check_schema(value)
@@ -51,11 +47,7 @@ def check_structured_output(requested: Mapping[str, Any]) -> None:
 
 
 def check_schema(schema: Any) -> None:
-    """Check the size of a JSON schema, which may be a text.
-
-    Raises:
-        ConfigError: It exceeds a limit.
-    """
+    """Check the size of a JSON schema, which may be a text."""
     what = "the JSON schema"
     if isinstance(schema, str):
         _check_text(schema, what)

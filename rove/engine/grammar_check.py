@@ -33,6 +33,8 @@ MAX_RESULTS = 1024
 """Results that are kept, so that a client that repeats a request waits once."""
 MAX_WAITING = 16
 """Checks that one requester may have waiting, also of requests that it has cancelled."""
+MAX_ERROR_CHARACTERS = 500
+"""Characters of a compiler's error, which may repeat the grammar."""
 LIMITS = {"max_lexer_states": 100_000, "verbose_errors": False}
 """Arguments of llguidance's `LLParserLimits`, which bound the cost of each sampled token."""
 
@@ -132,4 +134,4 @@ def tokenizer_json(tokenizer: Any) -> str:
 def readable(error: str) -> str:
     """Return llguidance's error as one line without its internal state."""
     text = error.partition("<state>")[0].partition("<non-verbose/>")[0]
-    return " ".join(text.split()).replace("NoExtensionBias", "no text matches it")
+    return " ".join(text.split()).replace("NoExtensionBias", "no text matches it")[:MAX_ERROR_CHARACTERS]

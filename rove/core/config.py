@@ -83,11 +83,7 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
-    """Build a settings struct from plain values.
-
-    Args:
-        values: Values by name.
-    """
+    """Build a settings struct from plain values."""
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:

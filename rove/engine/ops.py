@@ -63,7 +63,6 @@ class Ops(Protocol):
             qkv: [B, H + 2 · K, d] before norm and rotation.
             norm: [H + K, d] weights of the query and key norms, or None.
             angles: [P, d / 2] complex rotation of each position.
-            part: Rows and positions of the tokens.
         """
         ...
 
@@ -83,11 +82,7 @@ def rotate_qkv(
 
 
 class TorchOps:
-    """`Ops` on any device.
-
-    Args:
-        activation: "silu", "gelu" or "gelu_pytorch_tanh".
-    """
+    """`Ops` on any device."""
 
     block: int = 0
     takes_any_rows: bool = False
@@ -130,12 +125,7 @@ MIN_THREAD_POSITIONS = 1 << 14
 
 
 class NativeOps:
-    """`Ops` in C on a CPU, in fp32 or bf16, with SiLU.
-
-    Args:
-        library: Kernels of `kernels.load_kernels` for these heads.
-        vector: Floats per vector, as compiled.
-    """
+    """`Ops` in C on a CPU, in fp32 or bf16, with SiLU."""
 
     takes_any_rows: bool = True
     norm_dtype: torch.dtype | None = torch.float32

@@ -21,11 +21,7 @@ MAGIC = b"GGUF"
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
-    """Write the dequantized model and the tokenizer of a GGUF file into a folder, in fp32.
-
-    Args:
-        folder: An empty folder.
-    """
+    """Write the dequantized model and the tokenizer of a GGUF file into a folder, in fp32."""
     if _gguf is None:
         raise missing_train_package("gguf", "reading a GGUF file")
     with file.open("rb") as stream:

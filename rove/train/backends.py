@@ -117,9 +117,6 @@ class VLLMBackend:
     """vLLM servers, which load the weights from model folders.
 
     With an adapter they load the base model once and then only the adapter, unless a server refuses adapters.
-
-    Args:
-        folder: Folder for weights and logs.
     """
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, folder: Path):

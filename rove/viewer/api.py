@@ -48,11 +48,7 @@ MAX_BAD_CHARS = 4000
 
 
 class QueryParams:
-    """The query parameters of a URL.
-
-    Args:
-        pairs: Names and values, in order.
-    """
+    """The query parameters of a URL."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]):
         self.pairs = pairs

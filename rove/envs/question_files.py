@@ -61,11 +61,7 @@ def check_question_file(path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[FileRow]:
-    """Return the rows of a file of questions.
-
-    Raises:
-        ConfigError: there is no such file, it has another form, or it cannot be read; the message names the line.
-    """
+    """Return the rows of a file of questions."""
     check_question_file(path)
     suffix = path.suffix.lower()
     if suffix == ".csv":

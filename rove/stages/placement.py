@@ -16,7 +16,7 @@ from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.question_files import is_question_file
 from rove.remote.loading import Isolation, temporary_environment
-from rove.rubrics import JudgeRubric, RubricGroup
+from rove.rubrics import JudgeRubric
 from rove.runs.provenance import is_own, risky_settings
 from rove.runs.run import Run
 from rove.stages.clients import embedded
@@ -162,8 +162,7 @@ def _measure(
 
 def _refuse_judges(env: Environment, target: EvaluationTarget) -> None:
     """Refuse an environment with judge models, which may cost money."""
-    rubrics = env.rubric.rubrics if isinstance(env.rubric, RubricGroup) else [env.rubric]
-    if any(isinstance(rubric, JudgeRubric) for rubric in rubrics):
+    if any(isinstance(rubric, JudgeRubric) for rubric in env.rubric.components):
         raise ConfigError(
             f"'{target.env}' uses a judge model, which may cost money; --env {target.env} evaluates in it anyway"
         )

@@ -37,11 +37,7 @@ class SamplingBackend(Protocol):
     """Client that samples with the weights of the last `publish`."""
 
     def publish(self, version: int) -> None:
-        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on.
-
-        Raises:
-            RunError: The backend refuses them, or its log-probabilities differ from the trainer's.
-        """
+        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on."""
         ...
 
     def release(self) -> None:
@@ -66,9 +62,6 @@ def make_backend(config: RLConfig, loaded: LoadedModel, folder: Path, separate_w
     """Return the sampling backend of the settings.
 
     Args:
-        config: Settings.
-        loaded: Trained model.
-        folder: Run folder.
         separate_weights: Whether it samples while the model trains, so that it needs a copy of the weights.
     """
     if config.backend == "vllm":
@@ -82,8 +75,6 @@ class EmbeddedBackend:
     With an adapter, a copy shares the frozen base weights unless it is in bf16, and only the adapter is copied at each update.
 
     Args:
-        config: Settings.
-        loaded: Trained model.
         separate_weights: Whether it needs a copy; with `bf16_sampling` it always has one, if the device has bf16 products.
     """
 
@@ -126,11 +117,6 @@ class VLLMBackend:
     """vLLM servers, which load the weights from model folders.
 
     With an adapter they load the base model once and then only the adapter, unless a server refuses adapters.
-
-    Args:
-        config: Settings.
-        loaded: Trained model.
-        folder: Folder for weights and logs.
     """
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, folder: Path):

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from commands import Rove, contents, environment, in_this_process, lines
+from flat_settings import with_tables
 from rich.console import Console
 
 from rove.cli.rl import print_rl
 from rove.core.config import convert
-from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
 from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
@@ -404,8 +404,8 @@ def test_a_missing_logger_is_refused_before_training(rove: Rove, made: Path, mon
     [
         (0.4, {}, True),
         (0.9, {}, False),
-        (0.4, {"curriculum": "level"}, False),
-        (0.4, {"easy_threshold": 1.0}, False),
+        (0.4, {"curriculum__column": "level"}, False),
+        (0.4, {"filter__easy_threshold": 1.0}, False),
         (0.4, {"keep_best": "eval/x/reward/mean"}, False),
     ],
 )
@@ -420,7 +420,7 @@ def test_a_reward_without_measurable_increase_is_reported(
             run.append_metrics({"step": step + 1, "reward/mean": reward})
         run.finish({"steps": 40})
     out = io.StringIO()
-    config = convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
+    config = convert(RLConfig, with_tables({"env": "tictactoe", "model": "models/x", **over}))
     print_rl(config, TrainingResult(tmp_path / "final", run), Console(file=out, width=100))
     assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == told
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from commands import environment
+from flat_settings import with_tables
 from toys import Quiz, rows
 
 from rove.core.config import convert
-from rove.core.renamed_settings import upgrade
 from rove.doctor.findings import FAIL, OK, WARN, Finding, failed
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.envs.loading import load_environment
@@ -18,7 +18,7 @@ from rove.train.config import EvaluationConfig, RLConfig
 
 
 def config(**over: Any) -> RLConfig:
-    return convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
+    return convert(RLConfig, with_tables({"env": "tictactoe", "model": "models/x", **over}))
 
 
 def find(**over: Any) -> dict[str, Finding]:
@@ -29,7 +29,7 @@ def test_the_default_settings_pass_all_checks():
     assert {finding.status for finding in find().values()} == {OK}
 
 
-@pytest.mark.parametrize("over", [{"batch_size": 100}, {"loss": "x"}])
+@pytest.mark.parametrize("over", [{"batch_size": 100}, {"loss__kind": "x"}])
 def test_invalid_settings_fail(over: dict[str, Any]):
     findings = find(**over)
     assert list(findings) == ["settings"]
@@ -46,7 +46,7 @@ def test_invalid_settings_fail(over: dict[str, Any]):
         ("groups", {"env_args": {"num_groups": 5}}, "multiple of num_groups"),
         ("sampling", {"temperature": 1.4}, "collapse"),
         ("sampling", {"temperature": 0.3}, "similar"),
-        ("schedule", {"entropy_bonus": 0.1}, "destroyed"),
+        ("schedule", {"loss__entropy_bonus": 0.1}, "destroyed"),
         ("schedule", {"steps": 4}, "never reaches its peak"),
         ("schedule", {"checkpoint_every": 100}, "no checkpoint"),
     ],
@@ -80,21 +80,21 @@ def test_check_learning_rate(rate: float, parameters: float, trained: float, sta
 
 def test_higher_learning_rates_are_accepted_for_adapters_of_any_size():
     for rank, statuses in ((0, [OK, WARN, FAIL]), (8, [WARN, OK, WARN])):
-        rates = [config(learning_rate=rate, lora_rank=rank) for rate in (3e-4, 5e-3, 3e-2)]
+        rates = [config(learning_rate=rate, lora__rank=rank) for rate in (3e-4, 5e-3, 3e-2)]
         assert [check_learning_rate(settings, 500_000, 400_000).status for settings in rates] == statuses
-    slow = check_learning_rate(config(learning_rate=3e-4, lora_rank=8), 500_000, 400_000)
+    slow = check_learning_rate(config(learning_rate=3e-4, lora__rank=8), 500_000, 400_000)
     assert slow.advice == "slow: --learning-rate 0.001 to 0.01 worked"
     assert "an adapter of" in slow.seen
 
 
 def test_adapter_settings_are_checked():
     assert "adapter" not in find()
-    assert find(lora_rank=8)["adapter"].seen == "rank 8, alpha 32, all linear layers"
-    assert find(lora_rank=8, lora_targets=["q_proj", "v_proj"])["adapter"].seen.endswith("32, q_proj, v_proj")
-    dropped = find(lora_rank=8, lora_dropout=0.1)["adapter"]
+    assert find(lora__rank=8)["adapter"].seen == "rank 8, alpha 32, all linear layers"
+    assert find(lora__rank=8, lora__targets=["q_proj", "v_proj"])["adapter"].seen.endswith("32, q_proj, v_proj")
+    dropped = find(lora__rank=8, lora__dropout=0.1)["adapter"]
     assert dropped.status == WARN
     assert "sampled without dropout" in dropped.advice
-    assert find(lora_dropout=0.1)["settings"].status == FAIL
+    assert find(lora__dropout=0.1)["settings"].status == FAIL
 
 
 def test_check_environment_checks_the_dataset():
@@ -115,7 +115,13 @@ def test_check_environment_checks_the_dataset():
         (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them used, each used 1 times"),
         (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them used, only 40 different ones, each used 24 times"),
         (2000, 20, {"steps": 30}, WARN, "2,000 rows, 960 of them used, only 20 different ones for 32 groups a step"),
-        (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each used 0.8 times"),
+        (
+            2000,
+            40,
+            {"steps": 1, "curriculum__shuffle": True},
+            WARN,
+            "2,000 rows, only 40 different ones, each used 0.8 times",
+        ),
         (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each used 24 times"),
         (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 checked"),
     ],

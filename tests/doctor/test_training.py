@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from commands import environment
 from fakes import tiny_model
+from flat_settings import with_tables
 
 from rove.core.config import convert
-from rove.core.renamed_settings import upgrade
 from rove.doctor.findings import FAIL, SKIP, WARN, Finding, failed
 from rove.doctor.training import check_training
 from rove.train.config import RLConfig
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def find(folder: Path, groups: int = 3, **over: Any) -> dict[str, Finding]:
     settings = {"env": "letters", "env_dir": str(folder), "model": str(folder / "model"), "max_tokens": 6, **over}
-    return {finding.name: finding async for finding in check_training(convert(RLConfig, upgrade(settings)), groups)}
+    return {finding.name: finding async for finding in check_training(convert(RLConfig, with_tables(settings)), groups)}
 
 
 SANDBOX_SOURCE = """
@@ -126,13 +126,13 @@ async def test_invalid_settings_models_and_environments_fail(folder: Path, over:
 
 
 async def test_adapter_settings_are_checked(folder: Path):
-    plain, small = await find(folder), await find(folder, lora_rank=2)
+    plain, small = await find(folder), await find(folder, lora__rank=2)
     assert not failed(small.values())
     assert "an adapter of" in small["learning rate"].seen
     assert small["sampler = trainer"].status == "ok"
     assert small["adapter"].seen == "rank 2, alpha 32, all linear layers"
     assert small["disk"].seen != plain["disk"].seen
-    wrong = await find(folder, lora_rank=2, lora_targets=["q_prog"])
+    wrong = await find(folder, lora__rank=2, lora__targets=["q_prog"])
     assert {key for key, finding in wrong.items() if finding.status == FAIL} == {"adapter"}
     assert "lora_targets has 'q_prog'" in wrong["adapter"].seen
 

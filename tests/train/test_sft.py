@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from fakes import record_of, tiny_model
+from flat_settings import with_tables
 from tiers import first_quick
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import RolloutRecord, TrajectoryStep
-from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.stages.sft import warnings_of
@@ -54,7 +54,7 @@ def settings(**fields: Any) -> SFTConfig:
         "validate_every": 4,
         "threads": 1,
     }
-    return convert(SFTConfig, upgrade({**defaults, **fields}))
+    return convert(SFTConfig, with_tables({**defaults, **fields}))
 
 
 class Killed(Exception):

@@ -21,8 +21,8 @@ test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, o
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q --timeout 1800 $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
-	$(BIN)/ruff format --check rove environments tests benchmarks shim docs/site
-	$(BIN)/ruff check rove environments tests benchmarks shim docs/site
+	$(BIN)/ruff format --check rove environments examples tests benchmarks shim docs/site
+	$(BIN)/ruff check rove environments examples tests benchmarks shim docs/site
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs/test_glossary.py tests/test_windows.py

@@ -20,8 +20,9 @@ from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.train.config import SFTConfig
+from rove.train.conversations import Conversation, conversations_of, read_conversations
 from rove.train.sequences import TrainingSequence, sequences_from_messages
-from rove.train.sft import Conversation, conversations_of, read_conversations, split, train_sft
+from rove.train.sft import split, train_sft
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 

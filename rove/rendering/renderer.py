@@ -157,6 +157,23 @@ class Renderer:
         key = text if len(text) <= MAX_CACHED_LENGTH else None
         return [*_cached(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
 
+    def continuation_ids(self, before: str, text: str) -> list[int]:
+        """Return the ids of a text that continues another one.
+
+        SentencePiece tokenizers put a space before a text of its own, and so write "Hello" differently at the start and after a
+        line break.
+        """
+        if self._adds_space:
+            before_ids, ids = self.encode(before), self.encode(before + text)
+            if ids[: len(before_ids)] == before_ids:
+                return ids[len(before_ids) :]
+        return self.encode(text)
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text of its own."""
+        return self.encode("\na")[len(self.encode("\n")) :] != self.encode("a")
+
     def special_token(self, text: str) -> int | None:
         """Return the id of the special token with this text; None for any other text."""
         ids, added = self.encode(text), getattr(self.tokenizer, "added_tokens_decoder", {})
@@ -269,7 +286,11 @@ class Renderer:
         return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
 
     def training_branches(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, sampled_messages: Collection[int] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        sampled_messages: Collection[int] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[tuple[list[int], list[bool]]]:
         """Return a finished conversation as (ids, mask) pairs; the mask is true on assistant messages and their end tokens.
 
@@ -280,20 +301,23 @@ class Renderer:
             messages: The conversation.
             tools: Tools in chat form.
             sampled_messages: Positions of the assistant messages to train on. Default: all.
+            template_kwargs: Variables of the chat template.
         """
         branches: list[tuple[list[int], list[bool]]] = []
         known = ""
         for i, message in enumerate(messages):
             if message["role"] != "assistant" or (sampled_messages is not None and i not in sampled_messages):
                 continue
-            prompt = self.text(messages[:i], tools)
-            answer = self._answer_text(prompt, messages[: i + 1], tools)
+            prompt = self.text(messages[:i], tools, template_kwargs=template_kwargs)
+            answer = self._answer_text(prompt, messages[: i + 1], tools, template_kwargs)
             if not branches or not prompt.startswith(known):
                 branches.append(([], []))
                 known = ""
             ids, mask = branches[-1]
-            for text, trained in ((prompt[len(known) :], False), (answer, True)):
-                new = self.encode(text)
+            for new, trained in (
+                (self.encode(prompt[len(known) :]), False),
+                (self.continuation_ids(prompt, answer), True),
+            ):
                 ids += new
                 mask += [trained] * len(new)
             known = prompt + answer
@@ -339,9 +363,11 @@ class Renderer:
         ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
         return list(completion_ids[:-1] if ended else completion_ids)
 
-    def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
+    def _answer_text(
+        self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any, template_kwargs: Mapping[str, Any] | None
+    ) -> str:
         """Return the text that the model would sample for the last message, with the end-of-turn token."""
-        whole = self.text(messages, tools, generation_prompt=False)
+        whole = self.text(messages, tools, generation_prompt=False, template_kwargs=template_kwargs)
         answer = whole[len(prompt) :] if whole.startswith(prompt) else str(messages[-1].get("content") or "")
         eos = self.tokenizer.eos_token_id
         ends = [self.decode([stop]) for stop in sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))]

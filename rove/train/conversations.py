@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord, TrajectoryStep
-from rove.train.config import SFTConfig
 
 
 class Conversation(NamedTuple):
@@ -19,7 +18,37 @@ class Conversation(NamedTuple):
     sampled_messages: frozenset[int] | None = None
     """Indices of the messages that the model sampled; None: all assistant messages."""
     example_key: str = ""
-    """Key of the rollout's example."""
+    """Key of the example; conversations with equal keys are either all for training or all for validation."""
+    prompt_length: int | None = None
+    """Number of messages before the completion; None: it is not known."""
+    template_kwargs: Mapping[str, Any] | None = None
+    """Variables of the chat template."""
+    is_text: bool = False
+    """Whether prompt and completion are raw texts, which are not rendered with the chat template."""
+    place: str = ""
+    """Where it comes from, such as "chats.jsonl, line 3"."""
+
+    def trained_messages(self, loss_on: str) -> Collection[int] | None:
+        """Return the indices of the messages to train on; None: all assistant messages.
+
+        Args:
+            loss_on: "all", "last" or "completion", see `SFTConfig.loss_on`.
+
+        Raises:
+            ConfigError: "completion", but the conversation is not divided into prompt and completion.
+        """
+        if loss_on == "all":
+            return self.sampled_messages
+        sampled = self.sampled_messages
+        if sampled is None:
+            sampled = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if loss_on == "last":
+            return sorted(sampled)[-1:]
+        if self.prompt_length is None:
+            raise ConfigError(
+                f"{self.place}: loss_on is 'completion', but the row has no 'prompt' and 'completion'; use 'all' or 'last'"
+            )
+        return [index for index in sampled if index >= self.prompt_length]
 
 
 def conversations_of(record: RolloutRecord) -> list[Conversation]:
@@ -33,7 +62,8 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
     if not sampled or (
         steps[0].prompt == record.prompt and sampled == [m for m in record.completion if m["role"] == "assistant"]
     ):
-        return [Conversation([*record.prompt, *record.completion], record.tools, example_key=record.example_key)]
+        messages = [*record.prompt, *record.completion]
+        return [Conversation(messages, record.tools, None, record.example_key, len(record.prompt))]
     chains: list[list[TrajectoryStep]] = []
     for step in steps:
         chain = next((chain for chain in chains if _continues(step, chain[-1])), None)
@@ -47,6 +77,7 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
             record.tools if chain[-1].tools is None else chain[-1].tools or None,
             frozenset(len(step.prompt) for step in chain),
             record.example_key,
+            prompt_length=0,
         )
         for chain in chains
     ]
@@ -55,28 +86,3 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
 def _continues(step: TrajectoryStep, before: TrajectoryStep) -> bool:
     messages = [*before.prompt, *before.completion]
     return step.tools == before.tools and step.prompt[: len(messages)] == messages
-
-
-def read_conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[Conversation]:
-    """Return the conversations of the rollouts that pass the filter.
-
-    Raises:
-        ConfigError: Fewer than two conversations pass.
-    """
-    seen = taken = 0
-    found: list[Conversation] = []
-    for record in records:
-        seen += 1
-        if record.scores is None or (config.min_reward is not None and record.scores.reward < config.min_reward):
-            continue
-        if not record.completion:  # the prompt was too long for the model
-            continue
-        if 0 <= config.max_examples <= taken:
-            break
-        taken += 1
-        found += conversations_of(record)
-    if len(found) < 2:
-        raise ConfigError(
-            f"{len(found)} of {seen} rollouts in {config.data} pass min_reward = {config.min_reward}; SFT needs at least 2"
-        )
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rove.cli.clients import embedded, needs_train_extra
 from rove.cli.common import (
@@ -41,7 +41,6 @@ from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table
 from rove.cli.training import Watch, begin, draw, identity_of
 from rove.clients.scripted import ScriptedClient
-from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error
 from rove.core.ranges import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.envs.dataset import example_key
@@ -57,6 +56,8 @@ if TYPE_CHECKING:
     from rove.core.protocols import Client
     from rove.train.config import SFTConfig
     from rove.train.policy_comparison import PolicyResult
+    from rove.train.sft_data import SFTData, SFTSource
+    from rove.train.sft_preview import SFTPreview
     from rove.train.worker_group import Ranks
 
 
@@ -82,6 +83,7 @@ def run_sft(
     overwrite: bool = False,
     ranks: Ranks | None = None,
     watch: Watch | None = None,
+    source: SFTSource | None = None,
 ) -> tuple[Path, Run]:
     """Fine-tune with progress, from the last checkpoint if there is one; return the final model's folder and the run.
 
@@ -91,15 +93,18 @@ def run_sft(
         overwrite: Whether to discard an earlier run in the folder.
         ranks: The training processes.
         watch: Called with the metrics of every step, and the maximum number of steps.
+        source: Data in memory. Default: `config.data`.
     """
     from rove.train.sft import train_sft
+    from rove.train.sft_data import SFTData
     from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
     ranks = ranks or SINGLE_PROCESS
-    data = Run(config.data)
-    data.config()
-    identity = identity_of(config, BOOKKEEPING, data=_data_identity(data))
+    data = SFTData(config.data if source is None else source, config)
+    # "all" is left out, because runs of older versions do not have the setting.
+    bookkeeping = BOOKKEEPING | ({"loss_on"} if config.loss_on == "all" else set())
+    identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
         loaded = begin(run, "sft", config, identity, overwrite, console, ranks, lambda: warnings_of(config, data))
@@ -117,7 +122,7 @@ def run_sft(
 
             final = train_sft(
                 config,
-                data.finished(),
+                data,
                 loaded,
                 run,
                 on_step,
@@ -130,29 +135,17 @@ def run_sft(
     return final, run
 
 
-def warnings_of(config: SFTConfig, data: Run) -> list[str]:
+def warnings_of(config: SFTConfig, data: SFTData) -> list[str]:
     """Return warnings about evaluating on training examples."""
     from rove.train.contamination import find_overlaps
 
-    trained = _trained_keys(config, data)
-    single = ["all rollouts are of one example: validation_loss is measured on the training example"]
+    trained = data.example_keys
+    single = ["all conversations are of one example: validation_loss is measured on the training example"]
     if not config.evaluation:
         return single * (len(trained) == 1)
     found = [one for one in find_overlaps(config.evaluation, config.env_dir, trained) if one.shared]
     advice = "collect training data with rove eval --train"
     return [*single * (len(trained) == 1), *(f"evaluation {one}; {advice}" for one in found)]
-
-
-def _trained_keys(config: SFTConfig, data: Run) -> set[str]:
-    """Return the keys of the examples whose rollouts are trained on or validated on."""
-    least = -math.inf if config.min_reward is None else config.min_reward
-    return {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
-
-
-def _data_identity(data: Run) -> str:
-    """Return a digest of the rollouts: a run is continued only on the same data, wherever its folder is."""
-    file = data.path / "rollouts.jsonl"
-    return f"rollouts#{digest_files([file] if file.exists() else [])}"
 
 
 def print_sft(final: Path, run: Run, console: Console) -> None:
@@ -173,6 +166,37 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     )
 
 
+def print_preview(preview: SFTPreview, console: Console) -> None:
+    """Print what would be trained on; ⟦…⟧ marks the trained tokens, with and without color."""
+    for number, conversation in enumerate(preview.shown, start=1):
+        for pieces in conversation.sequences:
+            console.print(f"conversation {number}  {conversation.place}", style="bold")
+            text = Text()
+            for piece in pieces:
+                text.append(
+                    f"⟦{piece.text}⟧" if piece.is_trained else piece.text, "green" if piece.is_trained else None
+                )
+            console.print(text, soft_wrap=True)
+            console.print()
+    table = Table(title=f"SFT data: {preview.data}", show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    lengths = f"{preview.min_tokens:,} / {preview.median_tokens:,.0f} / {preview.max_tokens:,}"
+    rows = {
+        "conversations to train on": f"{preview.training:,}",
+        "conversations for validation": f"{preview.validation:,}",
+        "sequences": f"{preview.sequences:,}",
+        "tokens per sequence (min / median / max)": lengths,
+        "tokens": f"{preview.tokens:,}",
+        "trained tokens": f"{preview.trained_tokens:,} ({preview.trained_tokens / preview.tokens:.0%})",
+        f"truncated tokens (beyond {preview.max_length:,})": f"{preview.truncated_tokens:,}",
+        **{f"left out: {reason}": f"{count:,}" for reason, count in preview.dropped.items()},
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+
+
 def _config_type() -> type[SFTConfig]:
     with needs_train_extra():
         from rove.train.config import SFTConfig
@@ -183,17 +207,28 @@ def _config_type() -> type[SFTConfig]:
     epilog=examples(
         "rove sft --data runs/teacher -m models/mine --min-reward 1",
         "rove sft --data runs/teacher -m models/mine --epochs 3 --lora.rank 8",
+        "rove sft --data chats.jsonl -m models/mine --dry-run",
         "rove sft @ sft.toml",
         note="rove sft --help-all lists every setting.",
     ),
     context_settings=SETTINGS,
     options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("--data", help="Run folder with the rollouts to train on.")
+@click.option("--data", help="Run folder, or file of messages (.jsonl, .json, .ndjson, .parquet), to train on.")
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @device_option
 @click.option("--min-reward", type=in_range(FiniteFloat), help="Leave out rollouts below this reward.")
+@click.option(
+    "--loss-on",
+    type=click.Choice(["all", "last", "completion"]),
+    help="Train on all assistant messages, the last of each conversation, or those of the completion.  [default: all]",
+)
+@click.option(
+    "--max-length",
+    type=in_range(PositiveInt),
+    help="Truncate longer sequences at the end, in tokens.  [default: the model's context]",
+)
 @click.option("--epochs", type=in_range(PositiveInt), help="Maximum passes over the data.  [default: 10]")
 @click.option("--batch-size", type=in_range(PositiveInt), help="Conversations per step.  [default: 32]")
 @click.option("--learning-rate", type=in_range(PositiveFloat), help="Peak learning rate.  [default: 0.001]")
@@ -206,22 +241,38 @@ def _config_type() -> type[SFTConfig]:
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
 @overwrite_option
+@click.option(
+    "--dry-run", is_flag=True, help="Show three conversations with the trained tokens, and counts; do not train."
+)
 @json_option
 @help_all_option(_config_type)
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | None, **named: Any) -> None:
-    """Fine-tune MODEL on the rollouts of a run until the validation loss no longer falls, and evaluate the result.
+def command(
+    ctx: click.Context, as_json: bool, overwrite: bool, dry_run: bool, env_args: str | None, **named: Any
+) -> None:
+    """Fine-tune MODEL on the rollouts of a run, or on a file of messages, and evaluate the result.
 
-
-    Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the command to continue a stopped run.
+    Training stops when the validation loss no longer falls. Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the
+    command to continue a stopped run.
     """
     with needs_train_extra():
         from rove.models.load import load_model
         from rove.train.config import SFTConfig
         from rove.train.sft import follow_sft
+        from rove.train.sft_data import SFTData
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named)
+    if dry_run:
+        from rove.train.sft_preview import preview_sft
+
+        config.check()
+        data = SFTData(config.data, config)
+        data.conversations  # noqa: B018  errors in the data come before the model is loaded
+        loaded = load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code)
+        preview = preview_sft(config, loaded, data)
+        print_json(msgspec.to_builtins(preview)) if as_json else print_preview(preview, console)
+        return
     ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():
@@ -243,7 +294,7 @@ class EvaluationTarget(NamedTuple):
     isolation: Isolation
 
 
-def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
+def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
     """Return the environment of the settings, else that of the data.
 
     The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter. Data that
@@ -254,6 +305,8 @@ def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
     """
     if config.env is not None:
         return EvaluationTarget(config.env, config.env_args, config.env_dir, Isolation())
+    if data is None:
+        raise ConfigError("a file of messages names no environment; give --env ENV")
     recorded = data.config().get("config", {})
     env, env_args = recorded.get("env"), recorded.get("env_args", {})
     if not isinstance(env, str) or not env or not isinstance(env_args, dict):
@@ -272,15 +325,15 @@ def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
     return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
 
 
-def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Console) -> None:
+def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, console: Console) -> None:
     """Evaluate the trained model and the scripted policies; print a table, and store it in the run's summary.
 
     An error is printed as one line and not raised, since training has succeeded.
     """
-    if not config.final_eval_rollouts:
+    if not config.final_eval_rollouts or (data.run is None and config.env is None):
         return
     try:
-        target = evaluation_target(config, data)
+        target = evaluation_target(config, data.run)
         names, keys = _survey(config, target)
         rows = _measure_all(config, target, final, data, names, console)
     except (Error, OSError) as error:
@@ -291,7 +344,7 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Co
 
     model, policies = rows[0], rows[1:]
     text = placement_text(model, policies)
-    trained = _trained_keys(config, data)
+    trained = data.example_keys
     shared = sum(key in trained for key in keys)
     found = {
         "env": target.env,
@@ -321,7 +374,7 @@ def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], lis
 
 
 def _measure_all(
-    config: SFTConfig, target: EvaluationTarget, final: Path, data: Run, names: list[str], console: Console
+    config: SFTConfig, target: EvaluationTarget, final: Path, data: SFTData, names: list[str], console: Console
 ) -> list[PolicyResult]:
     """Return the results: the trained model's first, then those of the scripted policies."""
     from rove.engine.client import EngineClient
@@ -330,7 +383,7 @@ def _measure_all(
     with progress(console, f"{target.env} after SFT", 1 + len(names)) as report:
         client = embedded(str(final), device=config.device)
         assert isinstance(client, EngineClient)
-        limit = turn_limit(client.renderer, data.finished())
+        limit = turn_limit(client.renderer, data.conversations if data.run is None else data.run.finished())
         rows = [_measure(config, target, client, "the trained model", limit, report)]
         for name in names:
             report(len(rows), f"reward {rows[-1].reward:.3f}")

@@ -368,13 +368,29 @@ class Renderer:
     ) -> str:
         """Return the text that the model would sample for the last message, with the end-of-turn token."""
         whole = self.text(messages, tools, generation_prompt=False, template_kwargs=template_kwargs)
-        answer = whole[len(prompt) :] if whole.startswith(prompt) else str(messages[-1].get("content") or "")
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else _unrendered(prompt, messages[-1])
         eos = self.tokenizer.eos_token_id
         ends = [self.decode([stop]) for stop in sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))]
         cut = max(((answer.rfind(end), end) for end in ends if end in answer), default=None)
-        if cut is not None:
-            return answer[: cut[0]] + cut[1]
-        return answer + (ends[0] if ends else "")
+        if cut is None:
+            return answer + (ends[0] if ends else "")
+        before = answer[: cut[0]].rstrip()
+        if before.endswith(
+            tuple(ends)
+        ):  # Phi-3 writes its end of text after the end of the last turn; sampling ends before
+            return before
+        return answer[: cut[0]] + cut[1]
+
+
+def _unrendered(prompt: str, message: Mapping[str, Any]) -> str:
+    """Return the text of a message whose rendering does not continue the prompt.
+
+    DeepSeek-R1's template opens a thought in the prompt and leaves out the thoughts of finished messages.
+    """
+    content, reasoning = text_of(message), message.get("reasoning_content")
+    if isinstance(reasoning, str) and reasoning and prompt.rstrip().endswith("<think>"):
+        return f"{reasoning}\n</think>\n\n{content}"
+    return content
 
 
 @cache

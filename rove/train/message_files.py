@@ -156,7 +156,10 @@ def _conversation(place: str, row: Any) -> Conversation:
         return Conversation(messages, example_key=key, **options)
     prompt, completion = columns["prompt"], columns["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
-        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": completion},
+        ]
         return Conversation(messages, example_key=_key(columns, messages[:1]), prompt_length=1, is_text=True, **options)
     if isinstance(prompt, str) or isinstance(completion, str):
         raise ConfigError("'prompt' and 'completion' must both be texts, or both be lists of messages")

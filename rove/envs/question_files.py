@@ -67,7 +67,7 @@ def read_rows(path: Path) -> list[FileRow]:
     if suffix == ".csv":
         return list(_read_csv(path))
     if suffix == ".parquet":
-        return [FileRow(f"row {number}", values) for number, values in enumerate(_read_parquet(path), start=1)]
+        return [FileRow(f"row {number}", values) for number, values in enumerate(read_parquet(path), start=1)]
     rows = JsonLines(path)
     return [FileRow(_place(index + 1, rows.line_number(index)), values) for index, values in enumerate(rows)]
 
@@ -145,7 +145,12 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a Parquet file.
+
+    Raises:
+        ConfigError: The package pyarrow is missing, it is not a Parquet file, or two columns have one name.
+    """
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rove.core.protocols import Client
     from rove.train.config import SFTConfig
     from rove.train.policy_comparison import PolicyResult
+    from rove.train.sft_data import SFTData
 
 
 class EvaluationTarget(NamedTuple):
@@ -39,7 +39,7 @@ class EvaluationTarget(NamedTuple):
     isolation: Isolation
 
 
-def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
+def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
     """Return the environment of the settings, else that of the data.
 
     The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter. Data that
@@ -50,6 +50,8 @@ def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
     """
     if config.env is not None:
         return EvaluationTarget(config.env, config.env_args, config.env_dir, Isolation())
+    if data is None:
+        raise ConfigError("a file of messages names no environment; give --env ENV")
     recorded = data.config().get("config", {})
     env, env_args = recorded.get("env"), recorded.get("env_args", {})
     if not isinstance(env, str) or not env or not isinstance(env_args, dict):
@@ -68,15 +70,15 @@ def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
     return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
 
 
-def place_model(config: SFTConfig, final: Path, data: Run, run: Run, reporter: Reporter) -> None:
+def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporter: Reporter) -> None:
     """Evaluate the trained model and the scripted policies; show a table, and store it in the run's summary.
 
     An error is shown as one line and not raised, since training has succeeded.
     """
-    if not config.final_eval_rollouts:
+    if not config.final_eval_rollouts or (data.run is None and config.env is None):
         return
     try:
-        target = evaluation_target(config, data)
+        target = evaluation_target(config, data.run)
         names, keys = _survey(config, target)
         rows = _measure_all(config, target, final, data, names, reporter)
     except (Error, OSError) as error:
@@ -87,7 +89,7 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, reporter: R
 
     model, policies = rows[0], rows[1:]
     text = placement_text(model, policies)
-    trained = trained_keys(config, data)
+    trained = data.example_keys
     shared = sum(key in trained for key in keys)
     found = {
         "env": target.env,
@@ -108,12 +110,6 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, reporter: R
     reporter.note(text, important=bool(found["learned_only_format"]))
 
 
-def trained_keys(config: SFTConfig, data: Run) -> set[str]:
-    """Return the keys of the examples whose rollouts are trained on or validated on."""
-    least = -math.inf if config.min_reward is None else config.min_reward
-    return {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
-
-
 def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:
     """Return the names of the environment's scripted policies, and the keys of the examples that are evaluated."""
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
@@ -123,7 +119,7 @@ def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], lis
 
 
 def _measure_all(
-    config: SFTConfig, target: EvaluationTarget, final: Path, data: Run, names: list[str], reporter: Reporter
+    config: SFTConfig, target: EvaluationTarget, final: Path, data: SFTData, names: list[str], reporter: Reporter
 ) -> list[PolicyResult]:
     """Return the results: the trained model's first, then those of the scripted policies."""
     from rove.engine.client import EngineClient
@@ -132,7 +128,7 @@ def _measure_all(
     with reporter.progress(f"{target.env} after SFT", 1 + len(names)) as progress:
         client = embedded(str(final), device=config.device)
         assert isinstance(client, EngineClient)
-        limit = turn_limit(client.renderer, data.finished())
+        limit = turn_limit(client.renderer, data.conversations if data.run is None else data.run.finished())
         rows = [_measure(config, target, client, "the trained model", limit, progress)]
         for name in names:
             progress(len(rows), f"reward {rows[-1].reward:.3f}")

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rove.core.digest import digest_files
 from rove.core.errors import needs_train_extra
 from rove.runs.run import Run
 from rove.stages.arguments import settings_from
 from rove.stages.curves import draw
 from rove.stages.identity import Watch, begin, identity_of
 from rove.stages.naming import run_folder
-from rove.stages.placement import place_model, trained_keys
+from rove.stages.placement import place_model
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.results import TrainingResult
 from rove.utils.event_loop import outside_event_loop
 
 if TYPE_CHECKING:
     from rove.train.config import SFTConfig
+    from rove.train.sft_data import SFTData, SFTSource
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
@@ -40,14 +40,14 @@ BOOKKEEPING = {  # settings that a resumed run may change: they do not affect wh
 
 def sft(
     model: str | Path | None = None,
-    data: str | Path | Run | None = None,
+    data: SFTSource | None = None,
     config: SFTConfig | None = None,
     *,
     overwrite: bool = False,
     reporter: Reporter | None = None,
     **settings: object,
 ) -> TrainingResult:
-    """Fine-tune a model on the rollouts of a run until the validation loss no longer falls, and evaluate the result.
+    """Fine-tune a model on rollouts or messages until the validation loss no longer falls, and evaluate the result.
 
     A run that was stopped continues from its last checkpoint; a complete one is not repeated.
 
@@ -56,7 +56,7 @@ def sft(
 
     Args:
         model: Initial model: a folder, or a name that `rove model list` prints. May be in `config`.
-        data: Run folder with the rollouts to train on. May be in `config`.
+        data: Run folder, file of messages, or a list of conversations (see `rove.train.sft_data`). May be in `config`.
         config: All settings; default: those of `rove sft`.
         overwrite: Whether to discard an earlier run in the folder.
         reporter: Shows progress. Default: the console or the notebook.
@@ -71,9 +71,10 @@ def sft(
         from rove.train.config import SFTConfig
 
     path = data.path if isinstance(data, Run) else data
-    given = {"model": model and str(model), "data": path and str(path), **settings}
-    used = settings_from(SFTConfig, config, given)
-    return outside_event_loop(lambda: run_sft(used, reporter or ConsoleReporter(), overwrite))
+    in_memory = None if path is None or isinstance(path, str | Path) else path
+    name = "in memory" if in_memory is not None else path and str(path)
+    used = settings_from(SFTConfig, config, {"model": model and str(model), "data": name, **settings})
+    return outside_event_loop(lambda: run_sft(used, reporter or ConsoleReporter(), overwrite, source=in_memory))
 
 
 def run_sft(
@@ -82,6 +83,7 @@ def run_sft(
     overwrite: bool = False,
     ranks: Ranks | None = None,
     watch: Watch | None = None,
+    source: SFTSource | None = None,
 ) -> TrainingResult:
     """Fine-tune with progress, from the last checkpoint if there is one.
 
@@ -91,15 +93,18 @@ def run_sft(
         overwrite: Whether to discard an earlier run in the folder.
         ranks: The training processes.
         watch: Called with the metrics of every step, and the maximum number of steps.
+        source: Data in memory. Default: `config.data`.
     """
     from rove.train.sft import train_sft
+    from rove.train.sft_data import SFTData
     from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
     ranks = ranks or SINGLE_PROCESS
-    data = Run(config.data)
-    data.config()
-    identity = identity_of(config, BOOKKEEPING, data=_data_identity(data))
+    data = SFTData(config.data if source is None else source, config)
+    # "all" is left out, because runs of older versions do not have the setting.
+    bookkeeping = BOOKKEEPING | ({"loss_on"} if config.loss_on == "all" else set())
+    identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
         loaded = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
@@ -117,7 +122,7 @@ def run_sft(
 
             final = train_sft(
                 config,
-                data.finished(),
+                data,
                 loaded,
                 run,
                 on_step,
@@ -130,20 +135,14 @@ def run_sft(
     return TrainingResult(final, run)
 
 
-def warnings_of(config: SFTConfig, data: Run) -> list[str]:
+def warnings_of(config: SFTConfig, data: SFTData) -> list[str]:
     """Return warnings about evaluating on training examples."""
     from rove.train.contamination import find_overlaps
 
-    trained = trained_keys(config, data)
-    single = ["all rollouts are of one example: validation_loss is measured on the training example"]
+    trained = data.example_keys
+    single = ["all conversations are of one example: validation_loss is measured on the training example"]
     if not config.evaluation:
         return single * (len(trained) == 1)
     found = [one for one in find_overlaps(config.evaluation, config.env_dir, trained) if one.shared]
     advice = "collect training data with rove eval --train"
     return [*single * (len(trained) == 1), *(f"evaluation {one}; {advice}" for one in found)]
-
-
-def _data_identity(data: Run) -> str:
-    """Return a digest of the rollouts: a run is continued only on the same data, wherever its folder is."""
-    file = data.path / "rollouts.jsonl"
-    return f"rollouts#{digest_files([file] if file.exists() else [])}"

@@ -20,8 +20,8 @@ from rove.engine.client import EngineClient
 from rove.models.load import load_model
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
+from rove.train.conversations import conversations_of
 from rove.train.sequences import TrainingSequence, sequences_from_messages
-from rove.train.sft import conversations_of
 
 Score = Callable[[Sequence[int]], list[float]]
 """Token ids → log-probability of each but the first."""

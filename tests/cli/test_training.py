@@ -290,7 +290,7 @@ def test_sft_does_not_resume_on_other_data(rove: Rove, made: Path):
 def test_empty_training_data_is_refused_before_training(rove: Rove, made: Path):
     done = rove(*sft(made, "--min-reward", "7"))
     assert done.status == 2
-    assert f"0 of 40 rollouts in {made}/games pass min_reward = 7.0" in done.err
+    assert f"0 of 40 conversations in {made}/games are left; 40 have a reward below 7.0" in done.err
     assert not Path("runs").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -94,34 +93,6 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
     help="Number of examples per package.",
 )
 @click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; repeatable.")
-@click.option(
-    "--start-seconds",
-    type=setting_range(CheckLimits, "start_seconds"),
-    default=CheckLimits().start_seconds,
-    show_default=True,
-    help="Time limit for loading a package.",
-)
-@click.option(
-    "--hang-seconds",
-    type=setting_range(CheckLimits, "hang_seconds"),
-    default=CheckLimits().hang_seconds,
-    show_default=True,
-    help="Time limit for a single operation.",
-)
-@click.option(
-    "--play-seconds",
-    type=setting_range(CheckLimits, "play_seconds"),
-    default=CheckLimits().play_seconds,
-    show_default=True,
-    help="Time limit for all rollouts.",
-)
-@click.option(
-    "--install-seconds",
-    type=setting_range(CheckLimits, "install_seconds"),
-    default=CheckLimits().install_seconds,
-    show_default=True,
-    help="Time limit for installation.",
-)
 @click.option("--json", "as_json_", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
@@ -131,7 +102,7 @@ def command(
     env_args: str | None,
     output: tuple[str, ...],
     as_json_: bool,
-    **limits: Any,
+    num_examples: int,
 ) -> None:
     """Check whether environment packages run here, which API they are written for, and what they need.
 
@@ -140,7 +111,7 @@ def command(
     which sees the environment variables, including API keys. Exit status 1: a package does not run.
     """
     console = console_for(as_json_)
-    args, limited = json_object(env_args, "-a") or {}, CheckLimits(**limits)
+    args, limited = json_object(env_args, "-a") or {}, CheckLimits(num_examples=num_examples)
     check_outputs(output, (".md", ".json"))
     found = [one for given in packages for one in _packages(given, env_dir)]
     reports: list[Report] = []

@@ -24,9 +24,9 @@ from rove.models.adapter import add_adapter
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
-from rove.train.backends import EmbeddedBackend, VLLMBackend, make_backend, parity_check
+from rove.train.backends import EmbeddedBackend, VLLMBackend, parity_check
 from rove.train.config import RLConfig
-from rove.train.rl import train_rl
+from rove.train.rl import make_backend, train_rl
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.server import VLLMConfig
 from tests.train.test_evaluation import envs, table
@@ -196,7 +196,7 @@ def test_adapter_layers_that_a_server_ignores_are_detected(
 def test_adapters_with_ranks_that_vllm_does_not_support_are_merged(tmp_path: Path):
     loaded = tiny_model()
     adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
-    sampler = make_backend(vllm_settings("http://x", lora__rank=513), adapted, tmp_path, separate_weights=False)
+    sampler = make_backend(vllm_settings("http://x", lora__rank=513), adapted, tmp_path)
     assert isinstance(sampler, VLLMBackend)
     assert not sampler._sends_adapter
 
@@ -240,7 +240,7 @@ def small_caches(monkeypatch: pytest.MonkeyPatch):
 
 def start_backend(model: LoadedModel, path: Path, **more: Any) -> VLLMBackend:
     config = settings(backend="vllm", vllm=VLLMConfig(**{**VLLM_FIELDS, **more}))
-    sampler = make_backend(config, model, path, separate_weights=False)
+    sampler = make_backend(config, model, path)
     assert isinstance(sampler, VLLMBackend)
     return sampler
 
@@ -404,7 +404,6 @@ def test_a_real_server_continues_a_response_with_a_new_adapter(tmp_path: Path):
         settings(backend="vllm", vllm=vllm, lora__rank=4),
         loaded._replace(adapter=adapter),
         tmp_path,
-        separate_weights=False,
     )
     assert isinstance(sampler, VLLMBackend)
     try:
@@ -508,5 +507,5 @@ def test_a_started_server_is_restarted_after_a_kill_and_stopped_at_the_end(tmp_p
 @pytest.mark.parametrize("fast", [True, False])
 def test_bf16_sampling_is_ignored_on_a_cpu_without_bf16_products(fast: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.models.linear.HAS_BF16_PRODUCTS", fast)
-    backend = EmbeddedBackend(settings(bf16_sampling=True), tiny_model(), separate_weights=False)
+    backend = EmbeddedBackend(tiny_model(), 16, bf16=True)
     assert {p.dtype for p in backend.client.engine.model.parameters()} == {torch.bfloat16 if fast else torch.float32}

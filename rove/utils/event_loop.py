@@ -85,15 +85,20 @@ def outside_event_loop(call: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="rove-stage")
     thread.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    # A running loop may handle Ctrl-C by cancelling its task, which waits here.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
     try:
         thread.join()
     except KeyboardInterrupt:
         # Signals reach only the main thread, so the interrupt is passed on to the thread that does the work.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
-        )
+        identity, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)
         thread.join()
         raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
     if errors:
         raise errors[0]
     return results[0]

@@ -20,8 +20,8 @@ from fakes import tiny_model
 from rich.console import Console
 
 from rove.cli.options import settings
-from rove.cli.serve import ServeConfig, served_client
 from rove.cli.serve import command as serve_command
+from rove.stages.serving import ServeConfig, served_client
 
 SLOW_ENV = """
 import asyncio

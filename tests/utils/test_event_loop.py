@@ -36,8 +36,9 @@ def test_an_interrupt_reaches_the_other_thread() -> None:
     ended = threading.Event()
 
     def work() -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         try:
+            time.sleep(0.2)  # until the main thread waits
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             while True:
                 time.sleep(0.01)
         finally:

@@ -70,11 +70,7 @@ def _s(count: int) -> str:
 
 
 def read_run(path: str) -> ComparedRun:
-    """Return a run with its scored rollouts; of repeated rollouts the last counts.
-
-    Raises:
-        RunError: The folder is not a run, or has no scored rollouts.
-    """
+    """Return a run with its scored rollouts; of repeated rollouts the last counts."""
     run = Run(path)
     config = run.config()
     counted = {line.number for line in run.scored_lines().values()}
@@ -117,11 +113,7 @@ def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedR
 
 
 def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
-    """Refuse runs whose difference would not be one of the models.
-
-    Raises:
-        ConfigError: The environments differ; or their version, arguments or data do, and no example is in both runs.
-    """
+    """Refuse runs whose difference would not be one of the models."""
     names = [run.env_name for run in (a, b)]
     if names[0] != names[1]:
         raise ConfigError(
@@ -162,7 +154,6 @@ def comparison_markdown(
     """Return a comparison as Markdown: the verdict, a table of all values, the runs, notes, and the settings that differ.
 
     Args:
-        runs: Both runs, to name what they evaluated.
         settings: Both values of each setting that differs, by name; None where a run does not have it.
     """
     head = ["value", *comparison.names, "difference", "95% interval", ""]

@@ -97,11 +97,7 @@ class ScriptedServerClient:
         self._lengths = sorted({len(words) for words in self._rows}, reverse=True)
 
     async def respond(self, request: Request) -> Response:
-        """Respond with the scripted policy, given the dataset row whose prompt starts the conversation.
-
-        Raises:
-            ConfigError: The policy reads state that is not available outside a rollout.
-        """
+        """Respond with the scripted policy, given the dataset row whose prompt starts the conversation."""
         words = _words(request.messages if request.text is None else request.text)
         found = (self._rows.get(words[:length]) for length in self._lengths)
         row = next((row for row in found if row is not None), None)
@@ -139,15 +135,7 @@ def _words(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], 
 
 
 def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Client:
-    """Return the client that answers requests.
-
-    Args:
-        config: Settings.
-        reporter: Shows the device of a model folder.
-
-    Raises:
-        ConfigError: The model or an adapter does not exist or does not fit, or adapters are given without a model folder.
-    """
+    """Return the client that answers requests."""
     if config.model.startswith(SCRIPTED):
         refuse_device(config.device, f"{config.model} is a scripted policy")
         if config.env is None:
@@ -180,11 +168,7 @@ def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Clie
 
 
 def api_key_of(config: ServeConfig) -> str | None:
-    """Return the API key that requests must send.
-
-    Raises:
-        MissingKeyError: The variable that should hold it is not set.
-    """
+    """Return the API key that requests must send."""
     if config.api_key_var is None:
         return None
     key = os.environ.get(config.api_key_var, "").strip()

@@ -17,7 +17,6 @@ from rove.audit.auditor import AuditOptions
 from rove.audit.learning import LearnOptions
 from rove.check.rollouts import CheckLimits
 from rove.cli.main import cli
-from rove.cli.serve import OpenEnvConfig, ServeConfig
 from rove.clients.endpoints_file import Address
 from rove.core.config import convert
 from rove.core.errors import ConfigError
@@ -30,6 +29,7 @@ from rove.sandbox.backend import SandboxLimits
 from rove.stages.evaluation import EvalConfig
 from rove.stages.models import ModelConfig
 from rove.stages.recipe import BaselineRow, Column, ExhaustiveConfig, RecipeFile
+from rove.stages.serving import OpenEnvConfig, ServeConfig
 from rove.statistics import Price
 from rove.train.alerts import AlertLimits
 from rove.train.config import (

@@ -44,6 +44,7 @@ TITLES = {
     "models": "Models",
     "integrations": "Environments of other libraries",
     "remote": "Isolated environments",
+    "stages": "Train and show progress",
 }
 """Package of `rove` → title of the page with its public names."""
 

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.check.checker import Report, check
-from rove.check.package_files import Package, packages_in
+from rove.check.package_files import Package
 from rove.check.report import as_json, as_markdown, report_notes
 from rove.check.rollouts import CheckLimits
 from rove.cli.common import check_outputs, console_for, hint, print_json
 from rove.cli.options import env_dir_option, examples, json_object, setting_range
-from rove.hub.client.installed import find
-from rove.hub.package.names import parse_reference
+from rove.hub.client.installed import packages_named
 from rove.stages.reporter import WIDTH, ConsoleReporter
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
@@ -113,7 +112,7 @@ def command(
     console = console_for(as_json_)
     args, limited = json_object(env_args, "-a") or {}, CheckLimits(num_examples=num_examples)
     check_outputs(output, (".md", ".json"))
-    found = [one for given in packages for one in _packages(given, env_dir)]
+    found = [one for given in packages for one in packages_named(given, env_dir)]
     reports: list[Report] = []
     with ConsoleReporter(console).progress("check", len(found)) as report_progress:
         for package in found:
@@ -134,15 +133,6 @@ def command(
     if not as_json_:
         _hints(packages, env_dir, found, reports, output, console)
     ctx.exit(0 if all(report.runs for report in reports) else 1)
-
-
-def _packages(given: str, env_dir: str | None) -> list[Package]:
-    """Return the packages that an argument names; an installed hub environment is represented by its wheel."""
-    installed = find(parse_reference(given)) if "/" in given and not Path(given).exists() else None
-    if installed is None:
-        return packages_in(given, env_dir)
-    [wheel] = installed.path.glob("*.whl")
-    return [Package(given, "wheel", wheel)]
 
 
 def _hints(

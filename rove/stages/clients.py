@@ -21,8 +21,8 @@ API_KEY_VAR = "OPENAI_API_KEY"
 
 
 def make_client(
-    model: str,
-    env: Environment | None,
+    model: str | Path,
+    env: Environment | None = None,
     base_url: str | None = None,
     api_key_var: str = API_KEY_VAR,
     max_concurrent: int | None = None,
@@ -33,7 +33,11 @@ def make_client(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Client:
-    """Return the client for `-m MODEL`.
+    """Return the client for a model by its name: what `-m MODEL` means in commands.
+
+    Example:
+        >>> client = rove.make_client("runs/sft/final")
+        >>> teacher = rove.make_client("scripted:teacher", env)
 
     "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint; a folder, anything that
     looks like a path and a name of `rove model list` run in the embedded engine; anything else is a model's name at `base_url`.
@@ -43,6 +47,7 @@ def make_client(
         env: The environment whose scripted policies can be named; None allows no scripted policy.
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
     """
+    model = str(model)
     if model.startswith(SCRIPTED):
         refuse_device(device, f"{model} is a scripted policy")
         return _scripted(model, env)

@@ -76,24 +76,32 @@ def outside_event_loop(call: Callable[[], T]) -> T:
         return call()
     results: list[T] = []
     errors: list[BaseException] = []
+    done = threading.Event()  # an interrupted `Thread.join` takes the thread for dead
 
     def run() -> None:
         try:
             results.append(call())
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
     thread = threading.Thread(target=run, name="rove-stage")
     thread.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    # A running loop may handle Ctrl-C by cancelling its task, which waits here.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
     try:
-        thread.join()
+        done.wait()
     except KeyboardInterrupt:
         # Signals reach only the main thread, so the interrupt is passed on to the thread that does the work.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
-        )
-        thread.join()
+        identity, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)
+        done.wait()
         raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
     if errors:
         raise errors[0]
     return results[0]

@@ -20,8 +20,9 @@ from fakes import tiny_model
 from rich.console import Console
 
 from rove.cli.options import settings
-from rove.cli.serve import ServeConfig, served_client
 from rove.cli.serve import command as serve_command
+from rove.stages.reporter import ConsoleReporter
+from rove.stages.serving import ServeConfig, served_client
 
 SLOW_ENV = """
 import asyncio
@@ -180,7 +181,7 @@ def test_the_model_is_named_as_in_every_other_command():
 
 def test_a_model_is_served_on_the_device_that_is_printed(tmp_path: Path, model: Path):
     console = Console(file=io.StringIO(), width=200)
-    client = served_client(ServeConfig(model=str(model), device="cpu"), console)
+    client = served_client(ServeConfig(model=str(model), device="cpu"), ConsoleReporter(console))
     assert client.engine.model.device.type == "cpu"
     assert "device: cpu" in console.file.getvalue()
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from rove.cli.serve import ServeConfig
 from rove.core.config import nested
 from rove.core.settings_docs import settings_of
 from rove.runs.provenance import (
@@ -21,6 +20,7 @@ from rove.runs.provenance import (
 )
 from rove.runs.run import Run
 from rove.stages.evaluation import EvalConfig
+from rove.stages.serving import ServeConfig
 from rove.train.config import RLConfig, SFTConfig
 
 

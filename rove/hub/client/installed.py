@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rove.check.package_files import Package, packages_in
 from rove.core.errors import ConfigError, HubError
 from rove.envs import loading
 from rove.envs.environment import Environment
@@ -202,3 +203,12 @@ def _environ(found: Installed) -> dict[str, str] | None:
 
 def _root() -> Path:
     return data_folder() / "environments"
+
+
+def packages_named(given: str, env_dir: str | None) -> list[Package]:
+    """Return the packages that an argument names; an installed hub environment is represented by its wheel."""
+    installed = find(parse_reference(given)) if "/" in given and not Path(given).exists() else None
+    if installed is None:
+        return packages_in(given, env_dir)
+    [wheel] = installed.path.glob("*.whl")
+    return [Package(given, "wheel", wheel)]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from rove.cli.compare import MAX_TEXT, code, comparison_markdown, plain
 from rove.core.records import RolloutRecord, Scores
+from rove.stages.comparison import MAX_TEXT, code, comparison_markdown, plain
 from rove.statistics import compare
 from tests.runs.test_serialization import make_record
 

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from rove.audit.baseline import Baseline
-from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.findings import shortened
 from rove.audit.replies import INJECTIONS, MARK_SUFFIX, NASTY, constant, formula, from_answer, other_answer, payload
 from rove.audit.subject import Measured, Policy, Subject, evidence, is_worker_failure
 from rove.core.errors import InfraError
+from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -61,7 +62,7 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         others = f"; {', '.join(names)} also fail{'s' * (len(names) == 1)}" if names else ""
         is_hang = is_worker_failure(record) or "Timeout" in record.error.type
         yield Finding(
-            check="grader-robustness",
+            id="grader-robustness",
             severity=Severity.HIGH if is_hang else Severity.MEDIUM,
             text=f"the reply '{label}' fails with {subject.error_text(record)}{others}",
             prompt=prompt,
@@ -74,7 +75,7 @@ def check_worker_failures(subject: Subject) -> Iterator[Finding]:
     for name, record in subject.worker_failures[:1]:
         prompt, completion = evidence(record, MAX_REPLY_CHARS)
         yield Finding(
-            check="grader-robustness",
+            id="grader-robustness",
             severity=Severity.HIGH,
             text=f"a rollout of '{name}' fails with {subject.error_text(record)}",
             prompt=prompt,
@@ -106,7 +107,7 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
         if mark.exists():
             prompt, completion = one.example() if one.scored else evidence(one.records[0])
             yield Finding(
-                check="execution",
+                id="execution",
                 severity=Severity.HIGH,
                 text=f"a reply ({name}) is executed: it created a file on this machine",
                 prompt=prompt,
@@ -169,7 +170,7 @@ def _difference(first: Measured, again: Measured, where: str) -> Finding | None:
             prompt, completion = evidence(record)
             what = "the same reply" if same_text else "the same policy with the same seed"
             return Finding(
-                check="determinism",
+                id="determinism",
                 severity=Severity.MEDIUM,
                 text=f"{what} earned {before[0]:.3f} and, repeated {where}, {record.scores.reward:.3f}",
                 prompt=prompt,
@@ -215,7 +216,7 @@ async def check_parser(
             assert record.scores is not None
             prompt, completion = evidence(record)
             yield Finding(
-                check="parser-agreement",
+                id="parser-agreement",
                 severity=Severity.MEDIUM,
                 text=(
                     f"the parser reads {shortened(answer, 100)!r}, the answer is {record.answer!r}, and the reward is "
@@ -251,7 +252,7 @@ async def check_injection(subject: Subject, base: Baseline, judge: str = "the ju
                 prompt, completion = one.example()
                 change = f"from {honest.mean:.3f} to {one.mean:.3f}"
                 yield Finding(
-                    check="judge-injection",
+                    id="judge-injection",
                     severity=Severity.HIGH,
                     text=f"an order in the reply ('{name}') raises {judge}'s verdict {change}",
                     rate=one.interval,

@@ -7,11 +7,11 @@ import re
 from collections.abc import AsyncIterator, Sequence
 
 from rove.audit.baseline import Baseline, is_higher
-from rove.audit.findings import Finding
 from rove.audit.game_checks import actions_of
 from rove.audit.replies import Form, constant, forms
 from rove.audit.reward_checks import severity_of
 from rove.audit.subject import Measured, Policy, Subject
+from rove.core.findings import Finding
 from rove.core.messages import Messages
 from rove.core.state import State, bookkeeping
 
@@ -55,7 +55,7 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
     if is_higher(confirmed, guess, base.range):
         prompt, completion = confirmed.example()
         yield Finding(
-            check="policy-search",
+            id="policy-search",
             severity=severity_of((confirmed.mean - guess.mean) / base.range),
             text=(
                 f"a search over {sum(count for count, _ in ROUNDS)} replies found one that earns {confirmed.mean:.3f} on other "

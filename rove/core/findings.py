@@ -1,0 +1,230 @@
+"""Findings: whatever says "something is wrong". One type, one registry of ids, one way to write a finding as a line or as JSON.
+
+The auditor, the doctor, the alerts and diagnoses of training, the check of packages and the warnings of commands all return them.
+`docs/findings.md` has a section per id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import total_ordering
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+
+@total_ordering
+class Severity(Enum):
+    """How much a finding matters; from the lowest to the highest."""
+
+    OK = "ok"
+    """Checked, and good."""
+    SKIPPED = "skipped"
+    """Not checked, or not applicable."""
+    INFO = "info"
+    """A property that explains figures."""
+    LOW = "low"
+    """May mislead people who read results, or waste time."""
+    MEDIUM = "medium"
+    """Distorts rewards or results, or makes training worse."""
+    HIGH = "high"
+    """Reward without the task, wrong grading, damage, or certain failure."""
+
+    def __lt__(self, other: Severity) -> bool:
+        order = list(Severity)
+        return order.index(self) < order.index(other)
+
+
+OK, SKIPPED, INFO, LOW, MEDIUM, HIGH = Severity
+
+
+class FindingInfo(NamedTuple):
+    """What is known of all findings with the same id."""
+
+    title: str
+    """What is wrong, in general."""
+    severity: Severity
+    """Severity, unless a finding states another one."""
+    cause: str
+    """The usual cause."""
+    remedy: str
+    """The usual remedy."""
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that is wrong, or a check that passed (severity OK) or was left out (SKIPPED).
+
+    Args:
+        id: Key of `FINDINGS`, and anchor in docs/findings.md.
+        text: What was seen, with figures.
+        severity: Default: that of the id.
+        remedy: What to do. Default: that of the id, for findings above SKIPPED.
+        cause: The likely cause. Default: that of the id, for findings above SKIPPED.
+    """
+
+    id: str
+    text: str
+    severity: Severity = cast("Severity", None)  # __post_init__ replaces it
+    remedy: str = ""
+    cause: str = ""
+    step: int | None = None
+    """Training step."""
+    rate: tuple[float, float, float] | None = None
+    """Mean reward of the evidence with its 95% interval, or a share of rows."""
+    floor: float | None = None
+    """What the rate is compared with."""
+    prompt: str = ""
+    """Last message before the completion that shows the problem."""
+    completion: str = ""
+    """The response that shows the problem."""
+
+    def __post_init__(self) -> None:
+        info = FINDINGS[self.id]
+        if cast("Severity | None", self.severity) is None:
+            msgspec.structs.force_setattr(self, "severity", info.severity)
+        if self.severity > SKIPPED:
+            msgspec.structs.force_setattr(self, "remedy", self.remedy or info.remedy)
+            msgspec.structs.force_setattr(self, "cause", self.cause or info.cause)
+
+    def __str__(self) -> str:
+        """Return the finding as one line: id, what was seen, and what to do."""
+        return f"{self.id}: {self.text}" + (f". To try: {self.remedy}" if self.remedy else "")
+
+
+AUDIT = {
+    "load": FindingInfo(
+        "the environment does not load or has no rows, every rollout fails, or the time is used up before the first check",
+        HIGH,
+        "an error in load_environment, in the dataset or in a reward function",
+        "fix the error, or allow more time",
+    ),
+    "blind-reply": FindingInfo(
+        "replies written without seeing the answer earn more than chance, or wrong answers earn nearly the full reward",
+        HIGH,
+        "the grader accepts a part of the reply, or values that equal everything, such as nan",
+        "compare the parsed answer with the row's answer; reward nothing else",
+    ),
+    "hedging": FindingInfo(
+        "several answers, a retracted answer, or an answer outside its required place earn the full reward",
+        HIGH,
+        "the grader searches the whole reply for the answer",
+        "parse exactly one answer, and compare all of it",
+    ),
+    "own-answer": FindingInfo(
+        "the row's own answer does not earn the full reward",
+        MEDIUM,
+        "the grader normalizes the reply and the row's answer differently, or rows are wrong",
+        "normalize both sides in the same way, or correct the rows",
+    ),
+    "monotonicity": FindingInfo(
+        "wrong variants of the answer earn as much as the right one",
+        HIGH,
+        "the grader compares only a part of the answer, or with too large a tolerance",
+        "compare whole values, including sign, unit and length",
+    ),
+    "grader-robustness": FindingInfo(
+        "replies make the grader raise an exception, hang, or return a value that is not a finite number",
+        MEDIUM,
+        "the grader expects that every reply can be parsed",
+        "return the lowest reward for such replies",
+    ),
+    "execution": FindingInfo(
+        "replies are executed as code in the grader's process",
+        HIGH,
+        "the grader calls eval or exec on a reply",
+        "parse with ast.literal_eval or json, or run code in a sandbox (SandboxEnv)",
+    ),
+    "judge-injection": FindingInfo(
+        "a reply can inject instructions into the judge",
+        HIGH,
+        "the judge's prompt does not separate the reply from its own instructions",
+        "mark where the reply begins and ends in the judge's prompt, and instruct the judge to ignore instructions in it",
+    ),
+    "determinism": FindingInfo(
+        "the same reply gets different rewards, or another process gets different rows; not done if a judge decides",
+        MEDIUM,
+        "random numbers without a seed, the order of a set, or state that rollouts share",
+        "draw random numbers from the rollout's generator, sort sets, and keep no state between rollouts",
+    ),
+    "row-round-trip": FindingInfo(
+        "rows change when they are written as JSON and read again",
+        MEDIUM,
+        "rows hold tuples, sets, or dicts whose keys are not strings",
+        "use only lists, strings, numbers, booleans, None and dicts with string keys",
+    ),
+    "data-overlap": FindingInfo(
+        "evaluation rows are equal or nearly equal to training rows",
+        MEDIUM,
+        "both datasets are sampled from the same rows",
+        "split by content before sampling rows",
+    ),
+    "seed-shift": FindingInfo(
+        "two seeds share most of their rows",
+        HIGH,
+        "the generator of a row is seeded with the sum of the seed and the index",
+        "derive each row's generator from the seed and the index together, not from their sum",
+    ),
+    "answer-leak": FindingInfo(
+        "the answer is in prompts, tools, or messages to a policy that does nothing",
+        HIGH,
+        "texts for the model are made from a row that also holds the answer",
+        "remove it from prompts, tools and messages",
+    ),
+    "parser-agreement": FindingInfo(
+        "the environment's parser reads a different answer than the one that the grader rewards",
+        MEDIUM,
+        "the grader reads replies with code of its own",
+        "let the grader use the environment's parser",
+    ),
+    "blind-game": FindingInfo(
+        "policies that ignore observations earn rewards in a game or with tools",
+        HIGH,
+        "single actions or long games are rewarded, whatever their result",
+        "reward the result of the game only, and end it after invalid actions",
+    ),
+    "policy-search": FindingInfo(
+        "a small search over replies finds one that earns more than chance on rows that were not used in the search",
+        HIGH,
+        "the grader has a hole that no other check tries",
+        "read the reply that was found",
+    ),
+    "learned-reward": FindingInfo(
+        "with --learn: a tiny model raises its reward by RL without doing the task",
+        HIGH,
+        "the reward depends on something that is easier to learn than the task",
+        "read the reply that it has learned; reward only what the task demands",
+    ),
+    "reward-statistics": FindingInfo(
+        "all rewards are equal, are outside the range that the weights allow, or are never near the maximum",
+        MEDIUM,
+        "a reward function does not depend on the reply, or its values do not fit its weight",
+        "reward better replies more; correct the weights or the documented range",
+    ),
+    "length": FindingInfo(
+        "an answer, right or wrong, earns more if more words precede it",
+        MEDIUM,
+        "a reward function counts words, lines or steps",
+        "do not reward length",
+    ),
+    "side-effects": FindingInfo(
+        "rollouts write files, start processes or open network connections",
+        MEDIUM,
+        "a tool or a reward function works outside of its rollout",
+        "use a temporary folder and a cleanup method, or a sandbox",
+    ),
+}
+"""Findings of `rove audit`, in the order of its checks. Ids never change."""
+
+FINDINGS: dict[str, FindingInfo] = {**AUDIT}
+"""Id → what is known of it."""
+EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
+
+
+def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a finding in a file with its current keys.
+
+    Reports, `alerts.jsonl`, `diagnoses.json` and `evidence.json` of rove before its findings had one type call the id "check",
+    "name" or "kind", and the remedy "fix" or "advice".
+    """
+    return {EARLIER_KEYS.get(key, key): value for key, value in row.items()}

@@ -13,13 +13,13 @@ from rove.core.errors import ConfigError, RunError
 from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
+from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.viewer import queries, run_table, training_steps
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
 from rove.viewer.index import Index, JsonlTail, Progress
 from rove.viewer.overview import overview as describe_overview
-from rove.viewer.panels import panels, with_derived
 from rove.viewer.queries import Filter
 from rove.viewer.rollouts import (
     TokenDecoder,
@@ -362,7 +362,7 @@ def copied(store: RunStore, params: QueryParams) -> dict[str, Any]:
 def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band.
 
-    `life` counts how often the file was replaced; `panels` are the charts (`rove.viewer.panels`), None if there is no new row.
+    `life` counts how often the file was replaced; `panels` are the charts (`rove.runs.metrics`), None if there is no new row.
     """
     name = params.text("run")
     folder, lines = store.run(name), store.metrics(name)

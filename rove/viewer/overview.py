@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from rove.runs.metrics import SECONDS
 from rove.runs.run import Run
 from rove.viewer import queries
 from rove.viewer.format import duration
 from rove.viewer.html import shown
 from rove.viewer.index import Index, JsonlTail
-from rove.viewer.panels import SECONDS
 from rove.viewer.report import RunReport, cards, table_rows
 from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict

@@ -20,6 +20,7 @@ import tomli_w
 
 from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
 from rove.utils.files import atomic_write
@@ -27,7 +28,6 @@ from rove.viewer import queries, training_steps
 from rove.viewer.format import caveats, duration, limits
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail
-from rove.viewer.panels import panels, with_derived
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_settings import describe_run

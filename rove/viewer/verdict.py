@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from rove.runs.metrics import SECONDS
 from rove.viewer.format import duration, number, signed
-from rove.viewer.panels import SECONDS
 
 MAX_WINDOW = 10
 """Steps that are averaged at either end of a run, and for the time left."""

@@ -12,8 +12,8 @@ from made import record
 
 from rove.core.errors import ConfigError
 from rove.core.records import StepTokens, TrajectoryStep
+from rove.runs.metrics import panels, with_derived
 from rove.runs.serialization import encode_record
-from rove.viewer.panels import panels, with_derived
 from rove.viewer.rollouts import copied_text, describe_rollout, tool_results
 from rove.viewer.run_table import Wanted, arrange, matrix, reward_ranges, with_difference
 from rove.viewer.token_colors import COLORS, color_tokens

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, as_json
+from rove.core.findings import Finding
 from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
 from rove.utils.console import SafeConsole, styled
@@ -293,11 +294,11 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
         console.print(styled(f"warning: {warning}"), style="yellow", soft_wrap=True)
 
 
-def alert_printer(console: Console) -> Callable[[Any], None]:
+def alert_printer(console: Console) -> Callable[[Finding], None]:
     """Return a function that prints alerts of `rove.train.alerts`."""
 
-    def show(alert: Any) -> None:
-        console.print(styled(f"step {alert.step}: {alert.text}"), style="yellow", soft_wrap=True)
+    def show(alert: Finding) -> None:
+        console.print(styled(f"step {alert.step}: {alert}"), style="yellow", soft_wrap=True)
 
     return show
 

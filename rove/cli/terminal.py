@@ -271,7 +271,7 @@ class Rollouts(List):
         last = found["alerts"][-1:]
         line = f"step {len(found['rows'])}: {name} {number(values[-1] if values else None)} {sparkline(values, 30)}"
         text = Text(inert(line))
-        return text.append(f"\nalert: {inert(str(last[0].get('text')))[:200]}", "yellow") if last else text
+        return text.append(f"\nalert: {inert(last[0]['line'])[:200]}", "yellow") if last else text
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open a rollout."""

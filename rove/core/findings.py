@@ -216,7 +216,89 @@ AUDIT = {
 }
 """Findings of `rove audit`, in the order of its checks. Ids never change."""
 
-FINDINGS: dict[str, FindingInfo] = {**AUDIT}
+TRAINING = {
+    "policy_collapse": FindingInfo(
+        "one update was far too large: the model repeats itself, or gets no reward any more",
+        HIGH,
+        "the learning rate is too high",
+        "start again (--overwrite) with a tenth of the learning rate or less; rove doctor estimates which ones work",
+    ),
+    "loss_growth": FindingInfo(
+        "the loss of SFT grows",
+        HIGH,
+        "the learning rate is too high, or the warm-up too short",
+        "start again (--overwrite) with a tenth of the learning rate, or more warmup_steps",
+    ),
+    "entropy_collapse": FindingInfo(
+        "the model hardly explores any more",
+        MEDIUM,
+        "updates are too large for the bonus that keeps entropy up; normal once the reward is at its maximum",
+        "lower the learning rate, or raise entropy_bonus or the temperature",
+    ),
+    "entropy_growth": FindingInfo(
+        "the output becomes random",
+        MEDIUM,
+        "the entropy bonus, the learning rate or the temperature is too high, or the model is too weak for RL",
+        "lower entropy_bonus, the learning rate or the temperature, or train the model longer with SFT first",
+    ),
+    "ratio_drift": FindingInfo(
+        "the trained weights differ from the sampling weights",
+        MEDIUM,
+        "rollouts were sampled with other weights or another temperature than training assumes",
+        "set max_off_policy_steps to 0; compare a run in bf16 with one in fp32",
+    ),
+    "logprob_mismatch": FindingInfo(
+        "the sampler and the trainer compute different log-probabilities for the sampled tokens",
+        MEDIUM,
+        "a sampler with stale weights, coarser numbers, or a truncated distribution (top_p, top_k)",
+        "use fp32, the newest weights, and no top_p or top_k: importance ratios are wrong from the first step",
+    ),
+    "length_growth": FindingInfo(
+        "responses become longer and longer",
+        MEDIUM,
+        "the reward favors length",
+        "check whether the reward favors length itself",
+    ),
+    "zero_advantage_groups": FindingInfo(
+        "many groups have equal rewards, and no effect on training",
+        MEDIUM,
+        "examples are too easy or too hard, or the replies of a group have become the same",
+        "change the mix of examples, skip them (hard_threshold, easy_threshold), or fill the batch (dynamic_sampling_rounds)",
+    ),
+    "format_drift": FindingInfo(
+        "the model stops following the required format",
+        MEDIUM,
+        "other rewards pay more than the format, or updates are too large",
+        "give the format more weight, or lower the learning rate",
+    ),
+    "held_out_flat": FindingInfo(
+        "the reward rises on training examples only",
+        MEDIUM,
+        "memorized examples, or reward hacking",
+        "look for memorized examples, or for reward hacking (rove view, rove audit)",
+    ),
+    "trainer_idle": FindingInfo(
+        "the trainer waits for rollouts most of the time",
+        LOW,
+        "sampling takes longer than training",
+        "more samplers, or faster environments, save time; a faster trainer does not",
+    ),
+    "sampler_idle": FindingInfo(
+        "the sampler waits most of the time",
+        LOW,
+        "the trainer is slower than sampling",
+        "a faster trainer saves time; more samplers do not",
+    ),
+    "grad_norm_spike": FindingInfo(
+        "one gradient is much larger than the others",
+        LOW,
+        "an unusual batch, or a learning rate that is too high",
+        "if this repeats, lower the learning rate or look at the rollouts of this step",
+    ),
+}
+"""Findings of training runs: alerts, diagnoses, and warnings at their end."""
+
+FINDINGS: dict[str, FindingInfo] = {**AUDIT, **TRAINING}
 """Id → what is known of it."""
 EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
 

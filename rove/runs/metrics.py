@@ -96,11 +96,18 @@ def with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
     )
     seconds = sum(float(value) for value in whole if _is_number(value) and value is not None)
     derived = {
-        ZERO_ADVANTAGE: _ratio(row.get("groups/zero_spread"), row.get("groups/all")),
+        ZERO_ADVANTAGE: zero_advantage_share(row),
         SECONDS: seconds or None,
         THROUGHPUT: _ratio(row.get("tokens"), seconds),
     }
     return {**row, **{name: value for name, value in derived.items() if value is not None}}
+
+
+def zero_advantage_share(*rows: Mapping[str, Any]) -> float | None:
+    """Return the share of zero-advantage groups in some steps; None if they have no groups."""
+    counted = [row for row in rows if _is_number(row.get("groups/all")) and _is_number(row.get("groups/zero_spread"))]
+    groups = sum(row["groups/all"] for row in counted)
+    return sum(row["groups/zero_spread"] for row in counted) / groups if groups else None
 
 
 def _ratio(part: Any, whole: Any) -> float | None:

@@ -18,7 +18,7 @@ from rove.runs.run import Run
 from rove.viewer import queries, run_table, training_steps
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
-from rove.viewer.index import Index, JsonlTail, Progress
+from rove.viewer.index import Index, Progress, alert_rows
 from rove.viewer.overview import overview as describe_overview
 from rove.viewer.queries import Filter
 from rove.viewer.rollouts import (
@@ -369,8 +369,7 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     after = params.integer("after", 0) if params.integer("life", lines.life) == lines.life else 0
     index, progress = store.index(name)
     band = params.text("band", "spread")
-    alerts = JsonlTail(folder.path / "alerts.jsonl")
-    alerts.catch_up()
+    alerts, damaged_alerts = alert_rows(folder.path)
     state = _state(folder)
     about = _read_or(lambda: describe_run(folder), {"kind": "unreadable", "config": {}})
     rows = [with_derived(row) for row in lines.rows]
@@ -379,8 +378,8 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
         "after": min(after, len(rows)),
         "rows": rows[after:],
         "panels": panels(lines.rows) if after < len(rows) else None,
-        "bad": lines.bad + alerts.bad,
-        "alerts": alerts.rows,
+        "bad": lines.bad + damaged_alerts,
+        "alerts": alerts,
         "steps": index.cached(("steps", band), lambda: training_steps.steps(index, band)) if progress.size else [],
         **state,
         **{name: about[name] for name in ("kind", "trouble") if name in about},

@@ -50,20 +50,16 @@ def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()
     Args:
         rows: Rows of metrics.jsonl, oldest first.
         weights: Weights of the reward functions.
-        alerts: Rows of alerts.jsonl.
+        alerts: See `alert_rows`.
     """
     sentences = [*_main(rows, weights), *_held_out(rows), *_policy(rows)]
     if alerts:
-        names = dict.fromkeys(str(alert.get("name", "alert")).replace("_", " ") for alert in alerts)
-        first = ", ".join(f"{name} (from step {_first_step(alerts, name)})" for name in names)
-        sentences.append(f"{len(alerts):,} alert{'s' * (len(alerts) > 1)}: {first}.")
+        first_steps: dict[str, Any] = {}
+        for alert in alerts:
+            first_steps.setdefault(str(alert.get("id", "alert")), alert.get("step", "?"))
+        listed = ", ".join(f"{name} (from step {step})" for name, step in first_steps.items())
+        sentences.append(f"{len(alerts):,} alert{'s' * (len(alerts) > 1)}: {listed}.")
     return sentences
-
-
-def _first_step(alerts: Rows, name: str) -> Any:
-    return next(
-        (alert.get("step", "?") for alert in alerts if str(alert.get("name", "")).replace("_", " ") == name), "?"
-    )
 
 
 def _curve(rows: Rows, name: str) -> list[tuple[Any, float]]:

@@ -355,7 +355,7 @@ def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, 
     assert f"best eval/perfect/reward/mean: {max(m['eval/perfect/reward/mean'] for m in metrics):.4f}" in done.out
     assert done.out.count("· example ") == 2
     assert "step 2: length growth" in done.out
-    assert "length_growth" in [alert["name"] for alert in run.alerts()]
+    assert "length_growth" in [alert["id"] for alert in run.alerts()]
     words = [
         "eval",
         "tictactoe",

@@ -67,10 +67,10 @@ def test_noise_and_too_few_steps_are_not_reported_as_progress():
 def test_a_fall_of_the_reward_and_an_entropy_collapse_are_reported():
     reward = [0.5 + noise for noise in NOISE] + [1.0] * 5 + [0.1 + noise for noise in NOISE]
     rows = curve(reward__mean=reward, entropy__all__mean=[1.0] * 12 + [0.01] * 13)
-    first, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "name": "entropy_collapse"}])
+    first, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "id": "entropy_collapse"}])
     assert "The reward fell" in first and "The best step was 11 with 1.000" in first
     assert "first fell below a tenth of its start at step 13" in entropy
-    assert alerts == "1 alert: entropy collapse (from step 13)."
+    assert alerts == "1 alert: entropy_collapse (from step 13)."
 
 
 def test_the_overview_caches_columns_of_large_runs_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

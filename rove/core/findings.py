@@ -296,9 +296,86 @@ TRAINING = {
         "if this repeats, lower the learning rate or look at the rollouts of this step",
     ),
 }
-"""Findings of training runs: alerts, diagnoses, and warnings at their end."""
+"""Alerts and other findings of training runs."""
 
-FINDINGS: dict[str, FindingInfo] = {**AUDIT, **TRAINING}
+DIAGNOSES = {
+    "reward_error": FindingInfo(
+        "rollouts fail before training starts",
+        HIGH,
+        "the environment or a reward function raises an exception",
+        "fix the environment",
+    ),
+    "no_spread": FindingInfo(
+        "all rewards are equal, from the beginning or because the replies of a group have become the same",
+        HIGH,
+        "examples are much too easy or too hard, or SFT has made the model too certain",
+        "make examples easier or rewards finer, or run more SFT before RL",
+    ),
+    "no_progress": FindingInfo(
+        "RL is no better than the weakest policy, and most groups have equal rewards",
+        MEDIUM,
+        "RL starts from a model that is too weak",
+        "teach more of the task in SFT before RL, or make examples easier",
+    ),
+    "hidden_state": FindingInfo(
+        "the scripted policy uses information that is not in the conversation",
+        HIGH,
+        "neither the prompt nor env_response shows a part of the state",
+        "show everything that the policy uses in the prompt or in env_response",
+    ),
+    "learning_rate": FindingInfo(
+        "the learning rate does not suit the model: SFT does not even learn the format, or the reward of RL falls at once",
+        HIGH,
+        "updates are too large, or the loss is still falling",
+        "lower sft.learning_rate to a tenth, or train longer if the loss is still falling",
+    ),
+    "merged_tokens": FindingInfo(
+        'some tokens contain several symbols, such as "RGB", which the model cannot see',
+        MEDIUM,
+        "the tokenizer of a new model turns frequent combinations into one token",
+        "write the symbols with spaces between them, or use a tokenizer that spells them (model.word_share = 1.0)",
+    ),
+    "unpredictable": FindingInfo(
+        "no token in the prompts is related to the responses, or the model memorizes the training data",
+        HIGH,
+        "answers belong to other questions, or the prompt does not determine the answer",
+        "check that answers belong to their questions, and that the prompt determines the answer. If the answer takes several "
+        "words of the prompt at once, as a sum does, train longer, with more data or a larger model",
+    ),
+    "guessing": FindingInfo(
+        "the model has learned only the format",
+        MEDIUM,
+        "too few steps, too little data, or a model that is too small",
+        'train longer (sft.epochs), with more data, or with a larger model (model.size = "small")',
+    ),
+    "unfinished": FindingInfo(
+        "after all steps of SFT, the reward is near that of the weakest policy, or has stopped rising below sft.target",
+        MEDIUM,
+        "too few steps, or examples that are too hard for this model",
+        "train longer (sft.epochs), with more data, or with a larger model",
+    ),
+    "memorized": FindingInfo(
+        "the model does much better on training examples than on held-out ones",
+        MEDIUM,
+        "training examples repeat, or held-out answers occur in no training response",
+        "use more different training examples: a larger num_examples if the environment makes new ones, else more data in it",
+    ),
+    "collapse": FindingInfo(
+        "the reward of RL falls slowly over the course of training",
+        HIGH,
+        "the learning rate or the entropy bonus is too high",
+        "lower rl.learning_rate to a third, and rl.loss.entropy_bonus if the entropy has risen",
+    ),
+    "saturated": FindingInfo(
+        "the reward is near its maximum when RL begins",
+        LOW,
+        "the model can do the task already",
+        "stop here, or make the examples harder",
+    ),
+}
+"""Reasons why a stage of `rove train` does not improve the model."""
+
+FINDINGS: dict[str, FindingInfo] = {**AUDIT, **TRAINING, **DIAGNOSES}
 """Id → what is known of it."""
 EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
 

@@ -179,11 +179,7 @@ def policy_collapse(history: History, limits: AlertLimits) -> Finding | None:
     text = _entropy_crash(history, limits) or _reward_crash(history)
     if text is None:
         return None
-    remedy = (
-        f"the learning rate{_rate(history)} is probably too high: start again (--overwrite) with a tenth of it or less; "
-        "rove doctor estimates which ones work"
-    )
-    return Finding("policy_collapse", text, remedy=remedy)
+    return Finding("policy_collapse", f"{text}; the learning rate{_rate(history)} is probably too high")
 
 
 def _entropy_crash(history: History, limits: AlertLimits) -> str | None:

@@ -236,7 +236,7 @@ def test_a_sudden_entropy_drop_is_a_collapse_although_the_reward_rises_slightly(
     )
     first, second = alert_history(rows, AlertLimits())
     assert first[:2] == (3, "policy_collapse")
-    assert "entropy fell from 5.8 to 0.4 nats per token. To try: the learning rate is probably too high" in first[2]
+    assert "entropy fell from 5.8 to 0.4 nats per token; the learning rate is probably too high" in first[2]
     assert second[:2] == (5, "zero_advantage_groups")
     assert "certain of its answers. To try: lower the learning rate first, unless they earn the most" in second[2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,16 @@ from rove.cli.pipeline import Recipe
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.train.config import RLConfig, SFTConfig
-from rove.train.recipe import SFT_GOAL, Evidence, ModelEvidence, choose, examine, limited, requested_examples
+from rove.train.recipe import (
+    SFT_GOAL,
+    Evidence,
+    ModelEvidence,
+    choose,
+    examine,
+    limited,
+    read_evidence,
+    requested_examples,
+)
 from rove.train.recipe_file import as_toml
 
 ARGUMENTS = frozenset({"num_examples", "seed"})
@@ -56,6 +66,14 @@ async def test_policies_are_ordered_by_reward() -> None:
     assert evidence.untrained_turns == 1
     assert evidence.examples == 50
     assert evidence.response_tokens == len(["no", ",", " never", "<|end|>"])
+
+
+async def test_evidence_with_diagnoses_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    values = msgspec.to_builtins(await evidence_of(right=right, often=often))
+    earlier = {"kind": "hidden_state", "text": "the policy knows more", "advice": "show it"}
+    (tmp_path / "evidence.json").write_bytes(msgspec.json.encode({**values, "diagnoses": [earlier]}))
+    [finding] = read_evidence(tmp_path / "evidence.json").diagnoses
+    assert str(finding) == "hidden_state: the policy knows more. To try: show it"
 
 
 async def test_an_environment_without_policies_needs_a_pretrained_model() -> None:

@@ -15,18 +15,18 @@ from rich.table import Table
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.findings import Report, selected, shortened
 from rove.audit.judge import JudgeModel
-from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
+from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits, located
 from rove.cli.clients import make_client, needs_train_extra, print_device
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
+from rove.cli.findings import print_findings
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
 from rove.core.errors import ConfigError
 from rove.core.findings import AUDIT, Severity
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
-STYLES = {Severity.HIGH: "red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan", Severity.INFO: "dim"}
 LEVELS = [severity.value for severity in Severity if severity > Severity.SKIPPED]
 MAX_SHOWN_CHARS = 300
 """Maximum characters of a prompt or completion on the screen."""
@@ -44,14 +44,8 @@ def print_checks(console: Console) -> None:
 
 def print_report(report: Report, console: Console) -> None:
     """Print the findings, the most severe first, with their evidence."""
-    table = Table(title=f"audit of {report.env}", width=min(WIDTH, console.width))
-    for title in ("severity", "check", "finding", "reward or share"):
-        table.add_column(title, overflow="fold")
-    for finding in report.findings:
-        severity = styled((finding.severity.value, STYLES[finding.severity]))
-        table.add_row(severity, finding.id, finding.text, rate_text(finding))
     if report.findings:
-        console.print(table)
+        print_findings(report.findings, f"audit of {report.env}", console)
     else:
         incomplete = ", but the time budget was used up" if OUT_OF_TIME in report.skipped.values() else ""
         console.print(styled((report.env, "bold"), f": no findings{incomplete}"))

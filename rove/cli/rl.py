@@ -43,9 +43,9 @@ from rove.cli.options import (
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table, rollout_text
 from rove.cli.training import Watch, begin, draw, identity_of
+from rove.core.findings import Finding
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord
-from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
 from rove.remote.loading import open_environment
 from rove.runs.run import Run
@@ -70,7 +70,6 @@ BOOKKEEPING = {  # settings that a resumed run may change: they do not affect wh
     "show_every",
     "log_token_stats",
 }
-SMALL_BATCH = 256
 
 
 def run_rl(
@@ -90,6 +89,7 @@ def run_rl(
         watch: Called with the metrics of every step, and the number of steps.
     """
     from rove.train.rl import train_rl
+    from rove.train.settings_checks import start_warnings
     from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
@@ -98,13 +98,15 @@ def run_rl(
     identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir, config.env_args))
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
-        loaded = begin(run, "rl", config, identity, overwrite, console, ranks, lambda: warnings_of(config, env))
+        loaded = begin(
+            run, "rl", config, identity, overwrite, console, ranks, lambda: map(str, start_warnings(config, env))
+        )
         if loaded is None:
             return run.path / "final", run
         resumed = run.last_checkpoint()
         if resumed is None and config.max_tokens >= loaded.context:
-            cut = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
-            print_warnings(console, [f"{cut}; responses are truncated there"])
+            text = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
+            print_warnings(console, [str(Finding("context", text))])
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             report(step, _status(metrics))
@@ -134,30 +136,6 @@ def run_rl(
             )
         draw(run)
     return final, run
-
-
-def warnings_of(config: RLConfig, env: Environment) -> list[str]:
-    """Return warnings about unwise settings, and about evaluation rows that are also training rows."""
-    from rove.train.contamination import find_overlaps, trained_keys
-
-    found: list[str] = []
-    if config.batch_size < SMALL_BATCH:
-        found.append(f"batch_size is {config.batch_size}; training is unstable below {SMALL_BATCH} rollouts per step")
-    groups, buckets = config.batch_size // config.rollouts_per_example, config.env_args.get("num_groups", 1)
-    if groups % buckets:
-        found.append(
-            f"num_groups is {buckets}, but a step has {groups} groups, so steps contain some difficulties more often"
-        )
-    if config.warmup_steps >= config.steps:
-        found.append(
-            f"warmup_steps is {config.warmup_steps}, but the run has {config.steps} steps; the learning rate never peaks"
-        )
-    if config.evaluation:
-        shared = find_overlaps(
-            config.evaluation, config.env_dir, set(trained_keys(config, env)), config.environment_isolation
-        )
-        found += [f"evaluation {one}" for one in shared if one.shared]
-    return found
 
 
 def _status(metrics: Mapping[str, float]) -> str:

@@ -43,6 +43,7 @@ from rove.cli.training import Watch, begin, draw, identity_of
 from rove.clients.scripted import ScriptedClient
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error
+from rove.core.findings import OK, Finding
 from rove.core.ranges import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
@@ -102,7 +103,9 @@ def run_sft(
     identity = identity_of(config, BOOKKEEPING, data=_data_identity(data))
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
-        loaded = begin(run, "sft", config, identity, overwrite, console, ranks, lambda: warnings_of(config, data))
+        loaded = begin(
+            run, "sft", config, identity, overwrite, console, ranks, lambda: map(str, warnings_of(config, data))
+        )
         if loaded is None:
             return run.path / "final", run
         losses = {"loss": "–", "validation_loss": "–"}
@@ -130,17 +133,18 @@ def run_sft(
     return final, run
 
 
-def warnings_of(config: SFTConfig, data: Run) -> list[str]:
+def warnings_of(config: SFTConfig, data: Run) -> list[Finding]:
     """Return warnings about evaluating on training examples."""
     from rove.train.contamination import find_overlaps
+    from rove.train.settings_checks import check_held_out
 
-    trained = _trained_keys(config, data)
-    single = ["all rollouts are of one example: validation_loss is measured on the training example"]
-    if not config.evaluation:
-        return single * (len(trained) == 1)
-    found = [one for one in find_overlaps(config.evaluation, config.env_dir, trained) if one.shared]
-    advice = "collect training data with rove eval --train"
-    return [*single * (len(trained) == 1), *(f"evaluation {one}; {advice}" for one in found)]
+    trained, remedy = _trained_keys(config, data), "collect training data with rove eval --train"
+    findings: list[Finding] = []
+    if len(trained) == 1:
+        text = "all rollouts are of one example: validation_loss is measured on the training example"
+        findings.append(Finding("held_out", text, remedy="collect rollouts of more examples"))
+    overlaps = find_overlaps(config.evaluation, config.env_dir, trained) if config.evaluation else []
+    return [*findings, *(one for one in check_held_out(overlaps, 0, remedy) if one.severity > OK)]
 
 
 def _trained_keys(config: SFTConfig, data: Run) -> set[str]:

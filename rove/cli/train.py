@@ -47,6 +47,7 @@ from rove.runs.provenance import SEAL, seal
 from rove.runs.run import Run
 from rove.utils.files import atomic_write
 from rove.utils.processes import release_memory
+from rove.utils.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from rove.doctor.estimate import Estimate
@@ -304,8 +305,6 @@ def print_plan(path: Path, pipeline: Pipeline, estimate: Estimate | None, as_jso
 
 def plan_table(pipeline: Pipeline, estimate: Estimate | None) -> Table:
     """Return a table of the stages of a recipe, with their maximum time if there is an estimate."""
-    from rove.doctor.findings import human_bytes, human_seconds
-
     recipe = pipeline.recipe
     rows: list[tuple[str, str, float | None]] = []
     if recipe.data:

@@ -375,7 +375,224 @@ DIAGNOSES = {
 }
 """Reasons why a stage of `rove train` does not improve the model."""
 
-FINDINGS: dict[str, FindingInfo] = {**AUDIT, **TRAINING, **DIAGNOSES}
+SETTINGS = {
+    "settings": FindingInfo(
+        "the settings of the run are invalid",
+        HIGH,
+        "a value is out of range, or two settings exclude each other",
+        "change the setting, which rove rl refuses",
+    ),
+    "batch": FindingInfo(
+        "a step has fewer than 256 rollouts", MEDIUM, "gradients of small batches are noisy", "--batch-size 256 or more"
+    ),
+    "groups": FindingInfo(
+        "groups have fewer than 4 members, or a step has fewer than 8 groups",
+        MEDIUM,
+        "batch_size and rollouts_per_example do not fit together",
+        "raise --batch-size to 8 groups or more, of 8 members each (-r 8)",
+    ),
+    "num_groups": FindingInfo(
+        "steps contain some difficulties more often than others",
+        MEDIUM,
+        "the number of groups in a step is not a multiple of the environment's num_groups",
+        "choose --batch-size and num_groups so that num_groups divides the groups of a step",
+    ),
+    "sampling": FindingInfo(
+        "the sampling temperature is above 1.25 or below 0.7",
+        MEDIUM,
+        "policies collapse at 1.4; at low temperatures, group members become similar and entropy falls",
+        "-T 1, or at most 1.25 with large batches",
+    ),
+    "schedule": FindingInfo(
+        "the warm-up, the checkpoints or the entropy bonus do not fit the number of steps",
+        MEDIUM,
+        "settings of a longer run",
+        "lower warmup_steps, checkpoint_every or loss.entropy_bonus",
+    ),
+    "adapter": FindingInfo(
+        "the adapter that is trained is not the policy that is sampled",
+        MEDIUM,
+        "rollouts are sampled without dropout, so importance ratios are wrong from the first step",
+        "--lora.dropout 0",
+    ),
+    "dataset": FindingInfo(
+        "there are too few different examples",
+        MEDIUM,
+        "most rows are duplicates, or there are fewer rows than groups in a step",
+        "add different rows, or use fewer groups: the model memorizes rows that repeat",
+    ),
+    "held_out": FindingInfo(
+        "evaluation rows are also training rows, so the evaluation measures memorization",
+        MEDIUM,
+        "both come from the same dataset, or the environment has no eval_dataset",
+        "give the environment an eval_dataset, or the evaluation other env_args (a seed)",
+    ),
+    "environment_sampling": FindingInfo(
+        "the environment sets top_p, top_k or min_p, which rove rl ignores",
+        MEDIUM,
+        "the trainer only accounts for the temperature",
+        "evaluate without them too",
+    ),
+    "model": FindingInfo(
+        "the model cannot be trained",
+        HIGH,
+        "it is a scripted policy or an endpoint, whose weights are not available, or its files are damaged",
+        "give a model folder: create a model (rove model new), and train it on rollouts (rove sft)",
+    ),
+    "environment": FindingInfo(
+        "the environment does not load",
+        HIGH,
+        "its code raises an exception",
+        "rove eval shows the traceback",
+    ),
+    "sandbox": FindingInfo(
+        "this machine cannot enforce all limits of the environment's sandbox",
+        MEDIUM,
+        "namespaces, control groups or system call filters are not available",
+        "see docs/sandbox.md",
+    ),
+    "samples": FindingInfo(
+        "nothing was sampled, so that rewards, lengths, time and tokens are unknown", INFO, "--quick", "omit --quick"
+    ),
+}
+"""Settings and examples of an RL run: `rove doctor` checks all of them, `rove rl` and `rove sft` some before they start."""
+
+SAMPLES = {
+    "rollouts": FindingInfo(
+        "rollouts fail",
+        MEDIUM,
+        "the environment or a reward function raises an exception",
+        "read the errors with rove eval; failed rollouts are left out of their group, and rove rl stops if all fail",
+    ),
+    "base_reward": FindingInfo(
+        "the model earns nothing, or nearly everything, before training",
+        MEDIUM,
+        "the model does not know the format or the task yet, or the examples are too easy",
+        "warm up first: rove sft on good rollouts (of a scripted policy, or a larger model), or start with easier examples",
+    ),
+    "format": FindingInfo(
+        "most responses cannot be parsed",
+        MEDIUM,
+        "the model does not know the format yet",
+        "warm up first: rove sft on good rollouts (of a scripted policy, or a larger model)",
+    ),
+    "max_tokens": FindingInfo(
+        "responses are truncated",
+        MEDIUM,
+        "max_tokens is too low, or the model rambles",
+        "raise -t, or warm up with rove sft if the model rambles. --truncated sets how they are scored",
+    ),
+    "context": FindingInfo(
+        "prompts leave no room for a response of max_tokens",
+        MEDIUM,
+        "the model's context is too short for this environment",
+        "lower -t or the number of turns, or use a model with a larger context",
+    ),
+    "history": FindingInfo(
+        "a turn's prompt does not extend the turn before it",
+        MEDIUM,
+        "the chat template rewrites earlier turns, for example drops <think>",
+        "use a chat template that only appends",
+    ),
+    "tokens": FindingInfo(
+        "responses have no tokens, or no valid log-probabilities",
+        HIGH,
+        "they are not responses of the embedded engine, or weights are NaN",
+        "sample with the embedded engine, or try another checkpoint",
+    ),
+    "micro_batch": FindingInfo(
+        "a forward and backward pass over one micro-batch fails",
+        HIGH,
+        "usually too little memory",
+        "lower --micro-batch-tokens, or use another model",
+    ),
+    "memory": FindingInfo(
+        "a run needs more memory than is free",
+        MEDIUM,
+        "the weights, the optimizer and a micro-batch are too large for this machine",
+        "lower --micro-batch-tokens, or use --activation-checkpointing, --lora.rank 8, a smaller model or a larger machine",
+    ),
+    "disk": FindingInfo(
+        "a run needs more disk space than is free",
+        MEDIUM,
+        "checkpoints hold the weights and the state of the optimizer",
+        "use --keep-checkpoints 1 or another --run-dir, or free some space",
+    ),
+    "time": FindingInfo(
+        "a run takes more than a day, or an hour between checkpoints",
+        MEDIUM,
+        "long rollouts, or a model that is large for this machine",
+        "lower --steps, or use shorter rollouts, a smaller model or a faster machine",
+    ),
+}
+"""A few sampled groups, one micro-batch and this machine: `rove doctor` for an RL run."""
+
+ENDPOINT = {
+    "reachable": FindingInfo("no server answers", HIGH, "no server listens at this address", "check -b"),
+    "key": FindingInfo(
+        "the server does not accept the key",
+        HIGH,
+        "the key is missing, or of another server",
+        "set the variable of -k to a key of this server; see its account page",
+    ),
+    "models": FindingInfo(
+        "the model is not in the server's list of models",
+        MEDIUM,
+        "a typing error in the name",
+        "give a name from the list",
+    ),
+    "response": FindingInfo(
+        "a short question gets no complete answer with text",
+        HIGH,
+        "a wrong name or base URL, a chat template that does not fit, or too few tokens",
+        "check the name of the model, the base URL (…/v1) and the server's log",
+    ),
+    "tools": FindingInfo(
+        "the model does not call a tool when it should",
+        MEDIUM,
+        "the server does not parse tool calls, or the model does not know them",
+        "vLLM: --enable-auto-tool-choice --tool-call-parser …; or use a model whose chat template supports tools",
+    ),
+    "logprobs": FindingInfo(
+        "the server returns no log-probabilities of tokens, or invalid ones",
+        MEDIUM,
+        "the API has none",
+        "evaluation needs none; for training, use the embedded engine or vLLM",
+    ),
+    "temperature_0": FindingInfo(
+        "the same request at temperature 0 gets different responses",
+        MEDIUM,
+        "batched kernels round differently",
+        "use more rollouts, since runs are not repeatable",
+    ),
+    "seed": FindingInfo(
+        "the same request with a seed gets different responses",
+        MEDIUM,
+        "the server ignores seeds",
+        "keep the run folder: rollouts cannot be sampled again, but rove saves them",
+    ),
+    "streaming": FindingInfo(
+        "responses are not streamed",
+        MEDIUM,
+        "the server does not support it",
+        "nothing: rove does not need streaming for evaluation and training",
+    ),
+    "latency": FindingInfo(
+        "a few tokens take more than 30 seconds",
+        MEDIUM,
+        "the server is overloaded or far away",
+        "raise -c if the server has capacity, else use a nearer or larger server",
+    ),
+    "other_checks": FindingInfo(
+        "the other checks were left out",
+        INFO,
+        "the server does not respond, or too slowly",
+        "run rove doctor again when the server responds",
+    ),
+}
+"""An endpoint or a model folder: `rove doctor -m MODEL`."""
+
+FINDINGS: dict[str, FindingInfo] = {**AUDIT, **SETTINGS, **SAMPLES, **ENDPOINT, **TRAINING, **DIAGNOSES}
 """Id → what is known of it."""
 EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
 

@@ -43,11 +43,12 @@ from rove.cli.options import (
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table, rollout_text
 from rove.cli.training import Watch, begin, draw, identity_of
-from rove.core.findings import Finding
+from rove.core.findings import HIGH, Finding
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord
 from rove.envs.loading import environment_version
 from rove.remote.loading import open_environment
+from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 
 if TYPE_CHECKING:
@@ -153,24 +154,22 @@ def _status(metrics: Mapping[str, float]) -> str:
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     """Print the curves, a warning if the reward did not increase, and hints."""
-    from rove.train.evaluation import plateau_warning
+    from rove.train.evaluation import flat_reward
 
     metrics = run.metrics()
-    rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
-    held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
-    others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
-    console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
+    console.print(curves_table(metrics, f"RL in {config.env}"))
     print_best_step(run, console)
     expects_no_gain = config.keep_best or config.curriculum.column  # rewards of harder examples need not increase
     expects_no_gain = expects_no_gain or config.filter.skips_examples
     steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
-    if steps and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in steps):
-        expects_no_gain = True
-        text = "nothing was learned: in every step all groups had zero advantage. `rove doctor` suggests what to change"
-        console.print(text, style="yellow", markup=False, soft_wrap=True)
-    flat = None if expects_no_gain else plateau_warning([row["reward/mean"] for row in steps])
-    if flat is not None:
-        console.print(flat, style="yellow", markup=False, soft_wrap=True)
+    finding = None
+    if zero_advantage_share(*steps) == 1:
+        text = "nothing was learned: in every step all groups had zero advantage"
+        finding = Finding("zero_advantage_groups", text, HIGH, "see what `rove doctor` suggests")
+    elif not expects_no_gain:
+        finding = flat_reward([row["reward/mean"] for row in steps])
+    if finding is not None:
+        print_warnings(console, [str(finding)])
     env, model = environment_args(config), shlex.quote(str(final))
     hint(
         console,

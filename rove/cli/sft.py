@@ -161,10 +161,7 @@ def _data_identity(data: Run) -> str:
 
 def print_sft(final: Path, run: Run, console: Console) -> None:
     """Print the curves and hints."""
-    metrics = run.metrics()
-    held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
-    names = ["loss", "validation_loss", *held_out, "entropy/all/mean", "optim/grad_norm"]
-    console.print(curves_table(metrics, names, "SFT"))
+    console.print(curves_table(run.metrics(), "SFT"))
     summary = run.summary() or {}
     console.print(f"{summary.get('conversations')} conversations, {summary.get('steps')} steps")
     print_best_step(run, console)

@@ -277,6 +277,12 @@ TRAINING = {
         "memorized examples, or reward hacking",
         "look for memorized examples, or for reward hacking (rove view, rove audit)",
     ),
+    "flat_reward": FindingInfo(
+        "the reward has not measurably increased in a run of at least 20 steps",
+        MEDIUM,
+        "too few steps or rollouts, a learning rate that is too low or too high, or a reward that was at its maximum",
+        "more steps, a larger batch or another learning rate; rove doctor looks for other causes",
+    ),
     "trainer_idle": FindingInfo(
         "the trainer waits for rollouts most of the time",
         LOW,

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from rove.check.checker import Report
-from rove.check.rules import GENERATIONS, Deviation
+from rove.check.rules import GENERATIONS
+from rove.core.findings import Finding
 
 HEAD = ("package", "written for", "verdict", "rollouts", "mean reward", "deviations", "notes")
 STATUSES = ("runs unchanged", "runs with deviations", "needs", "cannot run")
@@ -25,7 +26,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
 def as_markdown(reports: Sequence[Report]) -> str:
     """Return the Markdown page: one row per package, the deviations, and how often each name is used."""
     counts = Counter(report.status for report in reports)
-    numbers: dict[Deviation, int] = {}
+    numbers: dict[Finding, int] = {}
     for report in reports:
         for one in report.deviations:
             numbers.setdefault(one, len(numbers) + 1)
@@ -42,7 +43,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
         lines += ["", 'In the column "written for":', ""]
         lines += [f"- {name}: {GENERATIONS[name]}" for name in sorted(used)]
     if numbers:
-        rows = [(str(number), one.what, one.here) for one, number in numbers.items()]
+        rows = [(str(number), one.text, one.remedy) for one, number in numbers.items()]
         lines += ["", "## Deviations", "", *_table(("#", "what", "here"), rows)]
     for api in ("verifiers", "rove"):
         times = Counter(name for report in reports for name in report.names.get(api, ()))
@@ -72,7 +73,7 @@ def report_notes(report: Report) -> list[str]:
     return notes
 
 
-def _row(report: Report, numbers: dict[Deviation, int]) -> tuple[str, ...]:
+def _row(report: Report, numbers: dict[Finding, int]) -> tuple[str, ...]:
     rollouts = report.rollouts
     failed = f", {rollouts.failed} failed" if rollouts.failed else ""
     rewards = ", ".join(f"{name} {value:g}" for name, value in rollouts.rewards.items())

@@ -216,6 +216,16 @@ AUDIT = {
 }
 """Findings of `rove audit`, in the order of its checks. Ids never change."""
 
+PACKAGES = {
+    "api_difference": FindingInfo(
+        "the package uses a part of verifiers that works differently in rove",
+        INFO,
+        "rove corrects a fault of verifiers, or the package is written for an older version of it",
+        "read the row of docs/compat.md; most packages need no change",
+    ),
+}
+"""Packages for verifiers: `rove check`."""
+
 TRAINING = {
     "policy_collapse": FindingInfo(
         "one update was far too large: the model repeats itself, or gets no reward any more",
@@ -282,6 +292,18 @@ TRAINING = {
         MEDIUM,
         "too few steps or rollouts, a learning rate that is too low or too high, or a reward that was at its maximum",
         "more steps, a larger batch or another learning rate; rove doctor looks for other causes",
+    ),
+    "worse_since_best": FindingInfo(
+        "the reward or the loss has become worse since its best step",
+        MEDIUM,
+        "the learning rate is too high, or the model memorizes training examples",
+        "keep the best weights (keep_best), or lower the learning rate",
+    ),
+    "format_gain": FindingInfo(
+        "more than half of the rise of the reward is format",
+        LOW,
+        "the format is easier to learn than the task",
+        "train longer, or give the format less weight",
     ),
     "trainer_idle": FindingInfo(
         "the trainer waits for rollouts most of the time",
@@ -598,7 +620,7 @@ ENDPOINT = {
 }
 """An endpoint or a model folder: `rove doctor -m MODEL`."""
 
-FINDINGS: dict[str, FindingInfo] = {**AUDIT, **SETTINGS, **SAMPLES, **ENDPOINT, **TRAINING, **DIAGNOSES}
+FINDINGS: dict[str, FindingInfo] = {**AUDIT, **SETTINGS, **SAMPLES, **ENDPOINT, **PACKAGES, **TRAINING, **DIAGNOSES}
 """Id → what is known of it."""
 EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
 

@@ -64,7 +64,8 @@ PANELS = (
 def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the charts that some rows of metrics fill.
 
-    Each has `group`, `title`, `band`, `in_table`, `named` (whether its curves have names of their own) and `curves`: metric → name.
+    Each has `group`, `title`, `band`, `in_table`, `named` (whether its curves have names of their own) and `curves`, which maps
+    metrics to their names.
     """
     sizes: dict[str, float] = {}
     for row in rows:

@@ -158,7 +158,7 @@ FEATURE_CASES = [
 def test_the_generation_and_deviations_of_a_package_are_detected(source: str, written_for: str, row: str) -> None:
     features = read({"one.py": source}).features
     assert generation(features) == written_for
-    found = [one.what for one in deviations(features)]
+    found = [one.text for one in deviations(features)]
     assert len(found) == bool(row), found
     assert not row or row in found[0]
 
@@ -463,7 +463,7 @@ def load_environment():
     assert (report.status, report.generation) == ("runs with deviations", "G0"), report
     assert steps == ["reading", "building", "installing", "running rollouts"]
     assert report.rollouts.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.rollouts.rollouts == 4
-    whats = [one.what for one in report.deviations]
+    whats = [one.text for one in report.deviations]
     assert any(name.startswith("an `is_completed(messages, state)`") for name in whats)
     assert "an exception in environment code that is not a `vf.Error`" in whats and "rollouts with an error" in whats
 

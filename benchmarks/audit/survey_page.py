@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.audit.replies import blind_replies
-from rove.audit.report import cell
+from rove.utils.markdown import cell
 
 Result = dict[str, Any]
 BLIND = set(blind_replies(str, ["a", "b", "c"], []))

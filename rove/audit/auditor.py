@@ -391,7 +391,6 @@ def _side_effects(found: Mapping[str, list[str]]) -> Iterable[Finding]:
     for kind, texts in found.items():
         yield Finding(
             id="side-effects",
-            severity=Severity.MEDIUM,
             text=f"rollouts use {len(texts)} {PLURALS[kind]} outside of their process: {', '.join(texts[:3])}",
         )
 

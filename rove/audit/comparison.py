@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from rove.audit.findings import CHECKS, Report
-from rove.audit.report import cell, rate_text
+from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity, current_row
+from rove.utils.markdown import cell, table_lines
 
 Rate = tuple[float, float, float]
 """Mean with its 95% interval."""
@@ -169,7 +169,7 @@ def json_comparison(comparison: Comparison) -> dict[str, Any]:
 def markdown_comparison(comparison: Comparison) -> str:
     """Return a comparison as a Markdown page with two tables."""
     lines = [f"# Audit of {cell(comparison.old)} and {cell(comparison.new)}", ""]
-    lines += _table(
+    lines += table_lines(
         ("", "severity", "check", "finding", "reward or share"),
         [
             (one.status, severities_text(one), one.latest.id, text_of(one), rates_text(one))
@@ -178,7 +178,7 @@ def markdown_comparison(comparison: Comparison) -> str:
     )
     if comparison.honest:
         lines += ["", "Rewards of right answers and scripted policies, with 95% intervals:", ""]
-        lines += _table(
+        lines += table_lines(
             ("policy", "old", "new", "difference"),
             [
                 (one.policy, reward_text(one.old), reward_text(one.new), reward_text(one.difference, "+"))
@@ -191,8 +191,3 @@ def markdown_comparison(comparison: Comparison) -> str:
 def text_of(change: Change) -> str:
     """Return the text of the latest finding, and the note."""
     return f"{change.latest.text} ({change.note})" if change.note else change.latest.text
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return lines + [f"| {' | '.join(map(cell, row))} |" for row in rows]

@@ -80,7 +80,6 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         )
         yield Finding(
             id="data-overlap",
-            severity=Severity.MEDIUM,
             text=f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
             + (template if within > 0.7 * share else ""),
             rate=(share, share, share),
@@ -157,7 +156,6 @@ def check_seed_shift(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[Fin
     if is_shifted and share > SHIFT_SHARE:
         yield Finding(
             id="seed-shift",
-            severity=Severity.HIGH,
             text=f"the rows of the next seed are this seed's rows shifted by one: {share:.0%} are equal",
             rate=(share, share, share),
             floor=0.0,
@@ -178,7 +176,6 @@ def check_same_rows(rows: Sequence[Row], again: Sequence[Row]) -> Iterator[Findi
         shown = [f"one process: {one['text'][:500]}\nanother: {other['text'][:500]}" for one, other in changed[:1]]
         yield Finding(
             id="determinism",
-            severity=Severity.MEDIUM,
             text=(
                 f"another process, with another PYTHONHASHSEED, has {len(again)} instead of {len(rows)} rows; {len(changed)} of "
                 "them differ"
@@ -194,7 +191,6 @@ def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
         names = ", ".join(sorted({name for row in changed for name in row["changed"]})[:4])
         yield Finding(
             id="row-round-trip",
-            severity=Severity.MEDIUM,
             text=f"{len(changed)} of {len(rows)} rows change in a JSON round trip ({names})",
             prompt=shortened(changed[0]["text"]),
         )
@@ -215,7 +211,6 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
     if share > LEAK_SHARE:
         yield Finding(
             id="answer-leak",
-            severity=Severity.HIGH,
             text=f"{share:.0%} of the prompts name their answer as such",
             rate=(share, share, share),
             floor=0.0,
@@ -229,7 +224,6 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
         share = len(hidden) / len(usable)
         yield Finding(
             id="answer-leak",
-            severity=Severity.HIGH,
             text=f"{share:.0%} of the prompts contain their answer inside of a longer word or number",
             rate=(share, share, share),
             floor=others / len(usable),
@@ -242,7 +236,6 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
         share = len(listed) / len(usable)
         yield Finding(
             id="answer-leak",
-            severity=Severity.HIGH,
             text=f"the system prompt or a tool's description contains {share:.0%} of the answers",
             rate=(share, share, share),
             floor=0.0,

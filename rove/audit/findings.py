@@ -7,7 +7,7 @@ import shlex
 import msgspec
 
 from rove.core.errors import ConfigError, nearest
-from rove.core.findings import AUDIT, Finding, Severity
+from rove.core.findings import Finding, Severity, findings_by_area
 
 MAX_EVIDENCE_CHARS = 2000
 """Maximum characters of a prompt or completion in a finding."""
@@ -17,7 +17,7 @@ MIN_OMITTED = 40
 """Fewer characters than this are not left out: the note about them is as long."""
 
 
-CHECKS = tuple(AUDIT)
+CHECKS = tuple(findings_by_area()["audit"])
 """Ids of the checks, which are the ids of their findings."""
 
 

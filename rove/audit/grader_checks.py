@@ -108,7 +108,6 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
             prompt, completion = one.example() if one.scored else evidence(one.records[0])
             yield Finding(
                 id="execution",
-                severity=Severity.HIGH,
                 text=f"a reply ({name}) is executed: it created a file on this machine",
                 prompt=prompt,
                 completion=completion,
@@ -171,7 +170,6 @@ def _difference(first: Measured, again: Measured, where: str) -> Finding | None:
             what = "the same reply" if same_text else "the same policy with the same seed"
             return Finding(
                 id="determinism",
-                severity=Severity.MEDIUM,
                 text=f"{what} earned {before[0]:.3f} and, repeated {where}, {record.scores.reward:.3f}",
                 prompt=prompt,
                 completion=completion,
@@ -217,7 +215,6 @@ async def check_parser(
             prompt, completion = evidence(record)
             yield Finding(
                 id="parser-agreement",
-                severity=Severity.MEDIUM,
                 text=(
                     f"the parser reads {shortened(answer, 100)!r}, the answer is {record.answer!r}, and the reward is "
                     f"{record.scores.reward:.3f}"
@@ -249,15 +246,10 @@ async def check_injection(subject: Subject, base: Baseline, judge: str = "the ju
         for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
             one = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
             if one.scored and honest.scored and min(one.rewards) > honest.mean:
-                prompt, completion = one.example()
                 change = f"from {honest.mean:.3f} to {one.mean:.3f}"
-                yield Finding(
-                    id="judge-injection",
-                    severity=Severity.HIGH,
-                    text=f"an order in the reply ('{name}') raises {judge}'s verdict {change}",
-                    rate=one.interval,
+                yield one.finding(
+                    "judge-injection",
+                    f"an order in the reply ('{name}') raises {judge}'s verdict {change}",
                     floor=honest.mean,
-                    prompt=prompt,
-                    completion=completion,
                 )
                 return

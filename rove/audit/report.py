@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import msgspec
 
 from rove.audit.findings import Report
-from rove.core.findings import AUDIT, Finding, Severity
+from rove.core.findings import Finding, Severity, findings_by_area
+from rove.utils.markdown import table_lines
 
 SARIF_LEVELS = {Severity.HIGH: "error", Severity.MEDIUM: "warning", Severity.LOW: "note", Severity.INFO: "none"}
 
@@ -36,13 +37,13 @@ def json_report(report: Report) -> dict[str, Any]:
 
 def markdown_report(reports: Sequence[Report]) -> str:
     """Return reports as a Markdown page: a table, then the evidence."""
-    lines = ["| environment | severity | check | finding | reward or share |", "|---|---|---|---|---|"]
+    rows: list[tuple[str, ...]] = []
     for report in reports:
         for finding in report.findings:
-            cells = (report.env, finding.severity.value, finding.id, finding.text, rate_text(finding))
-            lines.append("| " + " | ".join(map(cell, cells)) + " |")
+            rows.append((report.env, finding.severity.value, finding.id, finding.text, rate_text(finding)))
         if not report.findings:
-            lines.append(f"| {cell(report.env)} | – | – | no findings | – |")
+            rows.append((report.env, "–", "–", "no findings", "–"))
+    lines = table_lines(("environment", "severity", "check", "finding", "reward or share"), rows)
     for report in reports:
         for finding in report.findings:
             if finding.completion:
@@ -58,16 +59,11 @@ def markdown_report(reports: Sequence[Report]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table."""
-    return " ".join(text.replace("|", "\\|").split())
-
-
 def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
     """Return reports in SARIF 2.1.0, which code hosts show next to the code."""
     rules = [
         {"id": name, "shortDescription": {"text": info.title}, "help": {"text": info.remedy}}
-        for name, info in AUDIT.items()
+        for name, info in findings_by_area()["audit"].items()
     ]
     results = [
         {

@@ -65,16 +65,12 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     if paid:
         paid.sort(key=lambda one: -one.mean)
         worst = paid[0]
-        prompt, completion = worst.example()
         others = f"; so do {', '.join(repr(one.name) for one in paid[1:MAX_LISTED])}" if len(paid) > 1 else ""
-        yield Finding(
-            id="blind-reply",
-            severity=severity_of(base.share(worst.mean)),
-            text=f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{others}",
-            rate=worst.interval,
+        yield worst.finding(
+            "blind-reply",
+            f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{others}",
+            severity_of(base.share(worst.mean)),
             floor=base.floor.mean,
-            prompt=prompt,
-            completion=completion,
         )
     counts = Counter(map(str, subject.answers))
     guess = None if is_judged else _rewarded_guess(subject, base)
@@ -106,17 +102,11 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
         ]
         guess = Measured(name, others)
         if len(others) >= MIN_WRONG and guess.mean - lowest >= WRONG_SHARE * (full - lowest) > 0:
-            prompt, completion = guess.example()
-            return Finding(
-                id="blind-reply",
-                severity=Severity.MEDIUM if base.own is None else Severity.HIGH,
-                text=(
-                    f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers {full:.3f}; "
-                    "ignore this if the answers of other rows are right as well"
-                ),
-                rate=guess.interval,
-                prompt=prompt,
-                completion=completion,
+            return guess.finding(
+                "blind-reply",
+                f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers {full:.3f}; "
+                "ignore this if the answers of other rows are right as well",
+                Severity.MEDIUM if base.own is None else Severity.HIGH,
             )
     return None
 
@@ -137,21 +127,15 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
         found.append(first)
     if found:
         worst = max(found, key=lambda one: one.mean)
-        prompt, completion = worst.example()
         names = ", ".join(f"'{one.name}'" for one in found)
         # words around a long answer may be an honest part of partial credit
         is_partial = {one.name for one in found} <= {"retraction", "negation"} and worst.mean < base.own.mean - 1e-6
-        yield Finding(
-            id="hedging",
-            severity=Severity.LOW if is_partial else Severity.HIGH,
-            text=(
-                f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
-                f"(right answers {base.full:.3f}): {names}"
-            ),
-            rate=worst.interval,
+        yield worst.finding(
+            "hedging",
+            f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
+            f"(right answers {base.full:.3f}): {names}",
+            Severity.LOW if is_partial else Severity.HIGH,
             floor=base.floor.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 
@@ -197,16 +181,12 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
     is_choice = len(known) <= 12 and all(len(answer) <= 1 for answer in known)
     if paid and not is_choice:
         worst = max(paid, key=lambda one: one.mean)
-        prompt, completion = worst.example()
         kinds_paid = {one.name.removeprefix("answer with ") for one in paid}
-        yield Finding(
-            id="monotonicity",
-            severity=Severity.LOW if kinds_paid <= TOLERABLE else Severity.HIGH,
-            text=f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
-            rate=worst.interval,
+        yield worst.finding(
+            "monotonicity",
+            f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
+            Severity.LOW if kinds_paid <= TOLERABLE else Severity.HIGH,
             floor=base.floor.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 
@@ -281,13 +261,11 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     if positive and (least < -2 * limit or most > 1.1 * positive):
         yield Finding(
             id="reward-statistics",
-            severity=Severity.MEDIUM,
             text=f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}",
         )
     known = base.honest or ([base.own] if base.own else [])
     if known and positive and most < 0.9 * positive:
         yield Finding(
             id="reward-statistics",
-            severity=Severity.MEDIUM,
             text=f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}",
         )

@@ -53,18 +53,12 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
         "search: a guess on the same rows", base.guess, subject.count, seed=seed + 1, train=True
     )
     if is_higher(confirmed, guess, base.range):
-        prompt, completion = confirmed.example()
-        yield Finding(
-            id="policy-search",
-            severity=severity_of((confirmed.mean - guess.mean) / base.range),
-            text=(
-                f"a search over {sum(count for count, _ in ROUNDS)} replies found one that earns {confirmed.mean:.3f} on other "
-                f"rows; a guess earns {guess.mean:.3f}"
-            ),
-            rate=confirmed.interval,
+        yield confirmed.finding(
+            "policy-search",
+            f"a search over {sum(count for count, _ in ROUNDS)} replies found one that earns {confirmed.mean:.3f} on other "
+            f"rows; a guess earns {guess.mean:.3f}",
+            severity_of((confirmed.mean - guess.mean) / base.range),
             floor=guess.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 

@@ -23,7 +23,7 @@ from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json,
 from rove.cli.findings import print_findings
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
 from rove.core.errors import ConfigError
-from rove.core.findings import AUDIT, Severity
+from rove.core.findings import Severity, findings_by_area
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
@@ -37,7 +37,7 @@ SUFFIXES = (".md", ".json", ".sarif", ".xml")
 def print_checks(console: Console) -> None:
     """Print the catalogue."""
     table = Table("id", "looks for", "usual fix", width=WIDTH)
-    for name, info in AUDIT.items():
+    for name, info in findings_by_area()["audit"].items():
         table.add_row(name, info.title, info.remedy)
     console.print(table)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rove.core.errors import Error
-from rove.core.findings import FINDINGS, HIGH, MEDIUM, OK, SKIPPED, Finding
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, registry
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -97,7 +97,7 @@ def check_advantages(scored: Sequence[RolloutRecord]) -> Finding:
     share = zero_advantage_share(counts) or 0.0
     text = f"{counts['groups/zero_spread']:.0f} of {counts['groups/all']:.0f} groups have zero advantage"
     if share == 1:
-        return Finding("zero_advantage_groups", f"{text}: no gradient", HIGH, FINDINGS["base_reward"].remedy)
+        return Finding("zero_advantage_groups", f"{text}: no gradient", HIGH, registry()["base_reward"].remedy)
     if share > MAX_ZERO_ADVANTAGE:
         text += f": a step trains on {1 - share:.0%} of its groups"
         return Finding("zero_advantage_groups", text, MEDIUM, "raise -r, or use examples of medium difficulty")

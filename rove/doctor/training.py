@@ -11,7 +11,7 @@ import torch
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
-from rove.core.findings import FINDINGS, HIGH, MEDIUM, OK, SKIPPED, Finding
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, registry
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.doctor.machine import (
@@ -108,7 +108,7 @@ async def check_training(
     try:
         loaded = add_lora(config, loaded)
     except ConfigError as error:
-        yield Finding("adapter", str(error), HIGH, FINDINGS["settings"].remedy)
+        yield Finding("adapter", str(error), HIGH, registry()["settings"].remedy)
         return
     use_fast_linear(loaded.model, config.bf16_backward or config.mixed_precision, config.mixed_precision)
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]

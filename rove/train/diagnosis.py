@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgspec
 
-from rove.core.findings import FINDINGS, Finding
+from rove.core.findings import Finding, registry
 from rove.rendering.renderer import Renderer
 from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
@@ -387,7 +387,7 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
             )
         else:
             text += ": the rewards of a group have become equal"
-        return [Finding("no_spread", text, remedy=FINDINGS["no_progress"].remedy)]
+        return [Finding("no_spread", text, remedy=registry()["no_progress"].remedy)]
     return []
 
 

@@ -516,7 +516,7 @@ def test_the_matrix_lists_verdicts_and_deviations() -> None:
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
     assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
-    assert f"| 2 | `MCPEnv` | {both[1].here} |\n" in page and "`Rubric` 2." in page
+    assert f"| 2 | `MCPEnv` | {both[1].remedy} |\n" in page and "`Rubric` 2." in page
     document = as_json([fine, odd, lost])
     assert [one["verdict"] for one in document["packages"]] == [
         "runs unchanged",

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from findings_page import PAGE, ids, updated
 
-from rove.core.findings import FINDINGS, Finding, Severity, current_row
+from rove.core.findings import Finding, Severity, current_row, registry
 
 ROVE = Path(__file__).resolve().parents[2] / "rove"
 
 
 def test_a_finding_has_the_texts_of_its_id():
-    info = FINDINGS["hedging"]
+    info = registry()["hedging"]
     finding = Finding("hedging", "two answers earn 1.000")
     assert (finding.severity, finding.cause, finding.remedy) == (info.severity, info.cause, info.remedy)
     other = Finding("hedging", "two answers earn 0.200", Severity.LOW, "nothing", "partial credit")
@@ -52,10 +52,10 @@ def test_earlier_keys_are_read():
 
 def test_every_id_has_a_section_and_every_section_an_id():
     page = PAGE.read_text("utf-8")
-    assert ids(page) == re.findall(r"^### (.+)$", page, re.MULTILINE) == list(FINDINGS)
+    assert ids(page) == re.findall(r"^### (.+)$", page, re.MULTILINE) == list(registry())
     assert updated(page) == page, "run `python tests/support/findings_page.py`"
 
 
 def test_every_id_is_used():
     code = "\n".join(path.read_text("utf-8") for path in ROVE.rglob("*.py") if path.name != "findings.py")
-    assert [name for name in FINDINGS if f'"{name}"' not in code and f"def {name}(" not in code] == []
+    assert [name for name in registry() if f'"{name}"' not in code and f"def {name}(" not in code] == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rove.core.findings import FINDINGS, FindingInfo
+from rove.core.findings import FindingInfo, registry
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
 SECTION = re.compile(r"^### (\S+)\n\n.*\n\n.*\n((?s:.*?))(?=^##|\Z)", re.MULTILINE)
@@ -26,7 +26,7 @@ def section(name: str, info: FindingInfo, details: str) -> str:
 
 def updated(page: str) -> str:
     """Return the page with the current texts of the registry."""
-    return SECTION.sub(lambda match: section(match[1], FINDINGS[match[1]], match[2]), page)
+    return SECTION.sub(lambda match: section(match[1], registry()[match[1]], match[2]), page)
 
 
 def ids(page: str) -> list[str]:

@@ -16,7 +16,7 @@ from fault_endpoint import Answer, FaultEndpoint, completion
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
-from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, Severity
 from rove.doctor import endpoint
 from rove.doctor.endpoint import CHECKS, check_context, check_endpoint, check_latency, logprobs_in
 from rove.engine.client import EngineClient
@@ -100,7 +100,7 @@ class Model:
         return web.json_response(response)
 
 
-def statuses(findings: dict[str, Finding]) -> dict[str, str]:
+def statuses(findings: dict[str, Finding]) -> dict[str, Severity]:
     return {name: finding.severity for name, finding in findings.items()}
 
 

@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_model
 
 from rove.core.config import convert
-from rove.core.findings import HIGH, MEDIUM, OK
+from rove.core.findings import HIGH, MEDIUM, OK, Severity
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request, SamplingParams
 from rove.core.renamed_settings import upgrade
@@ -186,7 +186,7 @@ def test_check_time_warns_about_long_runs(seconds: float, status: str):
 
 
 def test_check_disk_compares_needed_and_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def status_with(free: float) -> str:
+    def status_with(free: float) -> Severity:
         monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
         return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").severity
 

@@ -10,7 +10,7 @@ from commands import environment
 from toys import Quiz, rows
 
 from rove.core.config import convert
-from rove.core.findings import HIGH, MEDIUM, OK, Finding
+from rove.core.findings import HIGH, MEDIUM, OK, Finding, Severity
 from rove.core.renamed_settings import upgrade
 from rove.envs.loading import load_environment
 from rove.train.config import EvaluationConfig, RLConfig
@@ -98,7 +98,7 @@ def test_adapter_settings_are_checked():
 
 
 def test_check_environment_checks_the_dataset():
-    def statuses(env: Quiz) -> list[tuple[str, str]]:
+    def statuses(env: Quiz) -> list[tuple[str, Severity]]:
         return [(finding.id, finding.severity) for finding in check_environment(config(), env)]
 
     assert statuses(Quiz(count=500)) == [("dataset", OK)]

@@ -18,11 +18,11 @@ test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whol
 	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal --timeout 600 $(ARGS)
 
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
-	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q $(ARGS)
+	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q --timeout 1800 $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
-	$(BIN)/ruff format --check rove environments tests benchmarks shim docs/site
-	$(BIN)/ruff check rove environments tests benchmarks shim docs/site
+	$(BIN)/ruff format --check rove environments examples tests benchmarks shim docs/site
+	$(BIN)/ruff check rove environments examples tests benchmarks shim docs/site
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs/test_glossary.py tests/test_windows.py

@@ -375,7 +375,7 @@ def main() -> None:
 
     import torch
 
-    from rove.cli.main import GC_THRESHOLDS
+    from rove.utils.processes import GC_THRESHOLDS
 
     gc.set_threshold(*GC_THRESHOLDS)  # as rove's command line does; applies to both programs
     torch.set_num_threads(1)

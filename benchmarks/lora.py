@@ -19,40 +19,41 @@ from typing import Any
 
 import msgspec
 
-from rove.cli.common import console_for
-from rove.cli.demo import load_recipe
-from rove.cli.pipeline import Pipeline, results_table
-from rove.cli.rl import run_rl
+from rove.stages.pipeline import Pipeline, results_table
+from rove.stages.recipe import load_recipe
+from rove.stages.reporter import ConsoleReporter
+from rove.stages.rl import run_rl
 from rove.statistics import mean
+from rove.train.config import RLConfig
 from rove.train.worker_group import SINGLE_PROCESS
 
 
-def stages(
-    rl: Mapping[str, Any], seeds: Sequence[int], rates: Sequence[str], rank: int
-) -> list[tuple[str, dict[str, Any]]]:
+def stages(rl: RLConfig, seeds: Sequence[int], rates: Sequence[str], rank: int) -> list[tuple[str, RLConfig]]:
     """Return the name and settings of each run, seed by seed."""
     runs = []
     for seed, rate in itertools.product(seeds, ["", *rates]):
-        changes = {"lora": {"rank": rank}, "learning_rate": float(rate)} if rate else {}
-        name = f"adapter, {rate}" if rate else "whole model"
-        runs.append((name, {**rl, **changes, "seed": seed}))
+        config = msgspec.structs.replace(rl, seed=seed, threads=1)
+        if rate:
+            lora = msgspec.structs.replace(config.lora, rank=rank)
+            config = msgspec.structs.replace(config, lora=lora, learning_rate=float(rate))
+        runs.append((f"adapter, {rate}" if rate else "whole model", config))
     return runs
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+def summary(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Return a Markdown table of wins, draws and invalid moves in %: a row per kind of run, with the mean and each seed."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        kinds.setdefault(row["kind"], []).append(row["conditions"])
+    for kind, conditions in rows:
+        kinds.setdefault(kind, []).append(conditions)
     lines = ["| RL 1 | wins vs random, % | draws vs optimal, % | invalid, % |", "|---|---|---|---|"]
-    for kind, conditions in kinds.items():
+    for kind, measured in kinds.items():
         cells = [kind]
         for opponent, name in (
             ("against random", "won"),
             ("against optimal", "drawn"),
             ("against random", "invalid_move"),
         ):
-            values = [100 * one[opponent]["functions"][name]["mean"] for one in conditions]
+            values = [100 * one[opponent]["functions"][name]["mean"] for one in measured]
             cells.append(f"{mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -67,19 +68,22 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/lora"))
     parser.add_argument("--smoke", action="store_true", help="use tiny sizes to test the script")
     args = parser.parse_args()
-    console, recipe = console_for(json=False), load_recipe("tictactoe", ["smoke"] if args.smoke else [])
-    demo = Pipeline("tictactoe", msgspec.structs.replace(recipe, rl=[]), args.folder, 0, console, SINGLE_PROCESS)
+    reporter = ConsoleReporter()
+    recipe = load_recipe("tictactoe", ["smoke"] if args.smoke else []).complete("tictactoe", args.folder)
+    demo = Pipeline(msgspec.structs.replace(recipe, rl=[]), reporter, SINGLE_PROCESS)
     demo.run()
-    rl = {**recipe.rl[0], "threads": 1}
+    kinds: dict[str, str] = {}
     seeds = [int(seed) for seed in args.seeds.split(",")]
-    for kind, stage in stages(rl, seeds, args.rates.split(","), args.rank):
-        name = f"{kind}, seed {stage['seed']}"
-        config = demo.rl_config(name.replace(", ", "-").replace(" ", "-"), stage, str(args.folder / "sft" / "final"))
-        console.print(f"\n{name}")
-        demo.measure(name, str(run_rl(config, console)[0]))
-        demo.rows[-1]["kind"] = kind
-    console.print(results_table(recipe, demo.rows, recipe.evaluation["num_examples"]))
-    print(summary([row for row in demo.rows if "kind" in row]))
+    for kind, config in stages(recipe.rl[0].config, seeds, args.rates.split(","), args.rank):
+        name = f"{kind}, seed {config.seed}"
+        folder = args.folder / name.replace(", ", "-").replace(" ", "-")
+        reporter.title(name)
+        model = str(args.folder / "sft" / "final")
+        result = run_rl(msgspec.structs.replace(config, model=model, run_dir=str(folder)), reporter)
+        demo.measure(name, str(result.model))
+        kinds[name] = kind
+    reporter.table(results_table(recipe, demo.rows))
+    print(summary([(kinds[row.name], row.conditions) for row in demo.rows if row.name in kinds]))
 
 
 if __name__ == "__main__":

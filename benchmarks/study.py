@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 from matplotlib.figure import Figure
-from rich.console import Console
 
-from rove.cli.common import console_for
-from rove.cli.demo import load_recipe
-from rove.cli.eval import run_eval
-from rove.cli.pipeline import Pipeline, Recipe
-from rove.cli.rl import run_rl
-from rove.cli.suite import EvalConfig
-from rove.core.config import convert
+from rove.core.config import convert, merge
 from rove.core.records import Outcome, RolloutRecord
 from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.pipeline import Pipeline
+from rove.stages.recipe import RecipeFile, load_recipe
+from rove.stages.reporter import ConsoleReporter, Reporter
+from rove.stages.rl import run_rl
 from rove.statistics import compare, mean
 from rove.train.config import RLConfig
 from rove.train.worker_group import SINGLE_PROCESS
@@ -116,42 +114,40 @@ def evaluation_settings(opponent: str, games: int, max_tokens: int) -> dict[str,
     }
 
 
-def config_of(variant: Variant, rl: Mapping[str, Any], start: Path, seed: int, games: int) -> RLConfig:
+def config_of(variant: Variant, rl: RLConfig, start: Path, seed: int, games: int) -> RLConfig:
     """Return the settings of a run: those of the demo's RL 1 with the changes of the variant.
 
     The dataset has as many examples as the run has groups, and every step contains each difficulty once.
     """
-    group_size, divisor = rl.get("rollouts_per_example", 8), variant.batch_divisor
-    batch, steps = max(group_size, rl.get("batch_size", 256) // divisor), rl["steps"] * divisor
+    group_size, divisor = rl.rollouts_per_example, variant.batch_divisor
+    batch, steps = max(group_size, rl.batch_size // divisor), rl.steps * divisor
     groups, every = batch // group_size, max(1, steps // NUM_EVALUATIONS)
-    tables = [
-        {**evaluation_settings(name, games, rl["max_tokens"]), "name": name, "every": every} for name in OPPONENTS
-    ]
-    values = {key: value for key, value in rl.items() if key != "name"}
+    tables = [{**evaluation_settings(name, games, rl.max_tokens), "name": name, "every": every} for name in OPPONENTS]
+    values = msgspec.to_builtins(rl)
     values |= {"env": variant.env, "env_dir": str(HERE), "model": str(start), "seed": seed, "threads": 1}
     values |= {"batch_size": batch, "steps": steps, "checkpoint_every": every, "evaluation": tables}
-    values["env_args"] = {**rl["env_args"], "seed": seed, "num_examples": steps * groups, "num_groups": groups}
+    values["env_args"] = {**rl.env_args, "seed": seed, "num_examples": steps * groups, "num_groups": groups}
     values["env_args"] |= variant.env_args
-    return convert(RLConfig, {**values, **variant.settings})
+    return convert(RLConfig, merge(values, dict(variant.settings)))
 
 
-def make_start(kind: str, recipe: Recipe, folder: Path, console: Console) -> Path:
+def make_start(kind: str, file: RecipeFile, folder: Path, reporter: Reporter) -> Path:
     """Train the initial model and return its folder: the demo's SFT, or for "weak" one epoch on half of the games."""
-    few = {**recipe.evaluation, "num_examples": 8}  # the demo's own evaluation is not used
-    short = msgspec.structs.replace(recipe, rl=[], evaluation=few)
+    data, sft = file.data, file.sft
     if kind == "weak":
-        data = {**recipe.data, "num_examples": recipe.data["num_examples"] // 2}
-        short = msgspec.structs.replace(short, data=data, sft={**recipe.sft, "epochs": 1})
-    Pipeline("tictactoe", short, folder, 0, console, SINGLE_PROCESS).run()
+        data, sft = {**data, "num_examples": data["num_examples"] // 2}, {**sft, "epochs": 1}
+    evaluation = {**file.evaluation, "num_examples": 8}  # the demo's own evaluation is not used
+    short = msgspec.structs.replace(file, rl=[], evaluation=evaluation, data=data, sft=sft)
+    Pipeline(short.complete("tictactoe", folder), reporter, SINGLE_PROCESS).run()
     return folder / "sft" / "final"
 
 
-def evaluate_start(model: Path, folder: Path, games: int, max_tokens: int, console: Console) -> dict[str, float]:
+def evaluate_start(model: Path, folder: Path, games: int, max_tokens: int, reporter: Reporter) -> dict[str, float]:
     """Evaluate the initial model and return the metrics of a run at step 0."""
     row: dict[str, float] = {"step": 0}
     for name in OPPONENTS:
         values = {**evaluation_settings(name, games, max_tokens), "model": str(model), "run_dir": str(folder / name)}
-        summary, _ = run_eval(convert(EvalConfig, values), console)
+        summary, _ = run_eval(convert(EvalConfig, values), reporter)
         for function, result in summary["functions"].items():
             row[f"eval/{name}/{'reward' if result['weight'] else 'metrics'}/{function}"] = result["mean"]
     return row
@@ -273,20 +269,23 @@ def held_out(run: History, metric: str) -> float:
     return mean([value for name in names for _, value in run.held_out(name)[1:][-AVERAGED_EVALUATIONS:]])
 
 
-def run_variants(names: Sequence[str], args: argparse.Namespace, console: Console) -> Histories:
+def run_variants(names: Sequence[str], args: argparse.Namespace, reporter: Reporter) -> Histories:
     """Run these variants as far as they are not finished; return their histories, including other seeds in the folder."""
     recipe, folder = load_recipe("tictactoe", ["smoke"] if args.smoke else []), args.folder
-    rl, games = (recipe.rl[0], 8) if args.smoke else ({**recipe.rl[0], "steps": args.steps}, GAMES_PER_EVALUATION)
+    games = 8 if args.smoke else GAMES_PER_EVALUATION
+    rl = recipe.complete("tictactoe", folder).rl[0].config
+    if not args.smoke:
+        rl = msgspec.structs.replace(rl, steps=args.steps)
     models, initial = {}, {}
     for kind in sorted({VARIANTS[name].start for name in names}):
         models[kind] = args.start if kind == "good" else None
-        models[kind] = models[kind] or make_start(kind, recipe, folder / kind, console)
-        initial[kind] = evaluate_start(models[kind], folder / f"{kind}-measured", games, rl["max_tokens"], console)
+        models[kind] = models[kind] or make_start(kind, recipe, folder / kind, reporter)
+        initial[kind] = evaluate_start(models[kind], folder / f"{kind}-measured", games, rl.max_tokens, reporter)
     for seed, name in itertools.product(args.seeds.split(","), names):
         variant = VARIANTS[name]
-        console.print(f"\n{name}, seed {seed}: {variant.label}")
+        reporter.title(f"{name}, seed {seed}: {variant.label}")
         config = config_of(variant, rl, models[variant.start], int(seed), games)
-        run_rl(msgspec.structs.replace(config, run_dir=str(folder / f"{name}-seed{seed}")), console)
+        run_rl(msgspec.structs.replace(config, run_dir=str(folder / f"{name}-seed{seed}")), reporter)
     return {name: read_histories(folder, name, initial[VARIANTS[name].start]) for name in names}
 
 
@@ -306,7 +305,7 @@ def main() -> None:
         parser.error(f"unknown lesson: {', '.join(sorted(unknown))}; expected some of {', '.join(LESSONS)}")
     lessons = {name: LESSONS[name] for name in names}
     variants = [name for name in VARIANTS if any(name in lesson.variants for lesson in lessons.values())]
-    histories = run_variants(variants, args, console_for(json=False))
+    histories = run_variants(variants, args, ConsoleReporter())
     plots = args.plots or args.folder
     plots.mkdir(parents=True, exist_ok=True)
     for name, lesson in lessons.items():

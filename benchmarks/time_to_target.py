@@ -49,8 +49,8 @@ Curve = list[dict[str, float]]
 
 def rl_config(start: str, seed: int) -> Any:
     """Return the settings of the stage "RL 1", for both sides."""
-    from rove.cli.demo import load_recipe
     from rove.core.config import convert
+    from rove.stages.recipe import load_recipe
     from rove.train.config import RLConfig
 
     values = {key: value for key, value in load_recipe(ENV).rl[0].items() if key != "name"}
@@ -324,7 +324,7 @@ def train_start_model(folder: Path) -> str:
     """Train an SFT model as `rove demo tictactoe` does; return its folder."""
     import tomli_w
 
-    from rove.cli.demo import load_recipe
+    from rove.stages.recipe import load_recipe
 
     recipe = load_recipe(ENV)
     model, data, sft = (str(folder / name) for name in ("model", "data", "sft"))

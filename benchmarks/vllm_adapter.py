@@ -26,8 +26,9 @@ from rove.core.protocols import SamplingParams
 from rove.models.adapter import add_adapter
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel
-from rove.train.backends import VLLMBackend, make_backend
+from rove.train.backends import VLLMBackend
 from rove.train.config import LoRAConfig, RLConfig
+from rove.train.rl import make_backend
 from rove.vllm.server import VLLMConfig
 
 VLLM_CPU_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -118,7 +119,7 @@ def main() -> None:
             config = RLConfig(
                 env="tictactoe", model="nowhere", lora=LoRAConfig(rank=args.rank), backend="vllm", vllm=vllm
             )
-            backend = make_backend(config, loaded, Path(folder) / name.replace(" ", "_"), separate_weights=False)
+            backend = make_backend(config, loaded, Path(folder) / name.replace(" ", "_"))
             assert isinstance(backend, VLLMBackend)
             backends[name] = backend
         asyncio.run(measure(backends, loaded, args.updates))

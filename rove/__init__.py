@@ -79,6 +79,13 @@ if TYPE_CHECKING:
     from rove.integrations.environments.text_arena import TextArenaEnv
     from rove.models.load import load_model as load_model
     from rove.remote import IsolatedEnv
+    from rove.stages.clients import make_client
+    from rove.stages.models import NewModel, new_model
+    from rove.stages.reporter import ConsoleReporter, JsonLinesReporter, Reporter, SilentReporter
+    from rove.stages.results import TrainingResult
+    from rove.stages.rl import rl
+    from rove.stages.sft import sft
+    from rove.stages.train_model import PipelineResult, train_model
 
 __version__ = "0.1.0"
 
@@ -100,8 +107,20 @@ _LAZY = {
     "SmolaToolEnv": "rove.envs.smolagents",
     "TasksetEnv": "rove.integrations.environments.taskset",
     "TextArenaEnv": "rove.integrations.environments.text_arena",
+    "ConsoleReporter": "rove.stages.reporter",
+    "JsonLinesReporter": "rove.stages.reporter",
+    "NewModel": "rove.stages.models",
+    "PipelineResult": "rove.stages.train_model",
+    "Reporter": "rove.stages.reporter",
+    "SilentReporter": "rove.stages.reporter",
+    "TrainingResult": "rove.stages.results",
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
+    "make_client": "rove.stages.clients",
+    "new_model": "rove.stages.models",
+    "rl": "rove.stages.rl",
+    "sft": "rove.stages.sft",
+    "train_model": "rove.stages.train_model",
 }
 """Names whose modules are imported on first use, to keep `import rove` fast."""
 
@@ -134,6 +153,7 @@ __all__ = [
     "Client",
     "CodeMathEnv",
     "ConfigError",
+    "ConsoleReporter",
     "EmptyModelResponseError",
     "EnvGroup",
     "Environment",
@@ -143,6 +163,7 @@ __all__ = [
     "InfraError",
     "InvalidModelResponseError",
     "IsolatedEnv",
+    "JsonLinesReporter",
     "JudgeRubric",
     "LimitReachedError",
     "Limits",
@@ -156,18 +177,21 @@ __all__ = [
     "ModelError",
     "MultiTurnCompletionEnv",
     "MultiTurnEnv",
+    "NewModel",
     "OpenAIClient",
     "OpenEnvEnv",
     "Outcome",
     "OverlongPromptError",
     "PackageError",
     "Parser",
+    "PipelineResult",
     "Price",
     "PythonEnv",
     "RLMEnv",
     "ReasoningGymEnv",
     "RemoteError",
     "Rendering",
+    "Reporter",
     "Request",
     "Response",
     "ResponsesClient",
@@ -182,6 +206,7 @@ __all__ = [
     "SandboxFileError",
     "Scores",
     "ScriptedClient",
+    "SilentReporter",
     "SingleTurnEnv",
     "SmolaAgentEnv",
     "SmolaToolEnv",
@@ -199,6 +224,7 @@ __all__ = [
     "ToolError",
     "ToolMessage",
     "ToolParseError",
+    "TrainingResult",
     "TrajectoryStep",
     "Usage",
     "UserMessage",
@@ -214,9 +240,14 @@ __all__ = [
     "group_reward",
     "judge_agreement",
     "load_environment",
+    "make_client",
     "make_dataset",
+    "new_model",
     "query",
     "rescore",
+    "rl",
+    "sft",
     "stop",
     "teardown",
+    "train_model",
 ]

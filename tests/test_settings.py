@@ -17,10 +17,6 @@ from rove.audit.auditor import AuditOptions
 from rove.audit.learning import LearnOptions
 from rove.check.rollouts import CheckLimits
 from rove.cli.main import cli
-from rove.cli.model import ModelConfig
-from rove.cli.pipeline import ExhaustiveConfig, Recipe
-from rove.cli.serve import OpenEnvConfig, ServeConfig
-from rove.cli.suite import EvalConfig
 from rove.clients.endpoints_file import Address
 from rove.core.config import convert
 from rove.core.errors import ConfigError
@@ -30,6 +26,10 @@ from rove.hub.server.uploads import UploadLimits
 from rove.remote.loading import Isolation, IsolationConfig, RayConfig
 from rove.rollouts.evaluate import Options
 from rove.sandbox.backend import SandboxLimits
+from rove.stages.evaluation import EvalConfig
+from rove.stages.models import ModelConfig
+from rove.stages.recipe import BaselineRow, Column, ExhaustiveConfig, RecipeFile
+from rove.stages.serving import OpenEnvConfig, ServeConfig
 from rove.statistics import Price
 from rove.train.alerts import AlertLimits
 from rove.train.config import (
@@ -66,7 +66,9 @@ KINDS: list[type[msgspec.Struct]] = [
     Price,
     RLConfig,
     RayConfig,
-    Recipe,
+    RecipeFile,
+    Column,
+    BaselineRow,
     SFTConfig,
     SamplingParams,
     SandboxLimits,

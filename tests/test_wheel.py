@@ -82,7 +82,7 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
         "mcp/my_task/server.py",
         "single_turn/pyproject.toml",
     )
-    assert {f"rove/cli/templates/{name}" for name in templates} <= set(names)
+    assert {f"rove/hub/package/templates/{name}" for name in templates} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 

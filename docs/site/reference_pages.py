@@ -12,8 +12,8 @@ import msgspec
 
 import rove
 from rove.cli.main import GROUPS, cli
-from rove.cli.settings_help import documented_fields
 from rove.core import records
+from rove.core.settings_docs import documented_fields
 
 PACKAGES = (
     "rove.audit",
@@ -44,6 +44,7 @@ TITLES = {
     "models": "Models",
     "integrations": "Environments of other libraries",
     "remote": "Isolated environments",
+    "stages": "Train and show progress",
 }
 """Package of `rove` → title of the page with its public names."""
 

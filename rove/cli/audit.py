@@ -18,13 +18,16 @@ from rove.audit.judge import JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits, located
-from rove.cli.clients import make_client, needs_train_extra, print_device
-from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
+from rove.cli.common import check_outputs, console_for, hint, print_json
 from rove.cli.findings import print_findings
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.findings import Severity, findings_by_area
+from rove.stages.clients import make_client, show_device
+from rove.stages.naming import run_folder
+from rove.stages.reporter import WIDTH, ConsoleReporter
 from rove.utils.console import styled
+from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
 
 LEVELS = [severity.value for severity in Severity if severity > Severity.SKIPPED]
@@ -92,13 +95,12 @@ def run_audit(
     """Audit an environment with progress.
 
     Args:
-        env, env_dir, env_args, options: As for `audit`.
-        console: Shows progress.
         learn: Settings of the learner; None leaves it out.
-        judge: Model that also answers as the environment's judge.
     """
     begun: dict[str, None] = {}
-    with progress(console, f"audit {env}", len(selected(options.only, options.skip))) as report_progress:
+    with ConsoleReporter(console).progress(
+        f"audit {env}", len(selected(options.only, options.skip))
+    ) as report_progress:
 
         def on_check(name: str) -> None:
             begun[name] = None
@@ -129,7 +131,7 @@ def _learner_settings(
         if device is not None:
             raise ConfigError(f"--device is '{device}', but no model is trained: add --learn, or leave it out")
         return None
-    print_device(device or "auto", console)
+    show_device(device or "auto", ConsoleReporter(console))
     return {"folder": folder, "seed": seed, "device": device or "auto"}
 
 

@@ -22,10 +22,11 @@ from rove.audit.comparison import (
     text_of,
 )
 from rove.audit.findings import Report
-from rove.cli.common import WIDTH, check_outputs, print_json
+from rove.cli.common import check_outputs, print_json
 from rove.core.errors import ConfigError
 from rove.core.findings import Severity
 from rove.envs.loading import environment_file
+from rove.stages.reporter import WIDTH
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
@@ -45,11 +46,6 @@ def compare_audits(
 
     Args:
         pair: Old and new version: a name, the path of a module or folder, or a report (FILE.json).
-        env_dir: Folder of environments given by name.
-        run: Audits an environment: name, and the folder that has it.
-        console: For the tables.
-        output: Files to write, .md or .json.
-        as_json: Print JSON instead of tables.
     """
     check_outputs(output, SUFFIXES)
     old, new = (_report(one, env_dir, run) for one in pair)
@@ -79,11 +75,7 @@ def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Rep
 
 
 def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
-    """Return the name and the folder of an environment that is given by name or by path: NAME, FOLDER/NAME, FOLDER/NAME.py.
-
-    Raises:
-        ConfigError: There is no such environment.
-    """
+    """Return the name and the folder of an environment that is given by name or by path: NAME, FOLDER/NAME, FOLDER/NAME.py."""
     path = Path(name)
     is_file = path.suffix == ".py"
     if is_file or ("/" in name and (path.is_dir() or path.with_name(f"{path.name}.py").is_file())):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -12,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.check.checker import Report, check
-from rove.check.package_files import Package, packages_in
+from rove.check.package_files import Package
 from rove.check.report import as_json, as_markdown, report_notes
 from rove.check.rollouts import CheckLimits
-from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress
+from rove.cli.common import check_outputs, console_for, hint, print_json
 from rove.cli.options import env_dir_option, examples, json_object, setting_range
-from rove.hub.client.installed import find
-from rove.hub.package.names import parse_reference
+from rove.hub.client.installed import packages_named
+from rove.stages.reporter import WIDTH, ConsoleReporter
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
@@ -93,34 +92,6 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
     help="Number of examples per package.",
 )
 @click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; repeatable.")
-@click.option(
-    "--start-seconds",
-    type=setting_range(CheckLimits, "start_seconds"),
-    default=CheckLimits().start_seconds,
-    show_default=True,
-    help="Time limit for loading a package.",
-)
-@click.option(
-    "--hang-seconds",
-    type=setting_range(CheckLimits, "hang_seconds"),
-    default=CheckLimits().hang_seconds,
-    show_default=True,
-    help="Time limit for a single operation.",
-)
-@click.option(
-    "--play-seconds",
-    type=setting_range(CheckLimits, "play_seconds"),
-    default=CheckLimits().play_seconds,
-    show_default=True,
-    help="Time limit for all rollouts.",
-)
-@click.option(
-    "--install-seconds",
-    type=setting_range(CheckLimits, "install_seconds"),
-    default=CheckLimits().install_seconds,
-    show_default=True,
-    help="Time limit for installation.",
-)
 @click.option("--json", "as_json_", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
@@ -130,7 +101,7 @@ def command(
     env_args: str | None,
     output: tuple[str, ...],
     as_json_: bool,
-    **limits: Any,
+    num_examples: int,
 ) -> None:
     """Check whether environment packages run here, which API they are written for, and what they need.
 
@@ -139,11 +110,11 @@ def command(
     which sees the environment variables, including API keys. Exit status 1: a package does not run.
     """
     console = console_for(as_json_)
-    args, limited = json_object(env_args, "-a") or {}, CheckLimits(**limits)
+    args, limited = json_object(env_args, "-a") or {}, CheckLimits(num_examples=num_examples)
     check_outputs(output, (".md", ".json"))
-    found = [one for given in packages for one in _packages(given, env_dir)]
+    found = [one for given in packages for one in packages_named(given, env_dir)]
     reports: list[Report] = []
-    with progress(console, "check", len(found)) as report_progress:
+    with ConsoleReporter(console).progress("check", len(found)) as report_progress:
         for package in found:
 
             def step(words: str, name: str = package.name) -> None:
@@ -162,15 +133,6 @@ def command(
     if not as_json_:
         _hints(packages, env_dir, found, reports, output, console)
     ctx.exit(0 if all(report.runs for report in reports) else 1)
-
-
-def _packages(given: str, env_dir: str | None) -> list[Package]:
-    """Return the packages that an argument names; an installed hub environment is represented by its wheel."""
-    installed = find(parse_reference(given)) if "/" in given and not Path(given).exists() else None
-    if installed is None:
-        return packages_in(given, env_dir)
-    [wheel] = installed.path.glob("*.whl")
-    return [Package(given, "wheel", wheel)]
 
 
 def _hints(

@@ -13,17 +13,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.clients import (
-    API_KEY_VAR,
-    SCRIPTED,
-    embedded,
-    find_endpoint,
-    is_folder,
-    needs_train_extra,
-    print_device,
-    refuse_device,
-)
-from rove.cli.common import RUNS, ReportProgress, console_for, hint, print_json, progress, run_async, short
+from rove.cli.common import console_for, hint, print_json
 from rove.cli.findings import STYLES, print_findings
 from rove.cli.options import (
     SETTINGS,
@@ -41,12 +31,16 @@ from rove.cli.options import (
 )
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
-from rove.core.errors import ConfigError, MissingKeyError
+from rove.core.errors import ConfigError, MissingKeyError, needs_train_extra
 from rove.core.findings import HIGH, Finding, Severity
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.doctor.endpoint import CHECKS, check_endpoint
 from rove.server import base_url_of, listening, make_app
+from rove.stages.clients import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, refuse_device, show_device
+from rove.stages.naming import RUNS, short
+from rove.stages.reporter import ConsoleReporter, TaskProgress
 from rove.utils.console import styled
+from rove.utils.event_loop import run_async
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig
@@ -60,12 +54,7 @@ GROUPS = 8
 def endpoint_clients(
     model: str, base_url: str | None, api_key_var: str, endpoints: str | None
 ) -> list[tuple[EndpointClient, str]]:
-    """Return clients for `-m MODEL` with the model's name there: one per replica of a name in endpoints.toml.
-
-    Raises:
-        ConfigError: The model is a scripted policy.
-        MissingKeyError: The variable that should hold the API key is not set.
-    """
+    """Return clients for `-m MODEL` with the model's name there: one per replica of a name in endpoints.toml."""
     if model.startswith(SCRIPTED):
         raise ConfigError(
             f"{model} is a scripted policy and needs no check; give a model folder or an endpoint's model"
@@ -101,7 +90,7 @@ async def diagnose_endpoint(
     base_url: str | None,
     api_key_var: str,
     endpoints: str | None,
-    report: ReportProgress,
+    report: TaskProgress,
     trust_remote_code: bool = False,
     device: str = "auto",
 ) -> list[Finding]:
@@ -129,7 +118,7 @@ async def diagnose_endpoint(
     return findings
 
 
-async def diagnose_training(config: RLConfig, groups: int, report: ReportProgress) -> list[Finding]:
+async def diagnose_training(config: RLConfig, groups: int, report: TaskProgress) -> list[Finding]:
     """Return all findings about an RL run."""
     from rove.doctor.training import check_training
 
@@ -222,6 +211,7 @@ def command(
     groups are sampled and one micro-batch is computed; nothing is changed. Exit status 1: a check failed.
     """
     console = console_for(as_json)
+    reporter = ConsoleReporter(console)
     api_key_var = api_key_var or API_KEY_VAR
     ctx.args = list(_mark_files(ctx.args))
     if ctx.args:
@@ -238,15 +228,15 @@ def command(
         }
         config = settings(RLConfig, ctx, bare="env", **given)
         title = f"rl {config.env} · {short(config.model)}"
-        print_device(config.device, console)
-        with progress(console, f"doctor {title}") as report:
+        show_device(config.device, reporter)
+        with reporter.progress(f"doctor {title}") as report:
             findings = run_async(diagnose_training(config, 0 if quick else groups, report))
         next_step = "train: " + _rl_command(ctx.args, given | {"env_args": env_args})
     elif model is not None:
         title = short(model) + (f" at {base_url}" if base_url else "")
         if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
-            print_device(device or "auto", console)
-        with progress(console, f"doctor {title}", CHECKS) as report:
+            show_device(device or "auto", reporter)
+        with reporter.progress(f"doctor {title}", CHECKS) as report:
             findings = run_async(
                 diagnose_endpoint(
                     model, base_url, api_key_var, endpoints, report, bool(trust_remote_code), device or "auto"

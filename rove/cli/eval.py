@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 
-from rove.cli.clients import API_KEY_VAR, SCRIPTED, find_endpoint, make_client
-from rove.cli.common import (
-    ReportProgress,
-    console_for,
-    environment_args,
-    hint,
-    print_json,
-    progress,
-    run_async,
-    run_folder,
-    short,
-)
+from rove.cli.common import console_for, hint, print_json
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     SETTINGS,
@@ -46,138 +32,22 @@ from rove.cli.options import (
     trust_option,
 )
 from rove.cli.settings_help import help_all_option
-from rove.cli.suite import EvalConfig, check, print_settings, resolve, run_suite
-from rove.cli.tables import counts_line, summary_table
+from rove.cli.suite import print_settings, resolve, run_suite
 from rove.clients.scripted import ScriptedClient
 from rove.core.config import merge
 from rove.core.errors import ConfigError, RunError
-from rove.core.protocols import Client
-from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.loading import environment_arguments, load_environment
-from rove.envs.questions import QuestionsEnv
-from rove.remote.loading import Isolation, open_environment
-from rove.rollouts.evaluate import Options, evaluate, run_identity
+from rove.envs.loading import load_environment
 from rove.rollouts.rescore import DEFAULT_MAX_CONCURRENT, rescore, rescored_identity, settings_of
 from rove.runs.run import Run
-from rove.statistics import Price
+from rove.stages.clients import API_KEY_VAR, SCRIPTED
+from rove.stages.evaluation import EvalConfig, EvalProgress, run_eval
+from rove.stages.naming import environment_args, run_folder, short
+from rove.stages.reporter import ConsoleReporter
+from rove.stages.suite import check
 from rove.statistics.summary import broken_reward
-from rove.utils.console import styled
-from rove.viewer.format import number
-
-
-def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console: Console) -> None:
-    """Start or resume the run folder of these settings."""
-    run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
-    plain = msgspec.to_builtins(config)
-    del plain["overwrite"]  # `@ config.toml` of this folder continues the run
-    run.start("eval", plain, identity, config.overwrite)
-    finished = len(run.scored_lines())
-    if finished:
-        console.print(
-            f"{run.path} already has {finished} rollouts; running those that are missing or failed", soft_wrap=True
-        )
-
-
-class EvalProgress:
-    """Shows the progress of an evaluation: count, mean reward, and the first failure in full.
-
-    Args:
-        report: See `rove.cli.common.progress`.
-        console: Prints the first failure.
-        client: Its concurrency limit is shown if it is adaptive.
-    """
-
-    def __init__(self, report: ReportProgress, console: Console, client: Client):
-        self.report = report
-        self.console = console
-        limiter = getattr(client, "limiter_now", None)  # only clients over HTTP have one
-        self.limiter = limiter if limiter is not None and limiter.adaptive else None
-        self.count = self.failed = 0
-        self.rewards = 0.0
-
-    def __call__(self, record: RolloutRecord | Outcome) -> None:
-        """Count a finished rollout."""
-        self.count += 1
-        if record.error is not None and not self.failed:
-            message = f"{record.error.type}: {record.error.message}{source_line(record.error)}"
-            message = f"first failure, in {record.error.phase}: {message}"
-            self.console.print(message, soft_wrap=True, markup=False)
-        self.failed += record.error is not None
-        self.rewards += record.reward or 0.0
-        scored = self.count - self.failed
-        words = styled(f"mean reward {number(self.rewards / scored) if scored else '–'}")
-        if self.failed:
-            words.append(f"  {self.failed} failed", "red")
-        if self.limiter is not None:
-            words.append(f"  {self.limiter.limit} concurrent")
-        self.report(self.count, words)
-
-
-def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
-    """Evaluate with progress under `title`; an earlier run with the same settings is continued."""
-    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
-    if isinstance(env, QuestionsEnv):
-        console.print(f"{config.env}: {env.description}", markup=False, soft_wrap=True)
-    config = _with_price(config)
-    client = make_client(
-        config.model,
-        env,
-        config.base_url,
-        config.api_key_var,
-        config.max_concurrent,
-        config.timeout,
-        config.max_retries,
-        config.endpoints,
-        config.trust_remote_code,
-        config.device,
-        console,
-    )
-    identity = run_identity(env, client, config.model, Options(**config.options))
-    run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
-    with run or nullcontext():
-        if run is not None:
-            start_run(config, identity, run, console)
-        return _evaluate(config, env, client, run, console, title), run
-
-
-def _evaluate(
-    config: EvalConfig, env: Environment, client: Client, run: Run | None, console: Console, title: str
-) -> dict[str, Any]:
-    """Run the evaluation and return its summary."""
-    available = Options(**config.options).count_examples(env)
-    if available is not None and config.num_examples > available:
-        text = f"num_examples is {config.num_examples}; the dataset has {available}"
-        is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here
-        is_given = "num_examples" in config.env_args
-        if is_here and not is_given and "num_examples" in environment_arguments(config.env, config.env_dir):
-            arguments = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
-            text += f"; the environment may make more with -a {shlex.quote(arguments)}"
-        console.print(text, style="yellow", markup=False, soft_wrap=True)
-
-    async def run_all(watch: EvalProgress) -> dict[str, Any]:
-        try:
-            return await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
-        finally:
-            await client.close()
-
-    title = title or f"{config.env} · {short(config.model)}"
-    with progress(console, title, (available or 0) * config.rollouts_per_example) as report:
-        return run_async(run_all(EvalProgress(report, console, client)))
-
-
-def _with_price(config: EvalConfig) -> EvalConfig:
-    """Return the settings with the price from endpoints.toml, unless one is given."""
-    endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
-    if config.price is not None or endpoint is None or endpoint.price is None:
-        return config
-    return msgspec.structs.replace(config, price=Price(**endpoint.price))
-
-
-def source_line(error: ErrorInfo) -> str:
-    """Return the innermost file and line of an error's traceback."""
-    lines = [line.strip() for line in error.traceback.splitlines() if line.strip().startswith("File ")]
-    return f" ({lines[-1]})" if lines else ""
+from rove.utils.event_loop import run_async
+from rove.viewer.tables import counts_line, summary_table
 
 
 def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, console: Console) -> None:
@@ -320,7 +190,7 @@ def eval_command(
     if many:
         ctx.exit(run_suite(evaluations, run_eval, console, as_json))
     config = evaluations[0].config
-    summary, run = run_eval(config, console)
+    summary, run = run_eval(config, ConsoleReporter(console))
     if as_json:
         print_json({**summary, "run": str(run.path) if run else None})
     else:
@@ -407,8 +277,10 @@ def rescore_command(
     env = environment_of(source, json_object(env_args, "-a"), env_dir)
     model = settings_of(source).get("model", "")
     folder = run_folder(into, env.env_id, model, "rescored", identity=rescored_identity(env, source))
-    with source, progress(console, f"{env.env_id} · {short(model)}, rescored", len(source.scored_lines())) as report:
-        watch = EvalProgress(report, console, ScriptedClient(lambda *_: ""))
+    reporter = ConsoleReporter(console)
+    title = f"{env.env_id} · {short(model)}, rescored"
+    with source, reporter.progress(title, len(source.scored_lines())) as progress:
+        watch = EvalProgress(progress, reporter, ScriptedClient(lambda *_: ""))
         summary = run_async(rescore(env, source, into=folder, on_record=watch, **options))
     if as_json:
         print_json({**summary, "run": str(folder)})

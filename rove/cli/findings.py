@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.audit.report import rate_text
-from rove.cli.common import WIDTH
 from rove.core.findings import HIGH, INFO, LOW, MEDIUM, OK, SKIPPED, Finding
+from rove.stages.reporter import WIDTH
 from rove.utils.console import styled
 
 STYLES = {HIGH: "red", MEDIUM: "yellow", LOW: "cyan", INFO: "dim", SKIPPED: "dim", OK: "green"}

@@ -12,10 +12,10 @@ from rove.audit.auditor import AuditOptions
 from rove.audit.findings import Report
 from rove.audit.report import json_report
 from rove.cli.audit import run_audit
-from rove.cli.common import WIDTH, hint
-from rove.cli.eval import run_eval
-from rove.cli.suite import EvalConfig
+from rove.cli.common import hint
 from rove.core.config import convert
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.reporter import WIDTH, ConsoleReporter
 
 ENV = "sums"
 GRADERS = {"anywhere": "accepts the sum anywhere in the reply", "exact": "accepts the sum and nothing else"}
@@ -29,12 +29,6 @@ EVALUATION: dict[str, Any] = {"num_examples": 56, "rollouts_per_example": 8, "te
 
 def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto") -> dict[str, Any]:
     """Audit both graders of `sums` with the learner, evaluate what it learned, and print the table.
-
-    Args:
-        folder: Folder for all runs.
-        seed: Random seed.
-        console: Shows progress and tables.
-        device: Device of the models.
 
     Returns:
         `reports` and `rows` of the table as JSON values.
@@ -68,7 +62,7 @@ def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> 
     given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final"), "device": device}
     where = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
     config = convert(EvalConfig, {**given, **EVALUATION, **where, "max_tokens": LEARN["max_tokens"]})
-    summary, _ = run_eval(config, console, f"{grader}, {STAGES[stage]}")
+    summary, _ = run_eval(config, ConsoleReporter(console), f"{grader}, {STAGES[stage]}")
     return {"grader": grader, "model": STAGES[stage], "reward": summary["reward"], **summary["functions"]}
 
 

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.common import console_for, counted, hint, print_json, run_async
+from rove.cli.common import console_for, counted, hint, print_json
 from rove.cli.hub_options import at, hub_option, with_hub
 from rove.cli.options import examples, in_range, json_option
 from rove.core.errors import ConfigError
@@ -25,6 +25,7 @@ from rove.hub.client.settings import is_url, normalize_address, require_server, 
 from rove.hub.package import limits
 from rove.hub.package.names import Reference, parse_reference
 from rove.hub.package.signing import key_file, load_key, make_key, public_key
+from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import make_logs_inert
 
 DATA = Path("hub")
@@ -42,11 +43,7 @@ data_option = click.option(
 
 @contextmanager
 def opened(data: Path, new: bool = False) -> Iterator[Any]:
-    """Open the store of a hub.
-
-    Raises:
-        ConfigError: The folder has no hub, and `new` is not set.
-    """
+    """Open the store of a hub."""
     from rove.hub.server.database import FILE
     from rove.hub.server.store import Store
 
@@ -92,11 +89,7 @@ def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
 
 
 def check_key(text: str) -> None:
-    """Check that a text is a public Ed25519 key in base64.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a text is a public Ed25519 key in base64."""
     try:
         size = len(base64.b64decode(text, validate=True))
     except binascii.Error:

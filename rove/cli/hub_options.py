@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.common import run_async
 from rove.hub.client.hub import EnvironmentEntry, Hub, Release
 from rove.hub.client.settings import require_hub, token_for
 from rove.hub.package.manifest import Manifest
+from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
 
 T = TypeVar("T")

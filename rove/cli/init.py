@@ -9,44 +9,14 @@ import click
 from rove.cli.common import hint
 from rove.cli.options import examples
 from rove.core.errors import ConfigError
-from rove.hub.package.names import check_module, normalize_name
+from rove.hub.package.scaffold import scaffold
 from rove.utils.console import SafeConsole
 
-TEMPLATES = Path(__file__).with_name("templates")
-"""One folder per kind, and `every` for all: packages called my-task that work as they are."""
 KINDS = {
     "multi_turn": "Create a game of several turns instead of a single question.",
     "tools": "Create an environment with Python functions as tools.",
     "mcp": "Create an environment with an MCP server in the package.",
 }
-
-
-def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
-    """Write the package; return its folder.
-
-    Raises:
-        ConfigError: The name is not a valid package or module name, or the folder exists.
-    """
-    module = name.replace("-", "_")
-    if not module.isidentifier() or module != module.lower():
-        raise ConfigError(f"'{name}' cannot be a package name; use lower-case letters, digits and dashes, like my-task")
-    normalize_name(name)
-    check_module(module)
-    target = folder / module
-    if target.exists():
-        raise ConfigError(f"{target} already exists; choose another name or delete it")
-    words = {"my_task": module, "my-task": module.replace("_", "-"), "My task": module.replace("_", " ").capitalize()}
-    for source in (TEMPLATES / "every", TEMPLATES / kind):
-        for file in sorted(file for file in source.rglob("*") if file.is_file() and "__pycache__" not in file.parts):
-            path = (
-                str(file.relative_to(source)).replace("my_task", module).replace("checks.py", f"tests/test_{module}.py")
-            )
-            text = file.read_text(encoding="utf-8")
-            for word, replacement in words.items():
-                text = text.replace(word, replacement)
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (target / path).write_text(text, encoding="utf-8")
-    return target
 
 
 @click.command(

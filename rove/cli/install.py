@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.common import console_for, hint, print_json, run_async
+from rove.cli.common import console_for, hint, print_json
 from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
 from rove.cli.options import confirmed, examples, in_range, json_option
 from rove.core.errors import ConfigError
@@ -36,6 +36,7 @@ from rove.hub.client.settings import require_hub
 from rove.hub.package.limits import SearchLimit
 from rove.hub.package.names import Reference, parse_reference
 from rove.utils.console import styled
+from rove.utils.event_loop import run_async
 from rove.viewer.format import interval, number
 
 

@@ -15,7 +15,7 @@ from rove import compat
 from rove.cli import environments
 from rove.cli.options import YES_FLAG, assume_yes, examples
 from rove.core.errors import ConfigError, Error, nearest
-from rove.utils.processes import is_out_of_memory
+from rove.utils.processes import GC_THRESHOLDS, is_out_of_memory
 from rove.utils.terminal_text import hide_progress_bars, inert, protect_terminal
 
 
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 GROUPS: dict[str, dict[str, Entry]] = {
     "Start": {
-        "demo": Entry("demo", "Run the whole loop on a game: model, data, SFT, RL, results."),
+        "demo": Entry("train:demo_command", "Run the whole loop on a game: model, data, SFT, RL, results."),
         "init": Entry("init", "Create a new environment package."),
         "play": Entry("play", "Play an environment yourself, or watch a model play."),
         "list": Entry("install:list_command", "List installed environments and rove's examples."),
@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "model": Entry("model", "Download, create, and merge models."),
         "doctor": Entry("doctor", "Check an endpoint, or a training run before it starts."),
         "sft": Entry("sft", "Fine-tune a model on filtered rollouts."),
-        "train": Entry("train", "Train a model in any environment: data, SFT, RL, results."),
+        "train": Entry("train:train_command", "Train a model in any environment: data, SFT, RL, results."),
         "rl": Entry("rl", "Train a model in an environment with RL."),
     },
     "Inspect": {
@@ -68,11 +68,6 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 
 COMPAT_FLAG = "--compat"
 """Flag of every command: `import verifiers` is rove even if verifiers is installed."""
-
-GC_THRESHOLDS = (100_000, 10, 10)
-"""Thresholds of Python's cyclic garbage collector. The default of 700 new objects makes it scan all objects, including those
-of the libraries, so often that it takes a fifth of the CPU time of sampling from a small model."""
-
 
 COMMON_OPTIONS = (
     click.Option([YES_FLAG], is_flag=True, expose_value=False, help="Answer all questions with yes."),

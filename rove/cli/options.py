@@ -14,7 +14,7 @@ import msgspec
 from rove.core.config import RUN_CONFIG, load, parse_value, read_toml
 from rove.core.errors import ConfigError, as_json
 from rove.core.ranges import PositiveInt, Range, range_of
-from rove.runs.provenance import is_in_run_folder, is_own, risky_settings, seal
+from rove.runs.provenance import foreign_settings, seal
 from rove.utils.terminal_text import inert
 
 T = TypeVar("T")
@@ -132,11 +132,7 @@ def examples(*lines: str, note: str = "") -> str:
 
 
 def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
-    """Return a command's settings, from its named flags and the remaining words.
-
-    Args:
-        bare: The setting that a word without a flag stands for.
-    """
+    """Return a command's settings, from its named flags and the remaining words."""
     flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
     named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
     for word in ctx.args:
@@ -163,21 +159,9 @@ def confirm_foreign(file: Path, values: Mapping[str, Any], kind: Any = None, ove
     """Ask before settings are used that a run folder contains and this user's rove did not write.
 
     Args:
-        file: the settings file.
-        values: its settings.
         kind: the settings struct, for its defaults.
-        overridden: settings that the command line replaces.
-
-    Raises:
-        ConfigError: The user says no, or there is no terminal to ask in.
     """
-    if not is_in_run_folder(file) or is_own(file):
-        return
-    risky = risky_settings(values, kind)
-    own_folder = str(values.get("run_dir", ""))
-    if own_folder and Path(own_folder).resolve() == file.parent.resolve():
-        risky.pop("run_dir", None)
-    risky = {name: value for name, value in risky.items() if name.split(".")[0] not in overridden}
+    risky = foreign_settings(file, values, kind, overridden)
     if not risky:
         return
     shown = "\n".join(f"  {name} = {as_json(value)}" for name, value in risky.items())
@@ -191,11 +175,7 @@ def confirm_foreign(file: Path, values: Mapping[str, Any], kind: Any = None, ove
 
 
 def json_object(text: str | None, flag: str) -> dict[str, Any] | None:
-    """Return the value of a flag that takes a JSON object.
-
-    Raises:
-        ConfigError: The value is not a JSON object.
-    """
+    """Return the value of a flag that takes a JSON object."""
     if text is None:
         return None
     value = parse_value(text)
@@ -218,9 +198,6 @@ def confirmed(question: str, otherwise: str) -> bool:
 
     Args:
         otherwise: Advice for the error message if there is no terminal.
-
-    Raises:
-        ConfigError: There is no terminal to ask in.
     """
     if _Confirmation.assume_yes:
         return True

@@ -13,8 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.clients import API_KEY_VAR, is_folder, make_client
-from rove.cli.common import hint, run_async
+from rove.cli.common import hint
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     api_key_var_option,
@@ -30,8 +29,6 @@ from rove.cli.options import (
     max_tokens_option,
     trust_option,
 )
-from rove.cli.play_roles import NamedClient, PlayRoles, RoleOptions, one_game, read_roles, unused_roles
-from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Client, Request, Response, SamplingParams
@@ -39,16 +36,21 @@ from rove.core.ranges import NonNegativeFloat, NonNegativeInt, Port
 from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import TwoPlayer, env_with_opponent
+from rove.envs.two_player import TwoPlayer, env_with_opponent
 from rove.games.replay_cases import ReplayCase, run_replay_cases
 from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
 from rove.runs.run import Run
+from rove.stages.clients import API_KEY_VAR, is_folder, make_client
+from rove.stages.reporter import ConsoleReporter
 from rove.utils.console import SafeConsole, styled
+from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
 from rove.viewer.format import number
+from rove.viewer.play_roles import NamedClient, PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.viewer.play_session import PERSON_ROLES
+from rove.viewer.tables import message_text
 
 TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
 """The format in which a person types a tool call."""
@@ -67,7 +69,6 @@ class Person:
     """A client that shows the conversation in the terminal and reads the answer from it.
 
     Args:
-        console: The terminal.
         role: Name of the model role; "" is the model's own role.
     """
 
@@ -169,8 +170,6 @@ def set_up_game(
 
     Args:
         model_client: The model that acts; None = the person.
-        person_roles: Patterns of the roles that the person plays.
-        role_clients: Patterns of the roles that models play → client.
     """
     person = Person(console)
     roles = PlayRoles(
@@ -223,11 +222,7 @@ def print_result(record: RolloutRecord, model: str | None, console: Console) -> 
 def replay(
     env: Environment, client: Client, model: str, sampling: SamplingParams, folder: Path, console: Console
 ) -> int:
-    """Replay the games of a run folder and print the results; return how many games have a lower reward.
-
-    Raises:
-        RunError: The folder is not a run, or has no games to replay.
-    """
+    """Replay the games of a run folder and print the results; return how many games have a lower reward."""
     run = Run(folder)
     recorded_role = run.config()["identity"].get("role", "")
     role = "" if recorded_role in PERSON_ROLES else str(recorded_role)
@@ -265,11 +260,7 @@ def replay_table(cases: list[ReplayCase]) -> Table:
 def check_options(
     env: Environment, env_id: str, model: str | None, watch: bool, roles: Sequence[str], cases: Path | None
 ) -> None:
-    """Refuse combinations of options that exclude each other.
-
-    Raises:
-        ConfigError: What excludes what, and how to fix it.
-    """
+    """Refuse combinations of options that exclude each other."""
     if roles and cases is not None:
         raise ConfigError(
             "--model-role and --replay exclude each other: a replay uses the recorded roles; omit one of them"
@@ -383,7 +374,7 @@ def command(
             key_var,
             trust_remote_code=bool(trust_remote_code),
             device=device_of(name),
-            console=console,
+            reporter=ConsoleReporter(console),
         )
 
     model_client = client_of(model) if model is not None else None

@@ -11,15 +11,17 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from rove.cli.common import hint, run_async, run_folder
-from rove.cli.play_roles import PlayRoles, RoleOptions, one_game
+from rove.cli.common import hint
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import TwoPlayer, env_with_opponent
+from rove.envs.two_player import TwoPlayer, env_with_opponent
 from rove.parsers.parser import XMLParser
 from rove.runs.run import Run
 from rove.server import listening
+from rove.stages.naming import run_folder
+from rove.utils.event_loop import run_async
+from rove.viewer.play_roles import PlayRoles, RoleOptions, one_game
 from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 FOLDER_SUFFIXES: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
@@ -40,12 +42,7 @@ def play_in_browser(
     run_dir: Path | None,
     console: Console,
 ) -> None:
-    """Serve games until Ctrl-C; `seed` chooses the first example, and increases by one per game.
-
-    Args:
-        given: Values of --model-role.
-        others: Clients of the roles that models play.
-    """
+    """Serve games until Ctrl-C; `seed` chooses the first example, and increases by one per game."""
     table = set_up_table(env, env_id, model, watch, given.person)
     kept: list[Path] = []
 
@@ -96,11 +93,7 @@ def folder_of(role: str) -> str:
 def set_up_table(
     env: Environment, env_id: str, model: str | None, watch: bool, person_roles: Sequence[str] = ()
 ) -> PlaySession:
-    """Return the session of an environment: the roles that a person may play, and the fields of an answer.
-
-    Args:
-        person_roles: Patterns of the model roles that the person plays.
-    """
+    """Return the session of an environment: the roles that a person may play, and the fields of an answer."""
     roles: list[str] = ["none", "model"] if model is not None else ["model"]
     if model is not None and isinstance(env, TwoPlayer) and env.two_player:
         roles.insert(1 if watch else 0, "opponent")

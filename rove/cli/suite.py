@@ -7,10 +7,9 @@ the command line.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
@@ -19,94 +18,26 @@ from rich.console import Console
 from rich.table import Table
 
 from rove import compat
-from rove.cli.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
-from rove.cli.common import hint, print_json, short
+from rove.cli.common import hint, print_json
 from rove.cli.options import confirm_foreign, settings
-from rove.cli.tables import folded
-from rove.core.checks import is_text
-from rove.core.config import RUN_CONFIG, merge, read_toml
-from rove.core.digest import fingerprint
+from rove.core.config import RUN_CONFIG, read_toml
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
-from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
-from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
-from rove.models.pretrained import model_path
-from rove.remote.loading import Isolation, IsolationConfig, RayConfig, temporary_environment
-from rove.rollouts.evaluate import Options, run_identity
+from rove.rollouts.evaluate import Options
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig
+from rove.stages.naming import short
+from rove.stages.reporter import ConsoleReporter, Reporter
+from rove.stages.suite import TABLES, Evaluation, as_words, error_source, expand, varied
 from rove.statistics.summary import broken_reward
 from rove.utils.console import styled
 from rove.utils.processes import release_memory
 from rove.utils.terminal_text import inert, inert_toml
 from rove.viewer.format import caveats, interval, number
+from rove.viewer.tables import folded
 
-TABLES = ("eval", "ablation")
-"""Arrays of tables in a file; each table is one evaluation, or several if it has a `sweep`. Both names mean the same."""
 ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "temperature"})
 """Settings for which an environment may define defaults: how to evaluate, but not the model, keys or files."""
-
-
-class EvalConfig(Options, frozen=True, kw_only=True):
-    """Settings of `rove eval`: those of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
-
-    env: str
-    """Environment, or a file of questions and answers (.jsonl, .ndjson, .csv or .parquet)."""
-    model: str
-    """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
-    trust_remote_code: bool = False
-    """Run Python files that the model folder contains."""
-    device: Device = "auto"
-    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
-    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Arguments of the environment."""
-    num_examples: CountOrAll = 5
-    """Number of examples from the start of the dataset."""
-    rollouts_per_example: PositiveInt = 3
-    """Rollouts of each example."""
-    max_tokens: PositiveInt | None = None
-    """Maximum tokens per response; by default the endpoint decides."""
-    temperature: NonNegativeFloat | None = None
-    """Sampling temperature; 0 is greedy; by default the endpoint decides."""
-    base_url: str | None = None
-    """URL of an OpenAI-compatible endpoint."""
-    endpoints: str | None = None
-    """File of named endpoints; by default endpoints.toml, else configs/endpoints.toml."""
-    api_key_var: str = API_KEY_VAR
-    """Environment variable that holds the API key."""
-    timeout: Seconds = 600.0
-    """Timeout of one request, in seconds."""
-    max_retries: NonNegativeInt = 4
-    """Maximum retries of one request."""
-    env_dir: str | None = None
-    """Folder in which the environment is looked up first."""
-    isolation: IsolationConfig = IsolationConfig()
-    """Run the environment in a worker process: the `[isolation]` table."""
-    ray: RayConfig = RayConfig()
-    """Run the environment on a Ray cluster: the `[ray]` table."""
-    run_dir: str | None = None
-    """The run folder; by default runs/ENV--MODEL--hash."""
-    save: bool = True
-    """Save the rollouts in a run folder."""
-    overwrite: bool = False
-    """Discard an earlier run in this folder."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `rove.evaluate`."""
-        options = {name: getattr(self, name) for name in Options.__struct_fields__}
-        sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        given = {name: value for name, value in sampling.items() if value is not None}
-        return options | {"sampling_args": {**self.sampling_args, **given}}
-
-
-class Evaluation(NamedTuple):
-    """One evaluation to run."""
-
-    source: str
-    """Where in a file it is defined; "" for the command line."""
-    config: EvalConfig
-    defaults: str
-    """The defaults that the environment sets, as text for people; "" if none."""
 
 
 def resolve(ctx: click.Context, named: Mapping[str, Any]) -> tuple[list[Evaluation], bool]:
@@ -133,25 +64,16 @@ def resolve(ctx: click.Context, named: Mapping[str, Any]) -> tuple[list[Evaluati
         [word for path in part for word in ("@", path)] for part in (paths[: suites[0]], paths[suites[0] + 1 :])
     )
     found: dict[bytes, Evaluation] = {}
-    with _error_source(path, ", "):
+    with error_source(path, ", "):
         points = list(expand(content))
     for table, point, values in points:
         source = f"{path}, {table}" + (f" ({point})" if point else "")
         words = [*before, *as_words(values), *after, *flags]
-        with _error_source(source):
+        with error_source(source):
             one = _resolved(ctx, words, named, source, complete)
         # A flag may override what a sweep varies; its points are then the same evaluation.
         found.setdefault(table.encode() + msgspec.json.encode(one.config, order="sorted"), one)
     return list(found.values()), True
-
-
-@contextmanager
-def _error_source(source: str, separator: str = ": ") -> Iterator[None]:
-    """Prefix config errors with the place in a file."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{source}{separator}{error}" if source else str(error)) from error
 
 
 def _split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -186,7 +108,7 @@ def _resolved(
         if key not in ENVIRONMENT_DEFAULTS:
             raise ConfigError(f"{where}: unknown setting '{key}'; {nearest(key, ENVIRONMENT_DEFAULTS)}")
     ctx.args = [*as_words(table), *words]
-    with _error_source(where):
+    with error_source(where):
         whole = settings(EvalConfig, ctx, bare="env", **named)
     used = [key for key in table if getattr(whole, key) != getattr(config, key)]
     return Evaluation(source, whole, f"{where}: {', '.join(used)}" if used else "")
@@ -199,129 +121,6 @@ def _defaults(config: EvalConfig) -> tuple[str, dict[str, Any]]:
         return f"{file}, [tool.rove.eval]", table
     file, table = environment_defaults(config.env, config.env_dir, compat.NAME)
     return f"{file}, [tool.{compat.NAME}.eval]", {key: table[key] for key in compat.EVAL_DEFAULTS if key in table}
-
-
-def as_words(values: Mapping[str, Any]) -> list[str]:
-    """Return settings as command-line words, so that files and flags are merged by one rule."""
-    texts = {field.name for field in msgspec.structs.fields(EvalConfig) if is_text(field.type)}
-    return [
-        f"--{key}={value if key in texts and isinstance(value, str) else msgspec.json.encode(value).decode()}"
-        for key, value in values.items()
-    ]
-
-
-def expand(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield every evaluation of a file: (table, sweep point, settings).
-
-    Settings and a `sweep` at the top of the file apply to every table that does not override them; a file without tables is one
-    table. A sweep is a table of lists under plain or dotted names; it expands to their cross product, the last name varying
-    fastest.
-
-    Raises:
-        ConfigError: A value is not a table or list where one is expected.
-    """
-    shared = {key: value for key, value in content.items() if key not in (*TABLES, "sweep")}
-    shared_axes = _axes("[sweep]", content.get("sweep", {}))
-    for name in TABLES:
-        tables = content.get(name, [])
-        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-            raise ConfigError(f"'{name}' is {tables!r}; expected tables: [[{name}]]")
-        for position, table in enumerate(tables, start=1):
-            yield from _points(f"[[{name}]] {position}", shared, shared_axes, table)
-    if not any(content.get(name) for name in TABLES):
-        yield from _points("[sweep]", shared, shared_axes, {})
-
-
-def _points(
-    source: str, shared: Mapping[str, Any], shared_axes: Mapping[str, list[Any]], table: Mapping[str, Any]
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    own = {key: value for key, value in table.items() if key != "sweep"}
-    own_names = _flat(own)
-    axes = {name: values for name, values in shared_axes.items() if name not in own_names}
-    axes |= _axes(f"{source}, sweep", table.get("sweep", {}))
-    for point in itertools.product(*axes.values()):
-        values = merge(merge({}, shared), own)
-        for name, value in zip(axes, point):
-            *above, last = name.split(".")
-            nested: dict[str, Any] = {last: value}
-            for key in reversed(above):
-                nested = {key: nested}
-            merge(values, nested)
-        yield source, ", ".join(f"{name} = {value!r}" for name, value in zip(axes, point)), values
-
-
-def _axes(source: str, sweep: Any) -> dict[str, list[Any]]:
-    """Return the values of each swept setting, by dotted name."""
-    if not isinstance(sweep, Mapping):
-        raise ConfigError(f"{source} is {sweep!r}; expected a table of lists")
-    axes = _flat(sweep)
-    for name, values in axes.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"{source}: '{name}' is {values!r}; expected a list of the values to try")
-    return axes
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings under dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
-
-
-def check(evaluations: Sequence[Evaluation]) -> None:
-    """Load every environment, and check that no two evaluations use the same run folder.
-
-    Raises:
-        ConfigError: An environment cannot be loaded, there is no such model, or two evaluations share a run folder.
-    """
-    folders: dict[Any, Evaluation] = {}
-    for one in evaluations:
-        config = one.config
-        isolation = Isolation.of(config.isolation, config.ray)
-        with (
-            _error_source(one.source),
-            temporary_environment(config.env, config.env_dir, config.env_args, isolation) as env,
-        ):
-            check_client(config, env)
-            identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
-        if not config.save:
-            continue
-        named = Path(config.run_dir).resolve() if config.run_dir is not None else None
-        other = folders.setdefault(named or (config.env, config.model, config.base_url, identity), one)
-        if other is not one:
-            folder = f"the run folder {config.run_dir}" if named else "one run folder"
-            differ = ", ".join(varied([other, one])[1]) or "nothing"
-            raise ConfigError(
-                f"{other.source} and {one.source} would share {folder} (what differs: {differ}); "
-                "omit one, or give each its own run_dir"
-            )
-
-
-def check_client(config: EvalConfig, env: Environment) -> None:
-    """Check that the model exists and a client could be made, without loading weights or sending a request.
-
-    Raises:
-        ConfigError: There is no such scripted policy, model folder, endpoint or key, or a cost limit has no price.
-    """
-    endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
-    price = config.price or (endpoint and endpoint.price)
-    if price is None and (config.budget is not None or config.limits.max_cost is not None):
-        raise ConfigError("budget and max_cost need a price: --price.input and --price.output, per million tokens")
-    if endpoint is None and config.base_url is None and is_folder(config.model):
-        if not Path(model_path(config.model)).expanduser().is_dir():
-            raise ConfigError(f"model folder {config.model} does not exist")
-        return
-    key_var, device = config.api_key_var, config.device
-    make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
-
-
-def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return, for each evaluation, the settings that are not the same in all of them, by dotted name."""
-    flat = [_flat(msgspec.to_builtins(one.config)) for one in evaluations]
-    names = dict.fromkeys(name for values in flat for name in values)
-    differing = [name for name in names if any(values.get(name) != flat[0].get(name) for values in flat)]
-    return [{name: values.get(name) for name in differing} for values in flat]
 
 
 def print_settings(evaluations: Sequence[Evaluation], many: bool, as_json: bool) -> None:
@@ -344,8 +143,8 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Runner = Callable[["EvalConfig", Console, str], tuple[dict[str, Any], Run | None]]
-"""`rove.cli.eval.run_eval`: (settings, console, title) → (summary, run folder)."""
+Runner = Callable[[EvalConfig, Reporter, str], tuple[dict[str, Any], Run | None]]
+"""`rove.stages.evaluation.run_eval`: (settings, reporter, title) → (summary, run folder)."""
 
 
 def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, as_json: bool) -> int:
@@ -358,7 +157,7 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
         row = {"env": config.env, "model": config.model, "settings": differing}
         title = " · ".join([f"{position}/{len(evaluations)} {config.env}", short(config.model), *_pairs(differing)])
         try:
-            summary, folder = run(config, console, title)
+            summary, folder = run(config, ConsoleReporter(console), title)
             rows.append({**row, **summary, "run": str(folder.path) if folder else None})
         except Exception as error:
             message = str(error) if isinstance(error, Error) else traceback_text(error)

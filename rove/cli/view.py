@@ -1,4 +1,4 @@
-"""`rove view` and `rove report`: look at runs, in the browser, in the terminal or as one file."""
+"""`rove view` and `rove report`: look at runs, in the browser or as one file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
-from rove.cli.common import RUNS, console_for, hint, run_async
+from rove.cli.common import console_for, hint
 from rove.cli.options import examples, in_range
 from rove.core.errors import ConfigError
 from rove.core.ranges import NonNegativeInt, Port
 from rove.runs.run import Run
+from rove.stages.naming import RUNS
+from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
 from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
 
@@ -20,7 +22,6 @@ from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
     epilog=examples(
         "rove view",
         "rove view runs/mine --open",
-        "rove view --terminal",
         "rove view --annotate   # allow tags and notes",
     )
 )
@@ -39,18 +40,14 @@ from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
     help="Port to listen on; 0 picks a free one.",
 )
 @click.option("--annotate", is_flag=True, help="Allow viewers to tag runs and rollouts, and to write notes.")
-@click.option("--terminal", is_flag=True, help="Show runs in this terminal instead (extra: terminal).")
 @click.option("--open", "opened", is_flag=True, help="Also open the page in the browser.")
-def view_command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, opened: bool) -> None:
-    """View runs in the browser or the terminal: rollouts, training progress, comparisons.
+def view_command(folder: Path, host: str, port: int, annotate: bool, opened: bool) -> None:
+    """View runs in the browser: rollouts, training progress, comparisons.
 
     RUNS_DIR is a folder of run folders, or a single run folder.  [default: runs]
 
     The viewer only reads run folders, so it also works during a run, after a crash, and with runs from other people.
     """
-    if terminal:
-        _in_the_terminal(folder, annotate)
-        return
     from rove.server import is_loopback
     from rove.viewer.app import serve_viewer
     from rove.viewer.run_store import RunStore
@@ -72,22 +69,6 @@ def view_command(folder: Path, host: str, port: int, annotate: bool, terminal: b
         run_async(serve_viewer(store, host, port, token, started))
     except KeyboardInterrupt:
         console.print("stopped")
-
-
-def _in_the_terminal(folder: Path, annotate: bool) -> None:
-    try:
-        from rove.cli.terminal import Terminal
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("textual"):
-            raise
-        raise ConfigError("--terminal needs the library textual: pip install 'rove[terminal]'") from error
-    from rove.viewer.run_store import RunStore
-
-    store = RunStore(folder, annotate)
-    try:
-        Terminal(store).run()
-    finally:
-        store.close()
 
 
 FILE = "report.html"

@@ -16,7 +16,6 @@ import msgspec
 
 from rove.core.errors import ConfigError, SettingError, nearest
 from rove.core.ranges import form_of, range_of
-from rove.core.renamed_settings import rename_hint
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,9 +37,6 @@ def check_fields(settings: msgspec.Struct) -> None:
     """Check every field of a struct against its type; a dict becomes a struct, and an integer becomes a float.
 
     Call this in `__post_init__` of structs that are not `Settings`.
-
-    Raises:
-        ConfigError: A field has another type or is out of range.
     """
     for name, annotation, default in _fields(type(settings)):
         value = getattr(settings, name)
@@ -62,20 +58,13 @@ def check_values(values: Any, **types: Any) -> None:
 
     Example:
         check_values(self, timeout=Seconds, max_retries=NonNegativeInt)
-
-    Raises:
-        ConfigError: A value has another type or is out of range.
     """
     for name, annotation in types.items():
         checked(name, getattr(values, name), annotation)
 
 
 def checked(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value as a type.
-
-    Raises:
-        ConfigError: The value has another type or is out of range.
-    """
+    """Return a value as a type."""
     try:
         result = msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
@@ -92,14 +81,7 @@ def raise_explained(
     """Raise the ConfigError that explains why a value cannot be converted to a type.
 
     Args:
-        error: msgspec's error.
-        value: The value.
-        annotation: The type.
         name: Name of the value; "" for the settings as a whole.
-        strict: Whether msgspec converted the value in strict mode.
-
-    Raises:
-        ConfigError: Always. The message names the setting, the value given, and what is expected.
     """
     problem, _, path = str(error).partition(" - at `")
     is_key = path.startswith("key` in `")
@@ -136,8 +118,6 @@ def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
     """Return msgspec's message with the name, the value, and the range, or with a suggestion for an unknown name."""
     unknown = re.search(r"unknown field `(.*)`", problem)
     if unknown is not None:
-        if (hint := rename_hint(unknown[1])) is not None:
-            return f"{name} has the unknown setting '{unknown[1]}': {hint}"
         fields = [field for member in _members(annotation) for field in getattr(member, "__struct_fields__", ())]
         return f"{name} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], fields)}"
     allowed = None if annotation is None else range_of(annotation)
@@ -148,8 +128,6 @@ def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
     advice = f": write [[{name}]]" if isinstance(value, dict) and "`array`" in problem else ""
     if isinstance(value, str) and is_text_list(annotation):
         advice = f": write {text_list(value)}"
-    if "`object`" in problem and (hint := rename_hint(name)) is not None:
-        advice = f": {hint}"
     return f"{name} is {value!r}: {problem[:1].lower()}{problem[1:]}{advice}"
 
 

@@ -14,7 +14,6 @@ import msgspec
 
 from rove.core.checks import is_bool, is_text, is_text_list, raise_explained, text_list, type_below
 from rove.core.errors import ConfigError, nearest
-from rove.core.renamed_settings import rename_hint, upgrade
 
 T = TypeVar("T")
 
@@ -31,16 +30,11 @@ def load(
         >>> load(RLConfig, {"seed": 1}, ["tictactoe", "--loss.kind", "cispo"], bare="env")
 
     Args:
-        kind: A msgspec struct.
         named: Values of named flags by the dotted name of their setting; None = not given. They take precedence.
         extra: Remaining arguments: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
             `--flag` alone for true. Values are parsed as JSON if possible, except for text settings. Later arguments take
             precedence; lists are replaced, tables are merged.
-        bare: Setting of the positional argument, which takes precedence over files.
         flags: Names of flags that are not settings, for suggestions after a misspelled name.
-
-    Raises:
-        ConfigError: A file cannot be read, a key is unknown or missing, or a value has the wrong type.
     """
     values: dict[str, Any] = {}
     alone: dict[str, Any] = {}
@@ -49,7 +43,7 @@ def load(
         word = words.pop(0)
         if word.startswith("@"):
             content = read_toml(word[1:] or _next(words, "a file after @"))
-            merge(values, upgrade(content["config"]) if content.keys() >= RUN_CONFIG else content)
+            merge(values, content["config"] if content.keys() >= RUN_CONFIG else content)
         elif word.startswith("--"):
             key, value = _flag(word[2:], words, kind)
             if value is True:
@@ -79,8 +73,6 @@ def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None
     for key in values:
         if key in names:
             continue
-        if (hint := rename_hint(key)) is not None:
-            raise ConfigError(f"unknown setting '{key}': {hint}")
         if key in flags:
             raise ConfigError(f"'{key}' is a flag of the command, not a setting; pass --{key.replace('_', '-')}")
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")
@@ -91,16 +83,7 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
-    """Build a settings struct from plain values.
-
-    Args:
-        kind: A msgspec struct.
-        values: Values by name.
-        flags: Further names for suggestions after a misspelled name.
-
-    Raises:
-        ConfigError: A key is unknown or missing, or a value has another type or is out of range.
-    """
+    """Build a settings struct from plain values."""
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
@@ -112,11 +95,7 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
 
 
 def as_settings(kind: type[T], values: T | Mapping[str, Any]) -> T:
-    """Return settings unchanged, or build them from a dict.
-
-    Raises:
-        ConfigError: A key is unknown or missing, or a value has another type or is out of range.
-    """
+    """Return settings unchanged, or build them from a dict."""
     return convert(kind, values) if isinstance(values, Mapping) else values
 
 
@@ -124,13 +103,6 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
     """Import the function "package.module:function" that a setting names.
 
     The module is installed, in a folder of PYTHONPATH, or else in the current folder.
-
-    Args:
-        setting: Name of the setting, for messages.
-        path: Its value.
-
-    Raises:
-        ConfigError: The value has another form, the import fails, or there is no such function.
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
@@ -155,11 +127,7 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the content of a TOML file.
-
-    Raises:
-        ConfigError: The file does not exist or is not TOML.
-    """
+    """Return the content of a TOML file."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

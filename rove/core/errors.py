@@ -150,8 +150,6 @@ class RejectedError(Error):
     """An HTTP request that one of rove's servers rejects.
 
     Args:
-        status: HTTP status.
-        message: Message for the client: what was given, what was expected and how to fix it.
         code: Error code of an API, such as "model_not_found".
     """
 
@@ -213,6 +211,17 @@ def missing_train_package(package: str, needed_for: str = "running or training a
         f"{needed_for} needs the package '{package}', which is not installed. Install rove's train extra: "
         f"pip install 'rove[train]'. On a machine without a GPU, first install the CPU build of PyTorch: {CPU_TORCH}"
     )
+
+
+class needs_train_extra:
+    """Context manager that turns a missing package of the `train` extra into an error with advice."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ModuleNotFoundError):
+            raise missing_train_package(error.name or "torch") from error
 
 
 def as_json(value: object) -> str:

@@ -124,10 +124,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     Measures sampling and a training step with random tokens of the workload's lengths.
 
     Args:
-        rl: Settings of RL.
-        sft: Settings of SFT, if there is SFT.
         loaded: A model of the size that is trained; its weights are changed.
-        work: The rollouts.
     """
     on_cpu = loaded.model.device.type == "cpu"
     libraries = resident_memory() - on_cpu * sum(p.nbytes for p in loaded.model.parameters())
@@ -202,7 +199,7 @@ def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence]) -
 
 async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workload, rng: random.Random) -> float:
     """Return the seconds per rollout of a full batch."""
-    engine = EmbeddedBackend(config, loaded, separate_weights=False).client.engine
+    engine = EmbeddedBackend(loaded, config.batch_size, bf16=config.bf16_sampling).client.engine
     turn_tokens = work.sampled_tokens / work.turns
     longest = max(2, min(MAX_TURN_TOKENS, round(turn_tokens)))
     await _sample(engine, config, loaded, work, rng, 1)  # includes one-time setup

@@ -21,7 +21,6 @@ from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModul
 from rove.core.errors import ConfigError, as_json
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
-from rove.engine.grammar_limits import check_schema, check_structured_output
 from rove.rendering.python_calls import NAME
 from rove.rendering.tool_calls import Format
 
@@ -29,6 +28,8 @@ WHITESPACE = " ?"
 """Whitespace between the parts of a JSON text: at most one space. If any whitespace is allowed, as in JSON, small models (and
 occasionally large ones) write line breaks until they run out of tokens."""
 
+MAX_GRAMMAR_CHARACTERS = 200_000
+"""Size of a grammar. What a smaller one costs is found by compiling it in a worker process; see `grammar_check`."""
 MAX_MASK_SECONDS = 2.0
 """CPU time for the allowed tokens of one position. It is spent in the event loop, so a slower grammar fails at once."""
 
@@ -74,12 +75,7 @@ def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[
     A grammar is compiled once; the first use of a tokenizer takes up to a second.
 
     Args:
-        sampling: Its `response_format` or `structured_outputs` is used.
-        tokenizer: A `transformers` fast tokenizer.
         stop_ids: Tokens that may end a complete form that could continue. Default: the tokenizer's end token.
-
-    Raises:
-        ConfigError: The form is unknown or invalid.
     """
     grammar = grammar_of(sampling)
     if grammar is None:
@@ -108,19 +104,21 @@ def _tokenizer(tokenizer: Any, stop_ids: tuple[int, ...]) -> LLTokenizer:
 
 
 def grammar_of(sampling: SamplingParams) -> str | None:
-    """Return the grammar of the requested structured output in llguidance's form, uncompiled; None if there is none.
-
-    Raises:
-        ConfigError: The form is unknown, or exceeds a limit of `grammar_limits`.
-    """
-    given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
-    if len(given) > 1:
+    """Return the grammar of the requested structured output in llguidance's form, uncompiled; None if there is none."""
+    if sampling.response_format is not None and sampling.structured_outputs is not None:
         raise ConfigError("response_format and structured_outputs are both given; expected one of them")
     if sampling.response_format is not None:
-        return _of_response_format(sampling.response_format)
-    if sampling.structured_outputs is not None:
-        return _of_structured_outputs(sampling.structured_outputs)
-    return None
+        grammar = _of_response_format(sampling.response_format)
+    elif sampling.structured_outputs is not None:
+        grammar = _of_structured_outputs(sampling.structured_outputs)
+    else:
+        return None
+    if grammar is not None and len(grammar) > MAX_GRAMMAR_CHARACTERS:
+        raise ConfigError(
+            f"the requested structured output is too large: its grammar has {len(grammar):,} characters; expected at most "
+            f"{MAX_GRAMMAR_CHARACTERS:,}: simplify it"
+        )
+    return grammar
 
 
 def _of_response_format(given: Mapping[str, Any]) -> str | None:
@@ -135,13 +133,11 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
             f"response_format is {as_json(given)}; expected "
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}, {"type": "json_object"} or {"type": "text"}'
         )
-    check_schema(schema["schema"])
     return _json(schema["schema"])
 
 
 def _of_structured_outputs(given: Mapping[str, Any]) -> str:
     options = [(kind, value) for kind, value in given.items() if value is not None]
-    check_structured_output(given)
     match options:
         case [("json", str() as schema)]:
             return _json(schema)
@@ -192,17 +188,7 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 def tool_call_grammar(
     how: Format, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, special_token: FindSpecialToken
 ) -> str:
-    """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
-
-    Args:
-        how: Tool call format of the model.
-        tools: All tools of the request, in chat form.
-        choice: The tools that may be called, and whether several calls are allowed.
-        special_token: Finds special tokens, which grammars name by id.
-
-    Raises:
-        ConfigError: The format cannot express a tool's name or arguments.
-    """
+    """Return the Lark grammar of one call, or of several, of the tools that `choice` names."""
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
     lark = _Lark(special_token)
     write = _WRITERS[how.name]

@@ -33,6 +33,8 @@ MAX_RESULTS = 1024
 """Results that are kept, so that a client that repeats a request waits once."""
 MAX_WAITING = 16
 """Checks that one requester may have waiting, also of requests that it has cancelled."""
+MAX_ERROR_CHARACTERS = 500
+"""Characters of a compiler's error, which may repeat the grammar."""
 LIMITS = {"max_lexer_states": 100_000, "verbose_errors": False}
 """Arguments of llguidance's `LLParserLimits`, which bound the cost of each sampled token."""
 
@@ -41,10 +43,6 @@ class GrammarChecker:
     """Decides which grammars may be compiled in this process.
 
     Each requester (`rove.core.protocols.REQUESTER`) has one check at a time, so that none can occupy all workers.
-
-    Args:
-        tokenizer: A `transformers` fast tokenizer.
-        stop_ids: Tokens that may end a text.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: list[int]):
@@ -60,13 +58,7 @@ class GrammarChecker:
         """Checks of each requester that have not ended."""
 
     async def check(self, grammar: str) -> None:
-        """Check a grammar; equal grammars are checked once.
-
-        Raises:
-            ConfigError: It is invalid, no text matches it, or it needs too much time or memory.
-            RejectedError: Too many other grammars of the same requester are being checked.
-            WorkerError: The worker processes cannot be started.
-        """
+        """Check a grammar; equal grammars are checked once."""
         digest = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         if digest not in self._results:
             if digest not in self._running:
@@ -126,11 +118,7 @@ class GrammarChecker:
 
 
 def tokenizer_json(tokenizer: Any) -> str:
-    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`.
-
-    Raises:
-        ConfigError: It is not a fast tokenizer.
-    """
+    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError("structured output needs a fast tokenizer; this model has a slow one: request text only")
@@ -143,4 +131,4 @@ def tokenizer_json(tokenizer: Any) -> str:
 def readable(error: str) -> str:
     """Return llguidance's error as one line without its internal state."""
     text = error.partition("<state>")[0].partition("<non-verbose/>")[0]
-    return " ".join(text.split()).replace("NoExtensionBias", "no text matches it")
+    return " ".join(text.split()).replace("NoExtensionBias", "no text matches it")[:MAX_ERROR_CHARACTERS]

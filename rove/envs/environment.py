@@ -27,10 +27,7 @@ class Turn(Protocol):
     If the state's prompt is a text (completion mode), the model continues the concatenated text of the messages.
 
     Args:
-        state: the rollout.
-        messages: the conversation.
         role: model role; the query is recorded under this name, as by `rove.query`.
-        model, sampling_args: for a model role, its model and sampling arguments.
         agent_request: request of a foreign agent: its tools (instead of `state["tools"]`), its sampling (overriding the
             run's), and its stream callback.
     """
@@ -138,7 +135,7 @@ class Environment(ABC):
         system_prompt: str | None = None,
         few_shot: Sequence[Mapping[str, Any]] | None = None,
         parser: Parser | None = None,
-        rubric: Rubric | RubricGroup | None = None,
+        rubric: Rubric | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         message_type: str = "chat",
         policies: Mapping[str, ScriptedPolicy] | None = None,
@@ -160,11 +157,12 @@ class Environment(ABC):
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
-        for name, value, wanted in (("rubric", rubric, (Rubric, RubricGroup)), ("policies", policies, Mapping)):
+        for name, value, wanted in (("rubric", rubric, Rubric), ("policies", policies, Mapping)):
             if value is not None and not isinstance(value, wanted):
                 kind = "a rove.Rubric" if name == "rubric" else "a dict of functions by name"
                 raise ConfigError(f"{name} is {value!r}; expected {kind}")
-        self.rubric: Rubric | RubricGroup = rubric if rubric is not None else Rubric()
+        self.rubric: Rubric = rubric if rubric is not None else Rubric()
+        self._added_rubrics: list[Rubric] = []
         self.parser: Parser = parser or self.rubric.parser
         self._has_parser = parser is not None or self.rubric.has_own_parser
         if self._has_parser:
@@ -230,7 +228,7 @@ class Environment(ABC):
         return {
             "env": f"{self.env_id or type(self).__qualname__}#{source}",
             "env_args": self.env_args,
-            "rubric": self.rubric.identity,
+            "rubric": self.scoring_rubric.identity,
             **{name: getattr(self, name) for name in ("max_turns", "timeout_seconds") if hasattr(self, name)},
         }
 
@@ -240,11 +238,15 @@ class Environment(ABC):
         Raises:
             ConfigError: as for `RubricGroup`.
         """
-        # A subclass of RubricGroup may score in its own way.
-        current = self.rubric.rubrics if type(self.rubric) is RubricGroup else [self.rubric]
-        self.rubric = RubricGroup([*current, rubric])
+        RubricGroup([self.scoring_rubric, rubric])  # refuses a name that both have
+        self._added_rubrics.append(rubric)
         if self._has_parser:
             rubric.adopt_parser(self.parser)
+
+    @property
+    def scoring_rubric(self) -> Rubric:
+        """The author's rubric together with those of `add_rubric`, such as an environment class's own metrics."""
+        return RubricGroup([self.rubric, *self._added_rubrics]) if self._added_rubrics else self.rubric
 
     async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """Run rollouts and return records; see `rove.generate`."""
@@ -297,7 +299,8 @@ class Environment(ABC):
 
         A rubric that is in use by a run of another environment is skipped.
         """
-        await _run_all([*self._teardowns, *([] if self.rubric.use_count else [self.rubric.teardown])])
+        rubric = self.scoring_rubric
+        await _run_all([*self._teardowns, *([] if rubric.use_count else [rubric.teardown])])
 
     @asynccontextmanager
     async def used_in_run(self) -> AsyncIterator[None]:
@@ -319,7 +322,7 @@ class Environment(ABC):
     @property
     def components(self) -> list[Any]:
         """This environment and its rubrics, which are torn down separately."""
-        return [self, *self.rubric.components]
+        return [self, *self.scoring_rubric.components]
 
 
 def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -347,9 +350,6 @@ def take_result(state: State) -> None:
 
     Called when `run` has ended; what is set later does not change the rollout. `MultiTurnEnv` and `AgentEnv` record these
     themselves.
-
-    Raises:
-        ConfigError: the prompt or the completion is neither a text nor messages.
     """
     own = bookkeeping(state)
     if own.stop_condition is None and isinstance(state.get("stop_condition"), str):
@@ -373,11 +373,7 @@ def _text_or_messages(value: Any, name: str) -> Any:
 
 
 def offered_tools(state: State) -> list[dict[str, Any]] | None:
-    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions.
-
-    Raises:
-        ConfigError: they are not, in a `ToolEnv`. Elsewhere an author may use this key for other values.
-    """
+    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions."""
     own = bookkeeping(state)
     tools = state.get("tools")
     if tools is None and not own.reads_tools:

@@ -171,19 +171,19 @@ class _MemberRubric(Rubric):
     @property
     def names(self) -> list[str]:
         """The union of the members' names in order, then those added here."""
-        member_names = [name for env in self.group.envs for name in env.rubric.names]
+        member_names = [name for env in self.group.envs for name in env.scoring_rubric.names]
         return list(dict.fromkeys(member_names + super().names))
 
     @property
     def has_group_rewards(self) -> bool:
         """Whether a member or this rubric needs whole groups."""
-        return super().has_group_rewards or any(env.rubric.has_group_rewards for env in self.group.envs)
+        return super().has_group_rewards or any(env.scoring_rubric.has_group_rewards for env in self.group.envs)
 
     async def score_rollout(self, state: State) -> Scores:
         """Score a rollout with the rubric of its member; see `Rubric.score_rollout`."""
         own = await super().score_rollout(state)
         with self.group.at_member(state) as env:
-            return merge_scores([await env.rubric.score_rollout(state), own])
+            return merge_scores([await env.scoring_rubric.score_rollout(state), own])
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
         """Score a group, whose members are all from one environment; see `Rubric.score_group`."""
@@ -191,7 +191,7 @@ class _MemberRubric(Rubric):
         if states:
             with ExitStack() as stack:
                 members = [stack.enter_context(self.group.at_member(state)) for state in states]
-                given = await members[0].rubric.score_group(states, given)
+                given = await members[0].scoring_rubric.score_group(states, given)
         return await super().score_group(states, given)
 
 

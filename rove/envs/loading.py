@@ -110,15 +110,7 @@ def find_external_environment(env_id: str, env_dir: str | Path | None = None) ->
 
 
 def as_environment(value: Any, prefix: str = "this is") -> Environment:
-    """Return a rove environment unchanged, or convert an object with `__rove_environment__`.
-
-    Args:
-        value: the object.
-        prefix: beginning of the error message.
-
-    Raises:
-        ConfigError: the object is neither.
-    """
+    """Return a rove environment unchanged, or convert an object with `__rove_environment__`."""
     if not isinstance(value, Environment) and hasattr(value, "__rove_environment__"):
         value = value.__rove_environment__()
     if not isinstance(value, Environment):
@@ -150,9 +142,6 @@ def environment_defaults(
     Args:
         env_id, env_dir: as for `load_environment`.
         tool: replaces "rove" in the name of the table.
-
-    Raises:
-        ConfigError: the name is unknown, or the file is invalid.
     """
     file = project_file(environment_file(env_id, env_dir))
     if is_question_file(env_id):
@@ -173,9 +162,6 @@ def environment_version(
     Args:
         env_id, env_dir: as for `load_environment`.
         env_args: its arguments; whether a file of questions has held-out rows is part of its version.
-
-    Raises:
-        ConfigError: the name is unknown.
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
@@ -186,20 +172,12 @@ def environment_version(
 
 
 def environment_module(env_id: str, env_dir: str | Path | None = None) -> ModuleType:
-    """Import and return the module that `load_environment` would use.
-
-    Raises:
-        ConfigError: the name is unknown, or the import fails.
-    """
+    """Import and return the module that `load_environment` would use."""
     return _import(_module_name(env_id), _folder_of(env_id, env_dir))
 
 
 def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
-    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment.
-
-    Raises:
-        ConfigError: the name is unknown, or the import fails.
-    """
+    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment."""
     if is_question_file(env_id):
         load: Any = QuestionsEnv.__init__
     elif find_external_environment(env_id, env_dir) is not None:
@@ -210,11 +188,7 @@ def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> fro
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
-    """Return the file of the module that `load_environment` would use, without importing it.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Return the file of the module that `load_environment` would use, without importing it."""
     if is_question_file(env_id):
         return Path(env_id)
     external = find_external_environment(env_id, env_dir)
@@ -262,7 +236,7 @@ def _note_replacement(name: str, env_dir: str | Path | None) -> None:
     if module not in (None, name):
         others.append(_installed(name))
     replaced = next((other for other in others if other is not None and other.resolve() != file.resolve()), None)
-    if replaced is None:
+    if replaced is None or _source(replaced) == _source(file):  # a copy of the same code, as in rove's repository
         return
     if module is None:
         origin = "in ./environments"
@@ -368,7 +342,7 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
         known = {found for folder in given + usual for found, _ in _modules_in(folder)} | {*_entry_points()}
         where = ", ".join(str(folder) for folder in given + usual)
         raise ConfigError(
-            f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}. "
+            f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}\n"
             "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
         )
     return file, module

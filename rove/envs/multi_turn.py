@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, phase
@@ -14,41 +13,9 @@ from rove.core.ranges import CountOrUnlimited, Seconds
 from rove.core.renderings import Rendering
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, Turn, stop
+from rove.envs.two_player import Opponent
 from rove.rubrics import Rubric
 from rove.utils.functions import maybe_await
-
-
-class Opponent(Protocol):
-    """Chooses the moves of the other role in a two-player environment; set by `rove play`."""
-
-    async def __call__(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
-        """Return one of the legal moves. `view` is a text, `board` the same position as a rendering if there is one."""
-        ...
-
-
-@runtime_checkable
-class TwoPlayer(Protocol):
-    """An environment that may have a second role."""
-
-    two_player: bool
-    """Whether it consults `opponent`, if set, for the moves of the other role."""
-    opponent: Opponent | None
-
-
-class HasOpponent(Protocol):
-    """An environment with the attribute `opponent`."""
-
-    opponent: Opponent | None
-
-
-GameEnv = TypeVar("GameEnv", bound=HasOpponent)
-
-
-def env_with_opponent(env: GameEnv, opponent: Opponent | None) -> GameEnv:
-    """Return a shallow copy of an environment with another opponent; rollouts of the original keep theirs."""
-    copied = copy.copy(env)
-    copied.opponent = opponent
-    return copied
 
 
 def num_turns(state: State) -> int:
@@ -90,7 +57,6 @@ class MultiTurnEnv(Environment):
         self.timeout_seconds = timeout_seconds
         check_values(self, max_turns=CountOrUnlimited, max_total_completion_tokens=CountOrUnlimited)
         check_values(self, timeout_seconds=Seconds | None)
-        self.opponent: Opponent | None = None
         monitor = Rubric()
         monitor.add_metric(num_turns)
         self.add_rubric(monitor)
@@ -99,8 +65,9 @@ class MultiTurnEnv(Environment):
         """Prepare the state in place, or return a mapping to add to it. May be sync."""
         return state
 
-    two_player: ClassVar[bool] = False
-    """Whether the environment consults `self.opponent`, if set, for the moves of the other role."""
+    two_player: bool = False
+    """Whether this is a two-player game; see `rove.envs.two_player.TwoPlayer`."""
+    opponent: Opponent | None = None
 
     @abstractmethod
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:

@@ -61,17 +61,13 @@ def check_question_file(path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[FileRow]:
-    """Return the rows of a file of questions.
-
-    Raises:
-        ConfigError: there is no such file, it has another form, or it cannot be read; the message names the line.
-    """
+    """Return the rows of a file of questions."""
     check_question_file(path)
     suffix = path.suffix.lower()
     if suffix == ".csv":
         return list(_read_csv(path))
     if suffix == ".parquet":
-        return [FileRow(f"row {number}", values) for number, values in enumerate(_read_parquet(path), start=1)]
+        return [FileRow(f"row {number}", values) for number, values in enumerate(read_parquet(path), start=1)]
     rows = JsonLines(path)
     return [FileRow(_place(index + 1, rows.line_number(index)), values) for index, values in enumerate(rows)]
 
@@ -149,7 +145,12 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a Parquet file.
+
+    Raises:
+        ConfigError: The package pyarrow is missing, it is not a Parquet file, or two columns have one name.
+    """
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:

@@ -152,11 +152,7 @@ def _size(context: Any) -> str:
 
 
 def as_text(context: Any) -> str:
-    """Return a text unchanged, anything else as JSON.
-
-    Raises:
-        ConfigError: the value has no JSON form.
-    """
+    """Return a text unchanged, anything else as JSON."""
     if isinstance(context, str):
         return context
     try:

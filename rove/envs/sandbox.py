@@ -19,7 +19,7 @@ from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
 from rove.envs.tool import StatefulToolEnv
-from rove.rubrics import MathRubric, Rubric, RubricGroup
+from rove.rubrics import MathRubric, Rubric
 from rove.sandbox import Backend, Functions, LocalBackend, Result, SandboxLimits, Session
 from rove.tools.tool import Arguments, make_tool
 
@@ -297,18 +297,14 @@ class CodeMathEnv(PythonEnv):
     def __init__(
         self,
         system_prompt: str | None = MATH_PROMPT,
-        rubric: Rubric | RubricGroup | None = None,
+        rubric: Rubric | None = None,
         **kwargs: Any,
     ):
         super().__init__(system_prompt=system_prompt, rubric=MathRubric() if rubric is None else rubric, **kwargs)
 
 
 def package_names(given: str | Sequence[str]) -> list[str]:
-    """Return package names from a list or a space-separated text.
-
-    Raises:
-        ConfigError: a name has a version or is invalid.
-    """
+    """Return package names from a list or a space-separated text."""
     names = given.split() if isinstance(given, str) else list(given)
     for name in names:
         if not name.replace("-", "_").replace(".", "_").isidentifier():
@@ -321,11 +317,7 @@ def package_names(given: str | Sequence[str]) -> list[str]:
 def override_limits(
     limits: SandboxLimits, seconds: float | None, memory_gb: float | None, disk_size_gb: float | None
 ) -> SandboxLimits:
-    """Return the limits with the given values replaced.
-
-    Raises:
-        ConfigError: a value is not above 0.
-    """
+    """Return the limits with the given values replaced."""
     given = {
         "seconds": seconds,
         "memory_bytes": None if memory_gb is None else int(memory_gb * BYTES_PER_GB),

@@ -60,11 +60,7 @@ class ToolMonitorRubric(Rubric):
         self.add_metric(total_tool_calls)
 
     def add_tool_metric(self, name: str) -> None:
-        """Count the calls of a tool.
-
-        Raises:
-            ConfigError: a metric of that name exists.
-        """
+        """Count the calls of a tool."""
 
         def tool_calls(completion: Messages) -> int:
             return called_names(completion).count(name)
@@ -197,7 +193,7 @@ class ToolEnv(MultiTurnEnv):
         name = tool.name
         if name in self._tools_by_name:
             raise ConfigError(f"a tool named '{name}' exists already; rename one of them: make_tool(func, name=…)")
-        if f"{name}_calls" in self.rubric.names:
+        if f"{name}_calls" in self.scoring_rubric.names:
             raise ConfigError(
                 f"the metric '{name}_calls' of tool '{name}' exists already in the rubric; rename one of them"
             )

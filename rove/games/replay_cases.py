@@ -15,7 +15,8 @@ from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import MultiTurnEnv, Opponent, env_with_opponent
+from rove.envs.multi_turn import MultiTurnEnv
+from rove.envs.two_player import Opponent, env_with_opponent
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job
 
@@ -54,12 +55,8 @@ async def run_replay_cases(
 
     Args:
         env: The environment; it is not changed.
-        client: Client of the model.
         recorded: The games; failed ones are skipped.
         role: Name, or a pattern of names, of the model roles in which the person answered.
-
-    Raises:
-        RunError: The dataset no longer has the example of a game.
     """
     rows = {example_key(row): row for row in islice(env.examples(), MAX_EXAMPLES)}
     for record in recorded:

@@ -67,7 +67,6 @@ class OpenEnvServer:
 
     Args:
         env: the environment; torn down when the application ends.
-        name: its name.
         max_sessions: maximum sessions; further connections are refused with CAPACITY_REACHED.
         seed: default seed of episodes.
     """
@@ -77,7 +76,7 @@ class OpenEnvServer:
         self.limit = SessionLimit(max_sessions)
         self.rest = RestEpisodes(self._begin_episode, self.limit)
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        if env.rubric.has_group_rewards:
+        if env.scoring_rubric.has_group_rewards:
             raise ConfigError(
                 f"'{name}' has group rewards, but an episode of an OpenEnv server is a single rollout; remove them"
             )
@@ -304,11 +303,7 @@ class SessionLimit:
         self.active = 0
 
     def acquire(self) -> None:
-        """Count a new session.
-
-        Raises:
-            RefusedError: the maximum is reached.
-        """
+        """Count a new session."""
         if self.active >= self.max_sessions:
             raise RefusedError(f"all {self.max_sessions} sessions are in use", "CAPACITY_REACHED")
         self.active += 1
@@ -381,11 +376,7 @@ class RestEpisodes:
         app.router.add_get("/state", _handler(self.state))
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin an episode; return observation, reward and done.
-
-        Raises:
-            RefusedError: the maximum of sessions is reached, or there is no such row.
-        """
+        """Begin an episode; return observation, reward and done."""
         now = asyncio.get_running_loop().time()
         name = str(data.get("episode_id") or uuid.uuid4().hex)
         for old, stored in list(self._episodes.items()):
@@ -401,11 +392,7 @@ class RestEpisodes:
         return await self._store_result(name, stored, stored.episode.observe())
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Act in an episode; return observation, reward and done.
-
-        Raises:
-            RefusedError: there is no such episode, or the action is invalid.
-        """
+        """Act in an episode; return observation, reward and done."""
         name, stored = self._find(data)
         action = data.get("action")
         if not isinstance(action, Mapping):

@@ -40,7 +40,7 @@ from rove.core.renderings import Rendering
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.environment import Environment, Turn, offered_tools, take_result
 from rove.envs.loading import load_environment
-from rove.envs.multi_turn import TwoPlayer, env_with_opponent
+from rove.envs.two_player import TwoPlayer, env_with_opponent
 from rove.rollouts.runner import error_info
 from rove.utils.functions import maybe_await
 
@@ -67,9 +67,9 @@ def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: s
         "system_prompt": env.system_prompt,
         "sampling_args": env.sampling_args,
         "policies": sorted(env.policies),
-        "names": env.rubric.names,
-        "extras_names": env.rubric.extras_names,
-        "has_group_rewards": env.rubric.has_group_rewards,
+        "names": env.scoring_rubric.names,
+        "extras_names": env.scoring_rubric.extras_names,
+        "has_group_rewards": env.scoring_rubric.has_group_rewards,
         "identity": env.identity,
         "env_id": env.env_id,
         "source": env.source,
@@ -369,14 +369,14 @@ class _RpcServer:
     async def score(self, number: int) -> dict[str, Any]:
         """Return the rubric's scores of a finished rollout, and the result that scoring may have changed."""
         rollout = self.rollouts[number]
-        scores = await self.env.rubric.score_rollout(rollout.state)
+        scores = await self.env.scoring_rubric.score_rollout(rollout.state)
         return {"scores": msgspec.to_builtins(scores), **rollout.result()}
 
     async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the same for the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]
-        given = await self.env.rubric.score_group(states, msgspec.convert(scores, list[Scores]))
+        given = await self.env.scoring_rubric.score_group(states, msgspec.convert(scores, list[Scores]))
         reply = [msgspec.to_builtins(one) for one in given]
         return [{"scores": one, **rollout.result()} for one, rollout in zip(reply, rollouts, strict=True)]
 

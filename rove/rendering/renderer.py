@@ -91,10 +91,6 @@ class Renderer:
         """Render a conversation as text with the chat template.
 
         The role "developer" becomes "system" if the template does not know it.
-
-        Raises:
-            ConfigError: Tools are given but the template has no known tool-call format, a message has parts other than
-                text, there is no template, or the template rejects the messages.
         """
         if tools and self.tool_format is None:
             raise ConfigError(
@@ -138,11 +134,7 @@ class Renderer:
         return max(map(len, vocabulary), default=0)
 
     def check_length(self, text: str, context: int | None) -> None:
-        """Reject a text that cannot fit the context, before the slow tokenization of a large text.
-
-        Raises:
-            OverlongPromptError: The text has more characters than a context of the longest tokens.
-        """
+        """Reject a text that cannot fit the context, before the slow tokenization of a large text."""
         if context is None or len(text) <= context or not self.longest_token:
             return
         max_chars = context * self.longest_token
@@ -156,6 +148,23 @@ class Renderer:
         """Return the ids of a text that already contains its special tokens."""
         key = text if len(text) <= MAX_CACHED_LENGTH else None
         return [*_cached(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
+
+    def continuation_ids(self, before: str, text: str) -> list[int]:
+        """Return the ids of a text that continues another one.
+
+        SentencePiece tokenizers put a space before a text of its own, and so write "Hello" differently at the start and after a
+        line break.
+        """
+        if self._adds_space:
+            before_ids, ids = self.encode(before), self.encode(before + text)
+            if ids[: len(before_ids)] == before_ids:
+                return ids[len(before_ids) :]
+        return self.encode(text)
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text of its own."""
+        return self.encode("\na")[len(self.encode("\n")) :] != self.encode("a")
 
     def special_token(self, text: str) -> int | None:
         """Return the id of the special token with this text; None for any other text."""
@@ -201,10 +210,6 @@ class Renderer:
 
         If the conversation continues `previous`, reuse its sampled ids and tokenize only the rest. Otherwise (the template
         rewrites history, or the environment edited it), tokenize everything, which starts a new branch.
-
-        Raises:
-            ConfigError: See `text`.
-            OverlongPromptError: See `check_length`; only if `context`, the model's context length, is given.
         """
         text = self.text(messages, tools, generation_prompt, template_kwargs)
         self.check_length(text, context)
@@ -230,7 +235,6 @@ class Renderer:
         """Return a sampled text as an assistant message with its tool calls.
 
         Args:
-            text: Text of the model.
             tools: Available tools in chat form. Without tools, calls are not parsed.
             before: Number of prompt tokens, so that equal calls of different turns get different ids.
             is_cut: Whether the complete calls are kept if the last one is cut off.
@@ -247,9 +251,6 @@ class Renderer:
 
         If the text continues `previous`, reuse its sampled ids, except for a sampled end token: it is not part of the text, so
         the next turn starts a new branch.
-
-        Raises:
-            OverlongPromptError: See `check_length`; only if `context`, the model's context length, is given.
         """
         self.check_length(text, context)
         begin = self.tokenizer.encode("", add_special_tokens=True)[:1]
@@ -269,7 +270,11 @@ class Renderer:
         return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
 
     def training_branches(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, sampled_messages: Collection[int] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        sampled_messages: Collection[int] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[tuple[list[int], list[bool]]]:
         """Return a finished conversation as (ids, mask) pairs; the mask is true on assistant messages and their end tokens.
 
@@ -277,23 +282,24 @@ class Renderer:
         starts a new pair. Messages after the last assistant message are omitted.
 
         Args:
-            messages: The conversation.
-            tools: Tools in chat form.
             sampled_messages: Positions of the assistant messages to train on. Default: all.
+            template_kwargs: Variables of the chat template.
         """
         branches: list[tuple[list[int], list[bool]]] = []
         known = ""
         for i, message in enumerate(messages):
             if message["role"] != "assistant" or (sampled_messages is not None and i not in sampled_messages):
                 continue
-            prompt = self.text(messages[:i], tools)
-            answer = self._answer_text(prompt, messages[: i + 1], tools)
+            prompt = self.text(messages[:i], tools, template_kwargs=template_kwargs)
+            answer = self._answer_text(prompt, messages[: i + 1], tools, template_kwargs)
             if not branches or not prompt.startswith(known):
                 branches.append(([], []))
                 known = ""
             ids, mask = branches[-1]
-            for text, trained in ((prompt[len(known) :], False), (answer, True)):
-                new = self.encode(text)
+            for new, trained in (
+                (self.encode(prompt[len(known) :]), False),
+                (self.continuation_ids(prompt, answer), True),
+            ):
                 ids += new
                 mask += [trained] * len(new)
             known = prompt + answer
@@ -339,16 +345,34 @@ class Renderer:
         ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
         return list(completion_ids[:-1] if ended else completion_ids)
 
-    def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
+    def _answer_text(
+        self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any, template_kwargs: Mapping[str, Any] | None
+    ) -> str:
         """Return the text that the model would sample for the last message, with the end-of-turn token."""
-        whole = self.text(messages, tools, generation_prompt=False)
-        answer = whole[len(prompt) :] if whole.startswith(prompt) else str(messages[-1].get("content") or "")
+        whole = self.text(messages, tools, generation_prompt=False, template_kwargs=template_kwargs)
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else _unrendered(prompt, messages[-1])
         eos = self.tokenizer.eos_token_id
         ends = [self.decode([stop]) for stop in sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))]
         cut = max(((answer.rfind(end), end) for end in ends if end in answer), default=None)
-        if cut is not None:
-            return answer[: cut[0]] + cut[1]
-        return answer + (ends[0] if ends else "")
+        if cut is None:
+            return answer + (ends[0] if ends else "")
+        before = answer[: cut[0]].rstrip()
+        if before.endswith(
+            tuple(ends)
+        ):  # Phi-3 writes its end of text after the end of the last turn; sampling ends before
+            return before
+        return answer[: cut[0]] + cut[1]
+
+
+def _unrendered(prompt: str, message: Mapping[str, Any]) -> str:
+    """Return the text of a message whose rendering does not continue the prompt.
+
+    DeepSeek-R1's template opens a thought in the prompt and leaves out the thoughts of finished messages.
+    """
+    content, reasoning = text_of(message), message.get("reasoning_content")
+    if isinstance(reasoning, str) and reasoning and prompt.rstrip().endswith("<think>"):
+        return f"{reasoning}\n</think>\n\n{content}"
+    return content
 
 
 @cache
@@ -380,8 +404,6 @@ class IncrementalDetokenizer:
     The pieces together are a prefix of the text that `Renderer.read` (with `before`: `Renderer.read_text`) returns.
 
     Args:
-        renderer: Renderer of the model.
-        on_text: Called with each piece.
         before: Ids of the prompt, if its text is continued; some tokenizers decode the start of a text differently.
     """
 

@@ -154,7 +154,7 @@ class _Evaluation:
 
     def _missing(self) -> Iterator[list[Job]]:
         """Yield the groups left to run, whole groups if they are scored together; remember the offsets of the others."""
-        options, together = self.options, self.env.rubric.has_group_rewards
+        options, together = self.options, self.env.scoring_rubric.has_group_rewards
         examples = self.env.examples(options.last_example, options.train)
         groups = plan(examples, options.rollouts_per_example, options.seed)
         for group in islice(groups, options.skip_examples, None):

@@ -251,7 +251,8 @@ class _Replay(Environment):
     def __init__(self, env: Environment, recorded: _Recorded):
         self.env = env
         self.recorded = recorded
-        self.rubric = env.rubric
+        self.rubric = env.scoring_rubric
+        self._added_rubrics = []
         self.timeout_seconds = None  # the duration of a replay is not that of the rollout
         self._expected: dict[int, RolloutRecord] = {}
 

@@ -78,12 +78,7 @@ class Allowance(msgspec.Struct, frozen=True):
         """Check that a rollout may make one more turn.
 
         Args:
-            steps: Steps of the conversation, for the limit of turns.
             conversations: Steps of all conversations of the rollout if there are several, for the limits of tokens and cost.
-            under_way: Number of running requests of the conversation.
-
-        Raises:
-            LimitReachedError: a limit is reached.
         """
         limits = self.limits
         if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
@@ -171,13 +166,6 @@ def check_trainable(sampling: SamplingParams, requested: SamplingParams) -> None
 
     Training computes log-probabilities with the temperature of the run: tokens sampled otherwise would be trained with
     wrong importance ratios.
-
-    Args:
-        sampling: parameters of the run.
-        requested: Sampling parameters of a request.
-
-    Raises:
-        ConfigError: they differ in a parameter other than those that end an answer, such as `max_tokens` and `stop`.
     """
     for name, off in _OFF.items():
         own, given = getattr(sampling, name), getattr(requested, name)
@@ -211,15 +199,7 @@ def make_turn(
     on_request: Callable[[], None] = lambda: None,
     for_training: bool = False,
 ) -> Turn:
-    """Make the function that an environment calls for every model turn.
-
-    Args:
-        client, model: what answers.
-        sampling: parameters of the run.
-        allowance: what the rollout may use.
-        on_request: called before each request.
-        for_training: refuse what `check_trainable` refuses.
-    """
+    """Make the function that an environment calls for every model turn."""
     default_model = model
 
     async def turn(
@@ -278,13 +258,6 @@ async def finished_rollout(
     """Run one rollout; score it in the `async with` block. Its `@cleanup` methods run at the end of the block.
 
     Errors of the rollout and of the cleanup are recorded in its state instead of raised; see `scores_after_cleanup`.
-
-    Args:
-        env: The environment.
-        job: The rollout to run.
-        turn: Function for model turns, see `make_turn`.
-        timeout_seconds: Time limit, if shorter than the environment's.
-        model_roles: Clients that replace the environment's by role.
     """
     state = State(
         input=job.example,
@@ -399,7 +372,7 @@ async def score(env: Environment, state: State) -> Scores | None:
     started = time.perf_counter()
     scores: Scores | None = None
     with _contained(state), phase("scoring"):
-        scores = await env.rubric.score_rollout(state)
+        scores = await env.scoring_rubric.score_rollout(state)
     own.scoring_seconds = time.perf_counter() - started
     return scores
 
@@ -407,12 +380,12 @@ async def score(env: Environment, state: State) -> Scores | None:
 async def score_group(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
     """Add group rewards, which see successful rollouts only. If one raises, all of these fail with its error."""
     alive = [i for i, given in enumerate(scores) if given is not None]
-    if not alive or not env.rubric.has_group_rewards:
+    if not alive or not env.scoring_rubric.has_group_rewards:
         return scores
     merged: list[Scores | None] = [None] * len(scores)
     survivors = [given for given in scores if given is not None]
     with _contained(*(states[i] for i in alive)), phase("scoring"):
-        joined = await env.rubric.score_group([states[i] for i in alive], survivors)
+        joined = await env.scoring_rubric.score_group([states[i] for i in alive], survivors)
         for i, given in zip(alive, joined, strict=True):
             merged[i] = given
     return merged

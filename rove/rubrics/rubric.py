@@ -129,6 +129,8 @@ class Rubric:
         self.parser: Any = parser or Parser()
         self.has_own_parser = parser is not None
         self.class_objects: dict[str, Any] = {}
+        self.rubrics: list[Rubric] = []
+        """Rubrics of a `RubricGroup`, whose scores are merged with those of this rubric's own functions."""
         self._functions: list[_Function] = []
         funcs = list(funcs or ())
         weights = [1.0] * len(funcs) if weights is None else list(weights)
@@ -151,11 +153,14 @@ class Rubric:
         if not callable(func):
             raise ConfigError(f"{func!r} is not a reward function; expected a callable")
         name = name or function_name(func)
-        if name in self.names:
-            raise ConfigError(f"a function named '{name}' exists already; pass name= to add_reward_func or add_metric")
+        self._check_free(name)
         if not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ConfigError(f"the weight of reward function '{name}' is {weight!r}; expected a finite number")
         self._functions.append(_inspected(func, float(weight), name))
+
+    def _check_free(self, name: str) -> None:
+        if name in self.names:
+            raise ConfigError(f"a function named '{name}' exists already; pass name= to add_reward_func or add_metric")
 
     def add_metric(self, func: RewardFunc, weight: float = 0.0, name: str | None = None) -> None:
         """Add a function that is reported but does not count towards the reward; see `add_reward_func`."""
@@ -163,6 +168,8 @@ class Rubric:
 
     def adopt_parser(self, parser: Parser) -> None:
         """Use the environment's parser unless the rubric was given one."""
+        for rubric in self.rubrics:
+            rubric.adopt_parser(parser)
         if not self.has_own_parser:
             self.parser = parser
 
@@ -184,27 +191,30 @@ class Rubric:
     @property
     def names(self) -> list[str]:
         """Names of all functions in the order in which they were added."""
-        return [function.name for function in self._functions]
+        members = [name for rubric in self.rubrics for name in rubric.names]
+        return [*members, *(function.name for function in self._functions)]
 
     @property
     def components(self) -> list[Rubric]:
         """The rubrics that are torn down separately."""
-        return [self]
+        return [part for rubric in self.rubrics for part in rubric.components] or [self]
 
     @property
     def extras_names(self) -> list[str]:
         """Keys of the additional data in `Scores.extras`."""
-        return []
+        return [name for rubric in self.rubrics for name in rubric.extras_names]
 
     @property
     def identity(self) -> list[str]:
         """Name, weight and code hash of every function."""
-        return [f"{f.name} × {f.weight:g} #{digest_code(unwrapped(f.func))}" for f in self._functions]
+        members = [entry for rubric in self.rubrics for entry in rubric.identity]
+        return [*members, *(f"{f.name} × {f.weight:g} #{digest_code(unwrapped(f.func))}" for f in self._functions)]
 
     @property
     def has_group_rewards(self) -> bool:
         """Whether a function needs the whole group."""
-        return any(function.is_group for function in self._functions)
+        members_have = any(rubric.has_group_rewards for rubric in self.rubrics)
+        return members_have or any(function.is_group for function in self._functions)
 
     async def score_rollout(self, state: State) -> Scores:
         """Score one finished rollout without group functions.
@@ -221,7 +231,8 @@ class Rubric:
                 with phase(function.phase):
                     arguments = function.arguments(lambda name: self._find(name, state), lambda: self._available(state))
                     values[function.name] = _number(function.name, await maybe_await(function.func(**arguments)))
-        return self._scores(values)
+        members = [await rubric.score_rollout(state) for rubric in self.rubrics]
+        return merge_scores([*members, self._scores(values)])
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
         """Score the members of a group, with group functions.
@@ -240,6 +251,8 @@ class Rubric:
             raise ConfigError(f"{len(scores)} scores for {len(states)} states; pass one per state, in the same order")
         group = list(states)
         merged = list(scores)
+        for rubric in self.rubrics:
+            merged = await rubric.score_group(group, merged)
         for function in self._functions:
             if function.is_group and group:
                 values = await self._group_values(function, group)
@@ -248,7 +261,11 @@ class Rubric:
         return merged
 
     async def teardown(self) -> None:
-        """Free resources; called once, after all scoring."""
+        """Free resources, those of rubrics that a run uses excepted; called once, after all scoring."""
+        async with AsyncExitStack() as stack:
+            for rubric in self.rubrics:
+                if not rubric.use_count:
+                    stack.push_async_callback(rubric.teardown)
 
     async def _group_values(self, function: _Function, states: list[State]) -> list[float]:
         with phase(function.phase):
@@ -314,7 +331,7 @@ class RubricGroup(Rubric):
         rubrics: at least one. Function names and names of `JudgeRubric` must be unique.
 
     Raises:
-        ConfigError: `rubrics` is empty, or a name occurs duplicates.
+        ConfigError: `rubrics` is empty, or a name occurs twice.
     """
 
     def __init__(self, rubrics: Sequence[Rubric]):
@@ -333,70 +350,16 @@ class RubricGroup(Rubric):
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0, name: str | None = None) -> None:
         """Add a function to the first rubric; see `Rubric.add_reward_func`."""
         name = name or function_name(func)
-        if name in self.names:
-            raise ConfigError(f"a function named '{name}' exists already; pass name= to add_reward_func or add_metric")
+        self._check_free(name)
         self.rubrics[0].add_reward_func(func, weight, name)
 
     def add_class_object(self, name: str, obj: Any) -> None:
         """Add a class object to the first rubric; see `Rubric.add_class_object`."""
         self.rubrics[0].add_class_object(name, obj)
 
-    def adopt_parser(self, parser: Parser) -> None:
-        """See `Rubric.adopt_parser`."""
-        for rubric in self.rubrics:
-            rubric.adopt_parser(parser)
-        self.parser = self.rubrics[0].parser
-
-    @property
-    def names(self) -> list[str]:
-        """See `Rubric.names`."""
-        return [name for rubric in self.rubrics for name in rubric.names]
-
-    @property
-    def components(self) -> list[Rubric]:
-        """See `Rubric.components`."""
-        return [part for rubric in self.rubrics for part in rubric.components]
-
-    @property
-    def extras_names(self) -> list[str]:
-        """See `Rubric.extras_names`."""
-        return [name for rubric in self.rubrics for name in rubric.extras_names]
-
-    @property
-    def identity(self) -> list[str]:
-        """See `Rubric.identity`."""
-        return [entry for rubric in self.rubrics for entry in rubric.identity]
-
-    @property
-    def has_group_rewards(self) -> bool:
-        """See `Rubric.has_group_rewards`."""
-        return any(rubric.has_group_rewards for rubric in self.rubrics)
-
-    async def score_rollout(self, state: State) -> Scores:
-        """See `Rubric.score_rollout`."""
-        return merge_scores([await rubric.score_rollout(state) for rubric in self.rubrics])
-
-    async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
-        """See `Rubric.score_group`."""
-        merged = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
-        for rubric in self.rubrics:
-            merged = await rubric.score_group(states, merged)
-        return merged
-
-    async def teardown(self) -> None:
-        """Tear down every rubric that no run uses, even if one fails."""
-        async with AsyncExitStack() as stack:
-            for rubric in self.rubrics:
-                if not rubric.use_count:
-                    stack.push_async_callback(rubric.teardown)
-
 
 def merge_scores(parts: Sequence[Scores]) -> Scores:
-    """Merge scores of the same rollout from several rubrics or functions.
-
-    Raises:
-        ConfigError: two parts have a value of the same name.
-    """
+    """Merge scores of the same rollout from several rubrics or functions."""
     rewards: dict[str, float] = {}
     weights: dict[str, float] = {}
     metrics: dict[str, float] = {}

@@ -12,7 +12,6 @@ import msgspec
 from rove.core.errors import RunError
 from rove.core.findings import current_row
 from rove.runs.schema import Config, Stopped, Summary, decoded, decoded_row
-from rove.runs.upgrade import OLD_FILES, upgrade_config, upgrade_summary
 from rove.utils.files import open_regular, read_lines, read_regular
 
 
@@ -32,8 +31,7 @@ class RunFiles:
         Raises:
             RunError: The file is damaged or has values of unexpected types.
         """
-        summary = self._json("summary.json", Summary, None)
-        return summary and upgrade_summary(summary)
+        return self._json("summary.json", Summary, None)
 
     def versions(self) -> list[dict[str, str]]:
         """Return the software versions that have written to the folder, oldest first.
@@ -61,7 +59,7 @@ class RunFiles:
         if not os.path.lexists(file):
             raise RunError(f"{self.path} is not a run folder: it has no config.toml")
         try:
-            return upgrade_config(decoded(file, read_regular(file), Config, msgspec.toml.decode))
+            return decoded(file, read_regular(file), Config, msgspec.toml.decode)
         except RunError as error:
             raise RunError(f"{self.path} is not a run folder: its config.toml cannot be read ({error})") from error
 
@@ -89,8 +87,6 @@ class RunFiles:
     def lines_of(self, name: str) -> Iterator[bytes]:
         """Yield the complete lines of a file of the folder, without newlines; none if the file does not exist."""
         file = self.path / name
-        if name in OLD_FILES and not os.path.lexists(file):
-            file = self.path / OLD_FILES[name]
         if os.path.lexists(file):
             with open_regular(file) as lines:
                 yield from (line[:-1] for line in read_lines(lines) if line.endswith(b"\n"))

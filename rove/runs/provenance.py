@@ -11,14 +11,14 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rove.core.errors import RunError
+from rove.core.errors import ConfigError, RunError
 from rove.utils.files import atomic_write, data_folder, read_regular
 
 _Path = tuple[str | int, ...]
@@ -84,7 +84,6 @@ def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None 
     name that is not a plain one, because commands read some of them in other ways ("a=b" as the setting "a").
 
     Args:
-        values: Settings as in a TOML file.
         kind: The struct of these settings, for its defaults.
     """
     defaults = dict(_leaves(_defaults(kind))) if kind is not None else {}
@@ -94,6 +93,40 @@ def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None 
         if not is_default and _is_risky(path, value):
             risky[".".join(map(str, path))] = value
     return risky
+
+
+def foreign_settings(
+    file: Path, values: Mapping[str, Any], kind: type[msgspec.Struct] | None = None, overridden: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the risky settings of a run folder's file that this user's rove did not write; {} for any other file.
+
+    Args:
+        file: The settings file.
+        values: Its settings.
+        kind: The struct of these settings, for its defaults.
+        overridden: Settings that are replaced, so that those of the file do not count.
+    """
+    if not is_in_run_folder(file) or is_own(file):
+        return {}
+    risky = risky_settings(values, kind)
+    own_folder = str(values.get("run_dir", ""))
+    if own_folder and Path(own_folder).resolve() == file.parent.resolve():
+        risky.pop("run_dir", None)
+    return {name: value for name, value in risky.items() if name.split(".")[0] not in overridden}
+
+
+def check_own(file: Path, values: Mapping[str, Any]) -> None:
+    """Refuse settings of a run folder that this user's rove did not write and that can run code or send data.
+
+    Raises:
+        ConfigError: There are such settings.
+    """
+    risky = foreign_settings(file, values)
+    if risky:
+        raise ConfigError(
+            f"{file} was not written by rove for you, and sets {', '.join(risky)}, which name code, addresses, variables or "
+            "files; copy the settings that you trust to a file of your own, and give that file"
+        )
 
 
 def _is_risky(path: _Path, value: Any) -> bool:
@@ -145,11 +178,7 @@ def _digest(content: bytes) -> str:
 
 
 def _key() -> bytes:
-    """Return this user's key, which is created on first use.
-
-    Raises:
-        OSError, RuntimeError: There is no folder for it.
-    """
+    """Return this user's key, which is created on first use."""
     file = data_folder() / KEY_FILE
     with suppress(FileNotFoundError):
         return file.read_bytes()

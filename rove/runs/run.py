@@ -42,7 +42,6 @@ from rove.runs.files import RunFiles
 from rove.runs.provenance import SEAL, seal
 from rove.runs.schema import decoded, decoded_row
 from rove.runs.serialization import decode_outcome, decode_place, decode_record, encode_record
-from rove.runs.upgrade import OLD_FILES
 from rove.utils.files import (
     atomic_replace,
     atomic_write,
@@ -168,9 +167,6 @@ class Run(RunFiles):
         seal(file)
         (self.path / "stopped.json").unlink(missing_ok=True)
         self._add_versions()
-        for name, old in OLD_FILES.items():
-            if (self.path / old).is_file() and not (self.path / name).exists():
-                (self.path / old).rename(self.path / name)
         for name in ("rollouts.jsonl", "metrics.jsonl", "alerts.jsonl"):
             truncate_torn_line(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):

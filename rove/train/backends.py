@@ -18,11 +18,10 @@ from rove.engine.client import EngineClient
 from rove.engine.sampler import score_tokens
 from rove.models.linear import has_bf16_products
 from rove.models.load import LoadedModel, clone_model, trainable_parameters
-from rove.train.config import RLConfig
 from rove.utils.processes import trim_heap
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.fleet import AdapterRefusedError
-from rove.vllm.server import LORA_RANKS, ParityCheck
+from rove.vllm.server import LORA_RANKS, ParityCheck, VLLMConfig
 from rove.vllm.weights import folder_bytes, write_adapter, write_served
 
 logger = logging.getLogger(__name__)
@@ -37,11 +36,7 @@ class SamplingBackend(Protocol):
     """Client that samples with the weights of the last `publish`."""
 
     def publish(self, version: int) -> None:
-        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on.
-
-        Raises:
-            RunError: The backend refuses them, or its log-probabilities differ from the trainer's.
-        """
+        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on."""
         ...
 
     def release(self) -> None:
@@ -62,36 +57,30 @@ class SamplingBackend(Protocol):
         ...
 
 
-def make_backend(config: RLConfig, loaded: LoadedModel, folder: Path, separate_weights: bool) -> SamplingBackend:
-    """Return the sampling backend of the settings.
-
-    Args:
-        config: Settings.
-        loaded: Trained model.
-        folder: Run folder.
-        separate_weights: Whether it samples while the model trains, so that it needs a copy of the weights.
-    """
-    if config.backend == "vllm":
-        return VLLMBackend(config, loaded, folder / FOLDER)
-    return EmbeddedBackend(config, loaded, separate_weights)
-
-
 class EmbeddedBackend:
     """The embedded engine, on the trainer's weights or a copy.
 
     With an adapter, a copy shares the frozen base weights unless it is in bf16, and only the adapter is copied at each update.
 
     Args:
-        config: Settings.
-        loaded: Trained model.
-        separate_weights: Whether it needs a copy; with `bf16_sampling` it always has one, if the device has bf16 products.
+        max_batch: Maximum number of concurrent rollouts.
+        separate_weights: Whether it samples while the model trains, so that it needs a copy of the weights.
+        bf16: Whether to sample with a copy in bf16, if the device has bf16 products.
+        in_flight_updates: Whether weights may change while rollouts run.
     """
 
     metrics: dict[str, float] = {}  # never changed
 
-    def __init__(self, config: RLConfig, loaded: LoadedModel, separate_weights: bool):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_batch: int,
+        separate_weights: bool = False,
+        bf16: bool = False,
+        in_flight_updates: bool = False,
+    ):
         self.loaded = loaded
-        in_bf16 = config.bf16_sampling and has_bf16_products(loaded.model.device)
+        in_bf16 = bf16 and has_bf16_products(loaded.model.device)
         self.has_copy = separate_weights or in_bf16
         sampled = loaded
         if self.has_copy:
@@ -100,9 +89,7 @@ class EmbeddedBackend:
         if in_bf16:
             for parameter in sampled.model.parameters():  # buffers stay fp32: rotary angles need the precision
                 parameter.data = parameter.data.bfloat16()
-        self.client = EngineClient.from_model(
-            sampled, config.batch_size, in_flight_updates=config.max_off_policy_steps > 1
-        )
+        self.client = EngineClient.from_model(sampled, max_batch, in_flight_updates=in_flight_updates)
 
     def publish(self, version: int) -> None:
         """See `SamplingBackend`."""
@@ -128,26 +115,26 @@ class VLLMBackend:
     With an adapter they load the base model once and then only the adapter, unless a server refuses adapters.
 
     Args:
-        config: Settings.
-        loaded: Trained model.
-        folder: Folder for weights and logs.
+        folder: Folder for logs and weights; servers must see it under this path.
+        max_batch: Maximum number of concurrent rollouts.
+        lora_rank: Rank of the model's adapter, if it has one.
     """
 
-    def __init__(self, config: RLConfig, loaded: LoadedModel, folder: Path):
+    def __init__(self, vllm: VLLMConfig, loaded: LoadedModel, folder: Path, max_batch: int, lora_rank: int = 0):
         self.loaded = loaded
-        fits = loaded.adapter is not None and config.lora.rank <= LORA_RANKS[-1]
-        self._sends_adapter = fits and not config.vllm.merge_adapter
+        fits = loaded.adapter is not None and lora_rank <= LORA_RANKS[-1]
+        self._sends_adapter = fits and not vllm.merge_adapter
         self._base: Path | None = None
         self.folder = folder.resolve()  # servers have another working directory
         vocab = int(loaded.model.config.get_text_config().vocab_size)
         self._check_ids = random.Random(0).choices(range(vocab), k=min(PARITY_CHECK_TOKENS, loaded.context - 1))
         self.engine = VLLMEngine(
-            config.vllm,
+            vllm,
             folder,
             sorted(loaded.renderer.stop_ids),
             loaded.context,
             vocab,
-            config.batch_size,
+            max_batch,
             loaded.renderer,
         )
         self.client = EngineClient(self.engine, loaded.renderer, loaded.name)

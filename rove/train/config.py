@@ -542,6 +542,9 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
             raise ConfigError(f"vllm.{name} is set, but backend is 'embedded': leave it out, or set backend = \"vllm\"")
 
 
+LOSS_ON = ("all", "last", "completion")
+
+
 class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     """Settings of an SFT run.
 
@@ -550,11 +553,17 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     """
 
     data: str
-    """Run folder that contains the rollouts to train on."""
+    """Data to train on: a run folder with rollouts, or a file of messages (.jsonl, .ndjson, .json, or .parquet)."""
     min_reward: FiniteFloat | None = None
-    """Minimum reward of the rollouts to train on; by default, all scored rollouts are used."""
+    """Minimum reward of the rollouts to train on (in a file: of the column `reward`); by default, all scored rollouts are
+    used."""
     max_examples: CountOrAll = -1
-    """Maximum number of rollouts to train on."""
+    """Maximum number of rollouts, or rows of a file, to train on."""
+    loss_on: str = "all"
+    """Assistant messages to train on: "all", "last" (the last of each conversation), or "completion" (those of the
+    completion, not those of the prompt)."""
+    max_length: PositiveInt | None = None
+    """Maximum tokens of a sequence; a longer sequence is truncated at the end. By default, the context of the model."""
     epochs: PositiveInt = 10
     """Maximum number of passes over the data; training stops earlier if the validation loss no longer falls."""
     batch_size: PositiveInt = 32
@@ -590,5 +599,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
             ConfigError: Settings contradict each other, or one has no effect.
         """
         self._check_shared()
+        if self.loss_on not in LOSS_ON:
+            raise ConfigError(f"loss_on is '{self.loss_on}'; {nearest(self.loss_on, LOSS_ON)}")
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, [VALIDATION_LOSS])

@@ -16,6 +16,7 @@ from rove.envs.environment import Environment
 from rove.rendering.renderer import Renderer
 from rove.rollouts.evaluate import evaluate
 from rove.train.callbacks import OnProgress, ignore
+from rove.train.conversations import Conversation
 
 FORMAT_LEARNED = 0.9
 """A model has learned the format if the mean of its format functions is at least this."""
@@ -67,15 +68,8 @@ async def measure_policy(
 
     Args:
         env: Environment; it is torn down afterwards.
-        client: Client of the model or policy.
-        name: Name in the result.
         rollouts: Approximate number of rollouts: one per example, or several if there are fewer examples.
         max_tokens: Maximum tokens per response.
-        seed: Random seed.
-        on_progress: Called after every rollout.
-
-    Raises:
-        RunError: Every rollout failed; the message has the first error.
     """
     count = env.count_examples(rollouts)
     each = max(1, rollouts // count) if count else 1
@@ -171,15 +165,16 @@ def _with_reward(result: PolicyResult) -> str:
     return f"{result.name} ({result.reward:.3f})"
 
 
-def longest_response(renderer: Renderer, records: Iterable[RolloutRecord]) -> int:
-    """Return the tokens of the longest response in rollouts, with tool calls and the end of the turn."""
+def longest_response(renderer: Renderer, items: Iterable[RolloutRecord | Conversation]) -> int:
+    """Return the tokens of the longest response in rollouts or conversations, with tool calls and the end of the turn."""
     longest = 0
-    for record in records:
-        for _, mask in renderer.training_branches([*record.prompt, *record.completion], record.tools):
+    for item in items:
+        messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]
+        for _, mask in renderer.training_branches(messages, item.tools):
             longest = max([longest, *(sum(1 for _ in run) for sampled, run in groupby(mask) if sampled)])
     return longest
 
 
-def turn_limit(renderer: Renderer, records: Iterable[RolloutRecord]) -> int:
-    """Return the maximum tokens per response for a model trained on these rollouts: twice the longest response in them."""
-    return min(MAX_TURN_TOKENS, 2 * longest_response(renderer, islice(records, MAX_READ_ROLLOUTS)) + 16)
+def turn_limit(renderer: Renderer, items: Iterable[RolloutRecord | Conversation]) -> int:
+    """Return the maximum tokens per response for a model trained on these: twice the longest response in them."""
+    return min(MAX_TURN_TOKENS, 2 * longest_response(renderer, islice(items, MAX_READ_ROLLOUTS)) + 16)

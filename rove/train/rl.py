@@ -18,7 +18,7 @@ from rove.models.load import LoadedModel
 from rove.runs.run import Run
 from rove.runs.token_stats import write_tokens
 from rove.train.async_collect import AsyncCollector
-from rove.train.backends import make_backend
+from rove.train.backends import FOLDER, EmbeddedBackend, SamplingBackend, VLLMBackend
 from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
@@ -123,6 +123,19 @@ def objective_of(config: RLConfig) -> Objective:
     )
 
 
+def make_backend(config: RLConfig, loaded: LoadedModel, run_folder: Path) -> SamplingBackend:
+    """Return the sampling backend of an RL run."""
+    if config.backend == "vllm":
+        return VLLMBackend(config.vllm, loaded, run_folder / FOLDER, config.batch_size, config.lora.rank)
+    return EmbeddedBackend(
+        loaded,
+        config.batch_size,
+        separate_weights=config.max_off_policy_steps > 0,
+        bf16=config.bf16_sampling,
+        in_flight_updates=config.max_off_policy_steps > 1,
+    )
+
+
 class _Loop:
     """The parts of an RL run, and one step of it."""
 
@@ -135,7 +148,7 @@ class _Loop:
         self.run = run
         self.on_progress = on_progress
         self.group = WorkerGroup(ranks, Learner(config, objective_of(config), loaded, ranks, on_progress))
-        self.backend = make_backend(config, loaded, run.path, separate_weights=config.max_off_policy_steps > 0)
+        self.backend = make_backend(config, loaded, run.path)
         options = (config.env_dir, config.seed, config.environment_isolation, on_progress)
         self.evaluations = HeldOutEvaluations(config.evaluation, self.backend.client, run, *options)
         self.collector: RolloutCollector | None = None

@@ -12,7 +12,7 @@ that its prompt starts with, so turns of other conversations in between (see `RL
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -51,6 +51,12 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     version_spans: list[tuple[int, int]] = []
     """(version, number of sampled tokens) in order, if more than one version sampled."""
 
+    def truncated(self, length: int) -> TrainingSequence:
+        """Return the first `length` tokens of a sequence for SFT."""
+        if len(self.ids) <= length:
+            return self
+        return _for_sft(self.ids[:length], self.mask[:length])
+
     @property
     def versions(self) -> list[tuple[int, int]]:
         """(version of the weights, number of sampled tokens) in order."""
@@ -72,11 +78,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
     """Return the sequences of a rollout with exact tokens; every sampled token is in exactly one of them.
 
     Args:
-        record: The rollout.
         advantages: Advantage of each turn, or one for all turns.
-
-    Raises:
-        ConfigError: A step has no tokens.
     """
     branches: list[_Branch] = []
     of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
@@ -140,12 +142,25 @@ def sequences_from_messages(
     messages: Sequence[dict[str, object]],
     tools: Sequence[dict[str, object]] | None = None,
     sampled_messages: Collection[int] | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
 ) -> list[TrainingSequence]:
     """Return the sequences of a finished conversation for SFT, with advantage 1 on assistant tokens; `tools` were in the prompt.
 
-    See `Renderer.training_branches` for `sampled_messages`.
+    See `Renderer.training_branches` for `sampled_messages` and `template_kwargs`.
     """
-    return [
-        TrainingSequence(ids, mask, [0.0] * len(ids), [float(m) for m in mask])
-        for ids, mask in renderer.training_branches(messages, tools, sampled_messages)
-    ]
+    branches = renderer.training_branches(messages, tools, sampled_messages, template_kwargs)
+    return [_for_sft(ids, mask) for ids, mask in branches]
+
+
+def sequence_from_text(renderer: Renderer, prompt: str, completion: str) -> TrainingSequence:
+    """Return the sequence of a raw prompt and its completion, which gets an end-of-sequence token if it has none."""
+    prompt_ids = renderer.text_ids(prompt)
+    end = renderer.tokenizer.eos_token_id
+    completion_ids = renderer.continuation_ids(prompt, completion)
+    if end is not None and completion_ids[-1:] != [end]:
+        completion_ids = [*completion_ids, end]
+    return _for_sft(prompt_ids + completion_ids, [False] * len(prompt_ids) + [True] * len(completion_ids))
+
+
+def _for_sft(ids: list[int], mask: list[bool]) -> TrainingSequence:
+    return TrainingSequence(ids, mask, [0.0] * len(ids), [float(trained) for trained in mask])

@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
-from rove.core.errors import ConfigError
-from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
-from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
-from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, counted, ignore
+from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.config import Goal, SFTConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
-from rove.train.sequences import TrainingSequence, sequences_from_messages
+from rove.train.sequences import TrainingSequence
+from rove.train.sft_data import SFTData, SFTSource, split, tokenize
 from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
@@ -32,105 +30,9 @@ OBJECTIVE = Objective(cross_entropy)
 OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
-class Conversation(NamedTuple):
-    """A finished conversation to train on."""
-
-    messages: list[dict[str, object]]
-    tools: list[dict[str, object]] | None = None
-    """Tools that the model was shown."""
-    sampled_messages: frozenset[int] | None = None
-    """Indices of the messages that the model sampled; None: all assistant messages."""
-    example_key: str = ""
-    """Key of the rollout's example."""
-
-
-def conversations_of(record: RolloutRecord) -> list[Conversation]:
-    """Return the conversations of a rollout; every message that the model sampled is in exactly one.
-
-    It is one conversation, prompt and completion, unless the model was shown others: an external agent may add its own system
-    prompt, rewrite messages and hold several conversations.
-    """
-    steps = record.steps
-    sampled = [step.completion[-1] for step in steps if step.completion]
-    if not sampled or (
-        steps[0].prompt == record.prompt and sampled == [m for m in record.completion if m["role"] == "assistant"]
-    ):
-        return [Conversation([*record.prompt, *record.completion], record.tools, example_key=record.example_key)]
-    chains: list[list[TrajectoryStep]] = []
-    for step in steps:
-        chain = next((chain for chain in chains if _continues(step, chain[-1])), None)
-        if chain is None:
-            chains.append([step])
-        else:
-            chain.append(step)
-    return [
-        Conversation(
-            [*chain[-1].prompt, *chain[-1].completion],
-            record.tools if chain[-1].tools is None else chain[-1].tools or None,
-            frozenset(len(step.prompt) for step in chain),
-            record.example_key,
-        )
-        for chain in chains
-    ]
-
-
-def _continues(step: TrajectoryStep, before: TrajectoryStep) -> bool:
-    messages = [*before.prompt, *before.completion]
-    return step.tools == before.tools and step.prompt[: len(messages)] == messages
-
-
-def read_conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[Conversation]:
-    """Return the conversations of the rollouts that pass the filter.
-
-    Raises:
-        ConfigError: Fewer than two conversations pass.
-    """
-    seen = taken = 0
-    found: list[Conversation] = []
-    for record in records:
-        seen += 1
-        if record.scores is None or (config.min_reward is not None and record.scores.reward < config.min_reward):
-            continue
-        if not record.completion:  # the prompt was too long for the model
-            continue
-        if 0 <= config.max_examples <= taken:
-            break
-        taken += 1
-        found += conversations_of(record)
-    if len(found) < 2:
-        raise ConfigError(
-            f"{len(found)} of {seen} rollouts in {config.data} pass min_reward = {config.min_reward}; SFT needs at least 2"
-        )
-    return found
-
-
-def split(
-    renderer: Renderer, conversations: Sequence[Conversation], config: SFTConfig, on_progress: OnProgress = ignore
-) -> tuple[list[list[TrainingSequence]], list[TrainingSequence]]:
-    """Split conversations into training and validation data, as token sequences.
-
-    All conversations of an example are on the same side; if there is only one example, its conversations are split.
-
-    Returns:
-        The sequences of each training conversation, and all validation sequences.
-    """
-    by_example: dict[str, list[Conversation]] = {}
-    for one in conversations:
-        by_example.setdefault(one.example_key, []).append(one)
-    groups = list(by_example.values()) if len(by_example) > 1 else [[one] for one in conversations]
-    random.Random(config.seed).shuffle(groups)
-    held_out = min(max(1, round(len(groups) * config.validation_fraction)), len(groups) - 1)
-    first = sum(map(len, groups[:held_out]))
-    sequences = [
-        sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
-        for one in counted([one for group in groups for one in group], "conversations tokenized", on_progress)
-    ]
-    return sequences[first:], [sequence for some in sequences[:first] for sequence in some]
-
-
 def train_sft(
     config: SFTConfig | Mapping[str, Any],
-    records: Iterable[RolloutRecord],
+    data: SFTData | SFTSource,
     loaded: LoadedModel,
     run: Run,
     on_step: OnStep | None = None,
@@ -143,7 +45,7 @@ def train_sft(
 
     Args:
         config: Settings, or a dict of them.
-        records: Rollouts to train on.
+        data: Conversations to train on, or where they come from.
         loaded: Model to train, in place.
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
         on_alert, on_progress: Called with every new alert, and with the progress of tokenization and within a step.
@@ -160,7 +62,9 @@ def train_sft(
     config.check()
     loaded = add_lora(config, loaded)
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
-    training, held_out = split(loaded.renderer, read_conversations(records, config), config, on_progress)
+    data = data if isinstance(data, SFTData) else SFTData(data, config)
+    tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
+    training, held_out = split(tokenized, config)
     evaluations = _evaluations(config, loaded, run, on_progress)
     step = resume(group, run)
     history, goal = run.metrics(), config.goal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -313,8 +314,9 @@ def test_an_environment_written_for_verifiers_is_audited_unchanged(tmp_path: Pat
     assert (report["findings"], report["skipped"]) == ([], {})
 
 
-async def test_two_audits_with_one_seed_give_the_same_rewards(tmp_path: Path) -> None:
+async def test_two_audits_with_one_seed_give_the_same_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward depends on every character, so that any difference between the replies shows."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # audits that run at the same time use other folders
     grade = "import hashlib; return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 997 / 997"
     options = AuditOptions(num_examples=4, only=("execution", "grader-robustness"), hang_seconds=5.0)
     first = await audited(tmp_path, grade, options)

@@ -12,8 +12,8 @@ import pytest
 from commands import Rove, in_this_process
 
 from rove.cli.hub import key as key_command
-from rove.cli.init import scaffold
 from rove.hub.package.archives import verify
+from rove.hub.package.scaffold import scaffold
 from rove.hub.package.signing import load_key, public_key
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from toys import Quiz, right
 
-from rove.cli.clients import find_endpoint, make_client, needs_train_extra
 from rove.clients.openai import OpenAIClient
 from rove.clients.replicas import Replicas
 from rove.clients.scripted import ScriptedClient
-from rove.core.errors import CPU_TORCH, ConfigError, MissingKeyError
+from rove.core.errors import CPU_TORCH, ConfigError, MissingKeyError, needs_train_extra
+from rove.stages.clients import find_endpoint, make_client
 
 FILE = """
 [[endpoint]]

@@ -8,16 +8,18 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from commands import Rove, contents, in_this_process
 from made import made_run, record
 from processes import start
 from rich.console import Console
 
-from rove.cli.demo import find_recipe, load_recipe
-from rove.cli.pipeline import Pipeline, answers_table
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
+from rove.stages.pipeline import Pipeline, Row
+from rove.stages.recipe import find_recipe, load_recipe
+from rove.stages.reporter import SilentReporter
 from rove.train.worker_group import SINGLE_PROCESS
 
 LFM2 = Path(__file__).parents[2] / "configs" / "tictactoe_lfm2.toml"
@@ -89,10 +91,9 @@ def test_exhaustive_refuses_environments_without_a_demo(rove: Rove):
 
 def test_the_recipe_of_the_published_baseline_has_its_settings(tmp_path: Path) -> None:
     recipe = load_recipe("tictactoe", file=LFM2)
-    demo = Pipeline("tictactoe", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="LFM2-2.6B")
-    sft, (first, second) = demo.sft_config(), [demo.rl_config(*stage, "before") for stage in demo.stages()]
-    for config in (sft, first, second):
-        config.check()
+    demo = recipe.complete("tictactoe", tmp_path, model="LFM2-2.6B")
+    sft, (first, second) = demo.sft, [stage.config for stage in demo.rl]
+    assert sft is not None
     assert (sft.model, sft.max_examples, sft.batch_size) == ("LFM2-2.6B", 174, 32)
     held_out = round(sft.max_examples * sft.validation_fraction)
     assert sft.epochs * math.ceil((sft.max_examples - held_out) / sft.batch_size) == 30
@@ -145,18 +146,19 @@ def test_the_settings_of_every_recipe_are_valid(name: str, model: str | None, sm
     file = LFM2 if model == "LFM2" else None
     recipe = load_recipe(name, ["smoke"] if smoke else [], file, model)
     assert recipe.env == ("short_sentences" if name == "quick" else None)
-    demo = Pipeline(recipe.env or name, recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
-    assert [demo.rl_config(folder, stage, "models/some").env for folder, stage in demo.stages()]
-    if recipe.data:
-        assert demo.sft_config().data == str(tmp_path / "data")
+    demo = recipe.complete(recipe.env or name, tmp_path, model="models/some")
+    assert [stage.config.env for stage in demo.rl]
+    assert (demo.sft is not None) == bool(recipe.data)
+    if demo.sft is not None:
+        assert demo.sft.data == str(tmp_path / "data")
 
 
 def test_lora_trains_adapters_at_higher_learning_rates(tmp_path: Path) -> None:
     full, lora = (load_recipe("reverse_text", variants, None, "smollm2-135m") for variants in ([], ["lora"]))
-    demo = Pipeline("reverse_text", lora, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
-    configs = [demo.sft_config(), *(demo.rl_config(*stage, "models/some") for stage in demo.stages())]
-    assert all(config.lora.rank > 0 for config in configs)
-    assert configs[0].learning_rate > full.sft["learning_rate"]
+    demo = lora.complete("reverse_text", tmp_path, model="models/some")
+    assert demo.sft is not None
+    assert all(config.lora.rank > 0 for config in (demo.sft, *(stage.config for stage in demo.rl)))
+    assert demo.sft.learning_rate > full.sft["learning_rate"]
     with pytest.raises(ConfigError, match=r"--lora needs a \[lora\] table, which .*demo.toml does not have"):
         load_recipe("tictactoe", ["lora"])
 
@@ -181,13 +183,14 @@ def test_the_recipe_of_a_model_is_found_by_name_and_by_folder(tmp_path: Path) ->
 
 def test_answers_of_failed_rollouts_are_excluded(tmp_path: Path) -> None:
     recipe = load_recipe("quick")
-    demo = Pipeline("short_sentences", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
-    demo.rows = [{"name": "base"}, {"name": "+ RL"}]
+    complete = recipe.complete("short_sentences", tmp_path, model="models/some")
+    demo = Pipeline(msgspec.structs.replace(complete, answers=2), SilentReporter(), SINGLE_PROCESS)
+    demo.rows = [Row("base", "models/some", {}), Row("+ RL", "models/new", {})]
     for index, row in enumerate(demo.rows):
-        answered = record(1, completion=[{"role": "assistant", "content": f"answer of {row['name']}"}])
-        made_run(demo.eval_folder(row["name"], ""), [record(0, win=None if index else 1.0), answered])
+        answered = record(1, completion=[{"role": "assistant", "content": f"answer of {row.name}"}])
+        made_run(demo.eval_folder(row.name, ""), [record(0, win=None if index else 1.0), answered])
     shown = Console(width=100, record=True, file=StringIO())
-    shown.print(answers_table(demo, 2))
+    shown.print(demo.answers_table())
     text = shown.export_text()
     assert "question 1" in text and "answer of base" in text and "answer of + RL" in text
     assert "question 0" not in text

@@ -13,9 +13,9 @@ import tomli_w
 from commands import Rove, in_this_process
 from toys import says
 
-from rove.cli.demo import load_recipe
-from rove.cli.model import ModelConfig, run_model_new
 from rove.server import base_url_of, listening, make_app
+from rove.stages.models import ModelConfig, run_model_new
+from rove.stages.recipe import load_recipe
 
 
 @pytest.fixture

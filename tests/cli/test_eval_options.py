@@ -14,13 +14,13 @@ from fault_endpoint import FaultEndpoint, last_text
 from rich.console import Console
 from setting_tables import setting_names, tables
 
-from rove.cli.eval import run_eval
-from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.errors import Error
 from rove.core.protocols import Limits
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.reporter import ConsoleReporter
 from tests.cli.test_main import endpoint
 
 ENVIRONMENT = """
@@ -213,7 +213,7 @@ class Workshop:
         console = Console(file=io.StringIO(), width=300)
         summary, run, error = {}, None, ""
         try:
-            summary, run = run_eval(convert(EvalConfig, tables(settings)), console)
+            summary, run = run_eval(convert(EvalConfig, tables(settings)), ConsoleReporter(console))
         except Error as raised:
             error = str(raised)
         output = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

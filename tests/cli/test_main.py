@@ -21,11 +21,11 @@ from click.testing import CliRunner
 from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
 
-from rove.cli.common import run_async
 from rove.cli.main import GC_THRESHOLDS, cli
 from rove.envs.dataset import example_key
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
+from rove.utils.event_loop import run_async
 
 SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "5", "-r", "2")
 
@@ -440,6 +440,8 @@ def test_a_new_environment_works_immediately(rove: Rove, kind: str, rows: tuple[
 @pytest.mark.parametrize("kind", ["", "--multi-turn", "--tools", "--mcp"])
 def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
     assert rove("init", "my-task", *[kind][: len(kind)]).status == 0
+    # The settings of the repository around the package do not apply to its tests.
+    Path("pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--strict-config"\nunknown_setting = 1\n')
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "environments/my_task"]
     tested = subprocess.run(pytest_run, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout

@@ -13,12 +13,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from commands import Rove, environment, in_this_process
 
 import rove as vf
-from rove.cli.play_roles import PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.cli.play_web import folder_of, keep_game
 from rove.core.errors import ConfigError
 from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
+from rove.viewer.play_roles import PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 HAGGLE = """

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from commands import Rove, environment, in_this_process
 
-from rove.cli.sft import evaluation_target
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
+from rove.stages.placement import evaluation_target
 from rove.train.config import SFTConfig
 
 EVIL = """

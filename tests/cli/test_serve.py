@@ -20,8 +20,9 @@ from fakes import tiny_model
 from rich.console import Console
 
 from rove.cli.options import settings
-from rove.cli.serve import ServeConfig, served_client
 from rove.cli.serve import command as serve_command
+from rove.stages.reporter import ConsoleReporter
+from rove.stages.serving import ServeConfig, served_client
 
 SLOW_ENV = """
 import asyncio
@@ -70,9 +71,13 @@ def server(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[st
     try:
         assert process.stdout.readline().startswith("loading ")
         line = process.stdout.readline()
-        found = re.search(r"http://\S+/v1", line)
-        assert found, line + process.stderr.read()
-        yield found[0], process
+        if line.startswith("device: "):
+            line = process.stdout.readline()
+        address = re.search(r"http://\S+/v1", line)
+        if address is None:
+            process.kill()  # a server that still runs never closes its output, and reading it would wait forever
+            raise AssertionError(line + process.stderr.read())
+        yield address[0], process
     finally:
         process.kill()
         process.communicate()
@@ -176,7 +181,7 @@ def test_the_model_is_named_as_in_every_other_command():
 
 def test_a_model_is_served_on_the_device_that_is_printed(tmp_path: Path, model: Path):
     console = Console(file=io.StringIO(), width=200)
-    client = served_client(ServeConfig(model=str(model), device="cpu"), console)
+    client = served_client(ServeConfig(model=str(model), device="cpu"), ConsoleReporter(console))
     assert client.engine.model.device.type == "cpu"
     assert "device: cpu" in console.file.getvalue()
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from commands import Rove, in_this_process
 
-from rove.cli.settings_help import documented_fields, settings_of
-from rove.cli.suite import EvalConfig
+from rove.core.settings_docs import documented_fields, settings_of
+from rove.stages.evaluation import EvalConfig
 from rove.train.config import RLConfig, SFTConfig
 
 SOURCE = '''

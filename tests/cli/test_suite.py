@@ -15,11 +15,12 @@ from commands import Done, Rove, environment, in_this_process, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.cli.suite import EvalConfig, as_words, expand
 from rove.core.config import load
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_defaults
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig
+from rove.stages.suite import as_words, expand
 
 GAME = ("tictactoe", "-m", "scripted:teacher", "-n", "2", "-r", "1")
 

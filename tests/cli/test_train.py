@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 from commands import Rove, contents, environment, in_this_process
-from rich.console import Console
 
-from rove.cli.pipeline import Pipeline, Recipe
-from rove.cli.train import Diagnoser
 from rove.core.config import convert
 from rove.runs.run import Run
+from rove.stages.diagnoser import Diagnoser
+from rove.stages.pipeline import Pipeline
+from rove.stages.recipe import Recipe, RecipeFile
+from rove.stages.reporter import ConsoleReporter
 from rove.train.worker_group import SINGLE_PROCESS
 
 PARITY = """
@@ -64,6 +65,12 @@ def small(recipe: Path) -> Path:
     path = recipe.with_name("small.toml")
     path.write_text(tomli_w.dumps(values))
     return path
+
+
+def recipe_in(folder: Path) -> Recipe:
+    """Return the recipe of a folder for the environment parity."""
+    values = tomllib.loads((folder / "recipe.toml").read_text())
+    return convert(RecipeFile, values).complete("parity", folder)
 
 
 def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
@@ -252,10 +259,9 @@ def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
     assert rove("train", "parity", "--dry-run", "--env-dir", "elsewhere", "--run-dir", "mine").status == 0
     done = rove("train", "parity", "--recipe", "mine/recipe.toml", "--run-dir", "other", "--dry-run")
     assert (done.status, 'env_dir = "elsewhere"' in done.out) == (0, True)
-    recipe = convert(Recipe, tomllib.loads(Path("mine/recipe.toml").read_text()))
-    pipeline = Pipeline("parity", recipe, Path("mine"), 0, Console(), SINGLE_PROCESS)
-    stages = [pipeline.sft_config(), pipeline.rl_config("rl1", recipe.rl[0], "models/new")]
-    assert [one.env_dir for one in stages] == ["elsewhere"] * 2
+    recipe = recipe_in(Path("mine"))
+    assert recipe.sft is not None
+    assert [config.env_dir for config in (recipe.sft, recipe.rl[0].config)] == ["elsewhere"] * 2
 
 
 def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
@@ -266,9 +272,7 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     early = {"stage": "sft", "step": 10, "steps": 99, "kind": "unpredictable", "text": "no relation", "advice": "look"}
     (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "kind": "saturated"}]))
     (folder / "sft").mkdir()
-    recipe = convert(Recipe, tomllib.loads((folder / "recipe.toml").read_text()))
-    pipeline = Pipeline("parity", recipe, folder, 0, Console(), SINGLE_PROCESS)
-    diagnoser = Diagnoser(pipeline, folder)
+    diagnoser = Diagnoser(Pipeline(recipe_in(folder), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.after_step(folder / "sft", {"step": 11, "loss": 0.5}, 99)
     assert len(diagnoser.found) == 2
     diagnoser.after_step(folder / "sft", {"step": 12, "loss": 0.5, "eval/sampled/reward/mean": 0.9}, 99)
@@ -290,8 +294,7 @@ def test_rl_that_keeps_its_initial_weights_is_reported(
     rove: Rove, capsys: pytest.CaptureFixture[str], best_step: int
 ) -> None:
     assert rove("train", "parity", "--dry-run", "--run-dir", "mine").status == 0
-    recipe = convert(Recipe, tomllib.loads(Path("mine/recipe.toml").read_text()))
-    diagnoser = Diagnoser(Pipeline("parity", recipe, Path("mine"), 0, Console(), SINGLE_PROCESS), Path("mine"))
+    diagnoser = Diagnoser(Pipeline(recipe_in(Path("mine")), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.print_all()
     with Run("mine/rl1") as run:
         run.start("rl", {}, {})

@@ -15,17 +15,18 @@ from typing import Any
 
 import pytest
 from commands import Rove, contents, environment, in_this_process, lines
+from flat_settings import with_tables
 from rich.console import Console
 
-from rove.cli.eval import run_eval
-from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import print_rl
-from rove.cli.suite import EvalConfig
 from rove.core.config import convert
-from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
 from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.models import ModelConfig, run_model_new
+from rove.stages.reporter import SilentReporter
+from rove.stages.results import TrainingResult
 from rove.train.config import RLConfig
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
@@ -48,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rollouts_per_example=1,
         run_dir=str(folder / "games"),
     )
-    run_eval(games, Console(file=io.StringIO()))
+    run_eval(games, SilentReporter())
     return folder
 
 
@@ -292,7 +293,7 @@ def test_sft_does_not_resume_on_other_data(rove: Rove, made: Path):
 def test_empty_training_data_is_refused_before_training(rove: Rove, made: Path):
     done = rove(*sft(made, "--min-reward", "7"))
     assert done.status == 2
-    assert f"0 of 40 rollouts in {made}/games pass min_reward = 7.0" in done.err
+    assert f"0 of 40 conversations in {made}/games are left; 40 have a reward below 7.0" in done.err
     assert not Path("runs").exists()
 
 
@@ -406,8 +407,8 @@ def test_a_missing_logger_is_refused_before_training(rove: Rove, made: Path, mon
     [
         (0.4, {}, True),
         (0.9, {}, False),
-        (0.4, {"curriculum": "level"}, False),
-        (0.4, {"easy_threshold": 1.0}, False),
+        (0.4, {"curriculum__column": "level"}, False),
+        (0.4, {"filter__easy_threshold": 1.0}, False),
         (0.4, {"keep_best": "eval/x/reward/mean"}, False),
     ],
 )
@@ -422,8 +423,8 @@ def test_a_reward_without_measurable_increase_is_reported(
             run.append_metrics({"step": step + 1, "reward/mean": reward})
         run.finish({"steps": 40})
     out = io.StringIO()
-    config = convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
-    print_rl(config, tmp_path / "final", run, Console(file=out, width=100))
+    config = convert(RLConfig, with_tables({"env": "tictactoe", "model": "models/x", **over}))
+    print_rl(config, TrainingResult(tmp_path / "final", run), Console(file=out, width=100))
     assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == told
 
 
@@ -439,7 +440,7 @@ def test_the_suggested_commands_work(
     config = RLConfig(
         env="adding", env_dir="some envs", env_args=args, model="models/x", isolation=IsolationConfig(enabled=True)
     )
-    print_rl(config, tmp_path / "the end", run, Console(file=out, width=100))
+    print_rl(config, TrainingResult(tmp_path / "the end", run), Console(file=out, width=100))
     evaluate, play = (shlex.split(words) for words in re.findall(r": rove ((?:eval|play) .*)", out.getvalue()))
     environment(tmp_path / "some envs", "adding", "def load_environment(**kwargs): ...")
     monkeypatch.setattr("rove.cli.eval.check", lambda evaluations: None)  # there is no such model
@@ -464,7 +465,11 @@ def test_a_run_with_only_zero_advantage_groups_is_reported(tmp_path: Path):
             run.append_metrics({"step": step + 1, "reward/mean": 0.0, "groups/all": 8, "groups/zero_spread": 8})
         run.finish({"steps": 3})
     out = io.StringIO()
-    print_rl(RLConfig(env="tictactoe", model="models/x"), tmp_path / "final", run, Console(file=out, width=100))
+    print_rl(
+        RLConfig(env="tictactoe", model="models/x"),
+        TrainingResult(tmp_path / "final", run),
+        Console(file=out, width=100),
+    )
     assert "nothing was learned: in every step all groups had zero advantage" in out.getvalue()
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from rove.core.config import convert, load, merge
 from rove.core.errors import ConfigError
-from rove.core.renamed_settings import upgrade
 from rove.runs.run import Run
 
 
@@ -353,41 +352,3 @@ def test_settings_of_tables_have_dotted_flags():
         load(WithTables, {}, words)
     assert load(WithTables, {"loss.kind": "gspo"}, ["--loss.shuffle"]).loss == Table(kind="gspo", shuffle=True)
     assert load(WithTables, {}, ["--loss.kind", "3", "--no-loss.shuffle"]).loss == Table(kind="3")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--lora_rank", "8"],
-            r"unknown setting 'lora_rank': it is now 'lora.rank', in the table \[lora\] or as --lora.rank",
-        ),
-        (["--loss", "grpo"], r"loss is 'grpo': expected `object`, got `str`: it is now 'loss.kind'"),
-        (["--updates-per-batch", "2"], "it is now 'num_iterations'"),
-        (["--every_line"], 'write kind = "exhaustive"'),
-    ],
-)
-def test_former_names_are_refused_with_the_new_ones(words: list[str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        load(WithTables, {}, words)
-
-
-def test_settings_of_older_runs_are_upgraded(tmp_path: Path):
-    old = {
-        "loss": "grpo",
-        "max_ratio": 5.0,
-        "ray_actors": 2,
-        "evaluation": [{"env": "a", "every_line": True, "goals": {"never": ["lost"], "checks": {}}, "isolated": False}],
-    }
-    new = {
-        "loss": {"kind": "grpo", "max_ratio": 5.0},
-        "ray": {"actors": 2},
-        "evaluation": [
-            {"env": "a", "kind": "exhaustive", "goals": {"never": ["lost"]}, "isolation": {"enabled": False}}
-        ],
-    }
-    assert upgrade(old) == new
-    assert upgrade(new) == new
-    file = tmp_path / "config.toml"
-    file.write_text('kind = "rl"\n[identity]\n[config]\nloss = "gspo"\n')
-    assert load(WithTables, {}, ["@", str(file)]).loss.kind == "gspo"

@@ -18,8 +18,6 @@ RETIRED = re.compile(
     re.IGNORECASE,
 )
 ALLOWED = {
-    "rove/runs/upgrade.py": "names that older run folders have",
-    "rove/core/renamed_settings.py": "former names of settings",
     "docs/glossary.md": "the list itself",
     "rove/integrations/environments/text_arena.py": "a key of dataset rows, on which the identity of examples depends",
     "rove/sandbox/inside/supervisor.py": "signal.alarm",

@@ -17,7 +17,7 @@ import reference_pages
 from browser import WIDE, chromium, violations
 from settings_page import TABLES
 
-from rove.cli.settings_help import documented_fields
+from rove.core.settings_docs import documented_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKED_PAGES = (

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from fakes import tiny_model
+from flat_settings import with_tables
 
 from rove.core.config import convert
 from rove.core.findings import HIGH, MEDIUM, OK, Severity
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request, SamplingParams
-from rove.core.renamed_settings import upgrade
 from rove.doctor import machine
 from rove.doctor.machine import (
     LAZY_BYTES,
@@ -39,7 +39,7 @@ NEEDED = {"weights": 4e9, "gradients": 4e9, "AdamW": 8e9, "activations": 3e9, "k
 
 
 def config(**over: Any) -> RLConfig:
-    return convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
+    return convert(RLConfig, with_tables({"env": "tictactoe", "model": "models/x", **over}))
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
@@ -153,7 +153,7 @@ def test_memory_needed_includes_the_sampler_weights(ahead: int, bf16: bool, own:
 @pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
 def test_an_adapter_needs_training_memory_only_for_its_own_weights(more: dict[str, Any]):
     """The base needs no gradients, optimizer state or reference, but the sampler may need its weights in bf16."""
-    settings = config(kl_penalty=1.0, lora_rank=2, batch_size=8, rollouts_per_example=8, **more)
+    settings = config(loss__kl_penalty=1.0, lora__rank=2, batch_size=8, rollouts_per_example=8, **more)
     loaded = add_lora(settings, tiny_model())
     base = sum(p.nbytes for p in tiny_model().model.parameters())
     own = sum(p.nbytes for p in trainable_parameters(loaded.model).values())
@@ -197,7 +197,7 @@ def test_a_synced_reference_is_counted_in_every_checkpoint(tmp_path: Path, monke
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
     needed = {**NEEDED, "reference model": 4e9}
     texts = [
-        check_disk(config(kl_penalty=1.0, **more), needed, 0.0, tmp_path).text
-        for more in ({}, {"sync_reference_every": 5})
+        check_disk(config(loss__kl_penalty=1.0, **more), needed, 0.0, tmp_path).text
+        for more in ({}, {"loss__sync_reference_every": 5})
     ]
     assert [text.split(";")[0] for text in texts] == ["checkpoints 40 GB", "checkpoints 52 GB"]

@@ -73,7 +73,10 @@ def test_check_advantages():
     assert check_advantages(make_group(0, 1)).severity == OK
     assert check_advantages(zero_advantage).severity == HIGH
     finding = check_advantages([*make_group(0, 1), *zero_advantage])
-    assert (finding.severity, finding.text) == (MEDIUM, "3 of 4 groups have zero advantage: a step trains on 25% of its groups")
+    assert (finding.severity, finding.text) == (
+        MEDIUM,
+        "3 of 4 groups have zero advantage: a step trains on 25% of its groups",
+    )
     assert "25%" in repr(finding)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from commands import environment
 from fakes import tiny_model
+from flat_settings import with_tables
 
 from rove.core.config import convert
 from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding
-from rove.core.renamed_settings import upgrade
 from rove.doctor.training import check_training
 from rove.train.config import RLConfig
 
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def find(folder: Path, groups: int = 3, **over: Any) -> dict[str, Finding]:
     settings = {"env": "letters", "env_dir": str(folder), "model": str(folder / "model"), "max_tokens": 6, **over}
-    return {finding.id: finding async for finding in check_training(convert(RLConfig, upgrade(settings)), groups)}
+    return {finding.id: finding async for finding in check_training(convert(RLConfig, with_tables(settings)), groups)}
 
 
 SANDBOX_SOURCE = """
@@ -126,15 +126,15 @@ async def test_invalid_settings_models_and_environments_fail(folder: Path, over:
 
 
 async def test_adapter_settings_are_checked(folder: Path):
-    plain, small = await find(folder), await find(folder, lora_rank=2)
+    plain, small = await find(folder), await find(folder, lora__rank=2)
     assert not any(one.severity is HIGH for one in small.values())
     assert "an adapter of" in repr(small["learning_rate"])
     assert small["logprob_mismatch"].severity is OK
     assert small["adapter"].text == "rank 2, alpha 32, all linear layers"
     assert small["disk"].text != plain["disk"].text
-    wrong = await find(folder, lora_rank=2, lora_targets=["q_prog"])
+    wrong = await find(folder, lora__rank=2, lora__targets=["q_prog"])
     assert {key for key, finding in wrong.items() if finding.severity == HIGH} == {"adapter"}
-    assert "lora_targets has 'q_prog'" in repr(wrong["adapter"])
+    assert "lora__targets has 'q_prog'" in repr(wrong["adapter"])
 
 
 async def test_a_context_smaller_than_any_prompt_fails(folder: Path):

@@ -35,6 +35,16 @@ EXPENSIVE: dict[str, dict[str, Any]] = {
     },
     "a recursion without end": {"json": {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}},
     "nothing matches": {"json": {"type": "string", "enum": [1]}},
+    "nested repeats": {"regex": "((((a{100}){100}){100}){100}){100}"},
+    "a repeat with a huge count": {"regex": "a{99999999999999999999}"},
+    "deep brackets": {"regex": "(" * 500 + "x" + ")" * 500},
+    "deep brackets of Lark": {"grammar": "start: " + "(" * 500 + '"x"' + ")" * 500},
+    "a regular expression in Lark": {"grammar": "start: A\nA: /((a{1000}){1000})/"},
+}
+TOO_LARGE: dict[str, dict[str, Any]] = {
+    "a long regular expression": {"regex": "ab" * 500_000},
+    "many choices": {"choice": [str(i) for i in range(50_000)]},
+    "a large enum": {"json": {"enum": list(range(50_000))}},
 }
 USUAL: dict[str, dict[str, Any]] = {
     "an object": {
@@ -92,6 +102,17 @@ async def check_all(checker: GrammarChecker, requests: dict[str, dict[str, Any]]
         except ConfigError as error:
             problems[name] = str(error)
     return problems
+
+
+@pytest.mark.parametrize("requested", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_grammar_beyond_the_limit_is_refused_before_it_is_compiled(requested: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"too large: .* expected at most 200,000: simplify it"):
+        grammar(requested)
+
+
+def test_a_broken_schema_is_refused():
+    with pytest.raises(ConfigError, match="is not valid"):
+        grammar({"json": '{"anyOf":[' * 100_000})
 
 
 @pytest.mark.broad

@@ -530,8 +530,14 @@ deadline = time.monotonic() + 20
 while len(glob.glob("started.*")) < 2 and time.monotonic() < deadline:
     time.sleep(0.01)
 keys = set()
-for path in glob.glob("/proc/[0-9]*/environ"):
-    keys |= {line for line in content_of(path).split(chr(0)) if line.startswith("OPENAI_API_KEY=")}
+for process in glob.glob("/proc/[0-9]*"):
+    try:
+        folder = os.readlink(process + "/cwd")
+    except OSError:
+        continue
+    if folder == os.getcwd():  # other tests of this machine have keys too
+        variables = content_of(process + "/environ").split(chr(0))
+        keys |= {line for line in variables if line.startswith("OPENAI_API_KEY=")}
 others = keys - {"OPENAI_API_KEY=" + os.environ["OPENAI_API_KEY"]}
 print("reads parent" if content_of("/proc/%d/environ" % os.getppid()) else "-", "and", len(others), "keys")
 open("done." + str(here), "w").close()

@@ -383,7 +383,7 @@ def test_scores_of_added_rubrics_are_summed():
 
 def test_a_rubric_with_a_duplicate_name_is_rejected():
     with pytest.raises(ConfigError, match=r"\['num_turns'\] are in more than one rubric"):
-        Quiz().add_rubric(Talk().rubric)
+        Quiz().add_rubric(Talk().scoring_rubric)
 
 
 def test_the_environment_does_not_modify_the_given_rubric_group():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -406,11 +407,15 @@ def test_an_entry_point_that_replaces_an_example_is_named(workplace, recwarn: py
     assert "by the entry point of toys 1.0" in note
 
 
-def test_the_obvious_file_is_not_named(workplace, recwarn: pytest.WarningsRecorder):
+def test_the_obvious_file_is_not_named(workplace, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder):
     load_environment("double_check")
     write_environment(workplace / "given", "reverse_text", "--env-dir")
     install_module(workplace / "site", "reverse_text", "a module")
     assert origin(load_environment("reverse_text", env_dir=workplace / "given")) == "--env-dir"
     install_module(workplace / "site", "own_toy", "a module")
     load_environment("own_toy")
+    copy = workplace / "cwd" / "environments" / "double_check"
+    shutil.copytree(example_environments()["double_check"].parent, copy)
+    assert environment_file("double_check") == copy / "double_check.py"
+    load_environment("double_check")  # a copy of the same code
     assert not [one for one in recwarn if "is loaded from" in str(one.message)]

@@ -238,7 +238,12 @@ def test_a_list_of_tools_in_an_unusual_form_is_read(oddity: str, tools: list[str
             "'odd' names the page 'again' of its tools again; expected another",
         ),
         ("same name twice", "ConfigError", "'odd' lists the tool 't0' twice; expected one tool of each name"),
-        ("no type", "MCPServerError", "'odd' lists its tools in another form than the protocol's: tools.0.inputSchema"),
+        pytest.param(
+            "no type",
+            "MCPServerError",
+            "'odd' lists its tools in another form than the protocol's: tools.0.inputSchema",
+            marks=pytest.mark.skipif(not mcp_server.SECOND, reason="SDKs before mcp 2 read a schema without a type"),
+        ),
     ],
 )
 def test_an_unusable_list_of_tools_is_explained(oddity: str, kind: str, message: str) -> None:

@@ -151,7 +151,9 @@ def test_tools_can_be_added_and_removed():
     env.remove_tool(add)
     env.add_tool(make_tool(add, name="plus"))
     assert [definition["function"]["name"] for definition in env.tool_defs] == ["double", "plus"]
-    assert {"double_calls", "plus_calls"} <= set(env.rubric.names) and "add_calls" not in env.rubric.names
+    assert {"double_calls", "plus_calls"} <= set(
+        env.scoring_rubric.names
+    ) and "add_calls" not in env.scoring_rubric.names
     env.remove_tool("plus")
     with pytest.raises(vf.ConfigError, match="not one of the tools; known: double"):
         env.remove_tool(add)

@@ -24,8 +24,8 @@ from rove.rollouts.evaluate import generate
 from rove.runs.run import Run
 from rove.server import base_url_of, listening, make_app
 from rove.train.batch import can_pack, micro_batches
+from rove.train.conversations import conversations_of
 from rove.train.sequences import sequences_from_record
-from rove.train.sft import conversations_of
 from rove.train.trainer import token_logprobs
 from rove.viewer.api import token_decoder
 from rove.viewer.rollouts import describe_rollout

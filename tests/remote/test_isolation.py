@@ -119,7 +119,7 @@ def facts(record: vf.RolloutRecord) -> list[Any]:
 def test_isolated_rollouts_equal_local_ones(name: str) -> None:
     env, plain = IsolatedEnv(name, {"num_examples": 12}), vf.load_environment(name, num_examples=12)
     assert env.identity == plain.identity and env.get_dataset(3) == plain.get_dataset(3)
-    assert (env.count_examples(), env.rubric.names) == (plain.count_examples(), plain.rubric.names)
+    assert (env.count_examples(), env.rubric.names) == (plain.count_examples(), plain.scoring_rubric.names)
     for policy in plain.policies:
         records = [
             one.generate_sync(vf.ScriptedClient(one.policies[policy]), rollouts_per_example=2) for one in (env, plain)

@@ -21,7 +21,6 @@ from fakes import tiny_model
 from rich.console import Console
 
 import rove as vf
-from rove.cli.rl import run_rl
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.protocols import Request
@@ -30,6 +29,7 @@ from rove.remote import ray as on_ray
 from rove.remote.loading import Isolation, open_environment, temporary_environment
 from rove.remote.rollout import MAX_LOST_NODES
 from rove.runs.run import Run
+from rove.stages.rl import run_rl
 from rove.train.config import RLConfig
 from tests.remote.test_distributed import Fateful, as_here
 from tests.remote.test_isolation import Echo, facts, package, wheel

@@ -249,7 +249,7 @@ def test_isolated_training_equals_local_training(tmp_path: Path) -> None:
 def test_exhaustive_evaluation_cannot_be_isolated() -> None:
     tables = [EvaluationConfig(env="tictactoe", kind="exhaustive")]
     with pytest.raises(vf.ConfigError, match="leave out kind or isolation"):
-        settings(isolated=True, evaluation=tables).check()
+        settings(isolation__enabled=True, evaluation=tables).check()
 
 
 AGENT_SOURCE = """

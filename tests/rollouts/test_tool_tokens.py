@@ -14,13 +14,13 @@ from tiers import first_quick
 from toys import roll, rows
 
 import rove as vf
-from rove.cli.model import ModelConfig, environment_texts
 from rove.engine.client import EngineClient
 from rove.models.from_scratch import CHAT_TEMPLATE, new_model
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer
 from rove.rendering.tool_calls import Call
 from rove.runs.serialization import decode_record, encode_record
+from rove.stages.models import ModelConfig, environment_texts
 from rove.train.sequences import sequences_from_messages, sequences_from_record
 from tests.rendering.test_tools import TEMPLATES
 

@@ -7,10 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rove.cli.serve import ServeConfig
-from rove.cli.settings_help import settings_of
-from rove.cli.suite import EvalConfig
 from rove.core.config import nested
+from rove.core.settings_docs import settings_of
 from rove.runs.provenance import (
     HARMLESS,
     HARMLESS_TABLES,
@@ -21,6 +19,8 @@ from rove.runs.provenance import (
     seal,
 )
 from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig
+from rove.stages.serving import ServeConfig
 from rove.train.config import RLConfig, SFTConfig
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import torch
 from fakes import tiny_model
+from flat_settings import with_tables
 
 from rove.core.config import convert
-from rove.core.renamed_settings import upgrade
 from rove.train.config import RLConfig
 from rove.train.learner import Learner, add_lora
 from rove.train.losses import cross_entropy
@@ -52,7 +52,9 @@ def ragged(count: int, seed: int = 0) -> list[TrainingSequence]:
 
 def settings(**fields: Any) -> RLConfig:
     defaults = {"env": "x", "model": "y", "micro_batch_tokens": 200, "threads": 1, "learning_rate": 1e-3}
-    return convert(RLConfig, upgrade(defaults | {"kl_penalty": 0.01, "sync_reference_every": 2} | fields))
+    return convert(
+        RLConfig, with_tables(defaults | {"loss__kl_penalty": 0.01, "loss__sync_reference_every": 2} | fields)
+    )
 
 
 def run(job: Job) -> None:

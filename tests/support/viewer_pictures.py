@@ -9,8 +9,6 @@ rate) and `rl-async` (with `--max-off-policy-steps 4`); docs/viewer.md has the c
 
 from __future__ import annotations
 
-import asyncio
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,9 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing
-from textual.widgets import DataTable
 
-from rove.cli.terminal import Terminal
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
 from rove.runs.token_stats import read_tokens
@@ -71,17 +67,6 @@ def take(tab: Tab, name: str) -> None:
     assert tab.trouble == [], tab.trouble
 
 
-async def in_a_terminal(runs: Path) -> str:
-    """What `rove view --terminal` shows of the run `teacher`, as SVG without the fonts that it would fetch."""
-    async with Terminal(RunStore(runs)).run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        table = pilot.app.screen.query_one(DataTable)
-        table.move_cursor(row=table.get_row_index("teacher"))
-        await pilot.press("enter")
-        await pilot.pause()
-        return re.sub(r"@font-face \{.*?\}", "", pilot.app.export_screenshot(), flags=re.DOTALL)
-
-
 def known_line(run: Run, step: int) -> int:
     """A rollout of a step whose tokens the trainer knew."""
     kept = read_tokens(run.path, step)[0]
@@ -128,25 +113,19 @@ def guess(tab: Tab) -> None:
 def main(runs: Path, names: Sequence[str]) -> None:
     """Take these pictures; all when none is named."""
     FOLDER.mkdir(exist_ok=True)
-    wanted = names or (*PAGES, "report", "terminal", "play", "word")
+    wanted = names or (*PAGES, "report", "play", "word")
     against = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
     word = ("play", "word_game", "--web", "--seed", "3")
     lines = {"line": known_line(Run(runs / "rl"), 5)}
     if "versions" in wanted:
         lines["mixed"] = mixed_line(Run(runs / "rl-async"))
     remark(runs)
-    drawn = asyncio.run(in_a_terminal(runs))
     report = write_report(Run(runs / "teacher"), runs / "teacher/report.html", 20).as_uri()
     with ExitStack() as stack:
         browser = stack.enter_context(chromium())
         url = stack.enter_context(viewing(runs, "--annotate"))
         games = {"play": (serving(runs, *against), play), "word": (serving(runs, *word), guess)}
         games = {name: (stack.enter_context(game), begin) for name, (game, begin) in games.items() if name in wanted}
-        if "terminal" in wanted:
-            page = browser.new_page(viewport={"width": 994, "height": 635})
-            page.set_content(f'<body style="margin: 0">{drawn}</body>')
-            page.screenshot(path=FOLDER / "terminal.png")
-            small(FOLDER / "terminal.png")
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)

@@ -201,7 +201,7 @@ async def test_repeated_examples_get_unique_keys_and_examples_keep_their_order(t
     assert_complete(tmp_path, collected, None)
     names = {record.example_key for one in collected for record in one.records}
     assert any("@" in name for name in names) and any("#2" in name for name in names)
-    curriculum = collector_settings(curriculum="info.level", steps=4)
+    curriculum = collector_settings(curriculum__column="info.level", steps=4)
     rows = [{"question": f"q{n}", "info": {"level": -n}} for n in range(12)]
     rubric = vf.Rubric()
     rubric.add_reward_func(letters, weight=1.0)
@@ -213,7 +213,7 @@ async def test_dynamic_sampling_does_not_count_zero_advantage_groups(tmp_path: P
     def reward(completion: vf.Messages, info: dict[str, Any], state: vf.State) -> float:
         return 0.5 if state["input"]["example_id"] % 2 else float(state["seed"] % 1000)
 
-    config = collector_settings(dynamic_sampling_rounds=2, steps=5)
+    config = collector_settings(filter__dynamic_sampling_rounds=2, steps=5)
     collected, _ = await collect(tmp_path, config, Answers(), letters_env(8, reward))
     for one in collected:
         assert one.metrics["groups/all"] - one.metrics["groups/zero_spread"] == GROUPS
@@ -276,7 +276,7 @@ def test_a_resumed_collector_repeats_no_finished_rollout(
     tmp_path_factory: pytest.TempPathFactory, seed: int, stop: int, rows: int, resample: int
 ):
     path, rng = tmp_path_factory.mktemp("collector"), random.Random(seed)
-    config = collector_settings(dynamic_sampling_rounds=resample)
+    config = collector_settings(filter__dynamic_sampling_rounds=resample)
     client = Answers(lambda request: rng.choice([1, 2, 3, 40]))
     first, saved_state = asyncio.run(collect(path, config, client, letters_env(rows), stop=stop))
     with (path / "rollouts.jsonl").open("r+b") as file:  # as resuming from the checkpoint after that step does
@@ -382,7 +382,9 @@ def test_a_killed_run_resumes_and_trains_every_rollout_once(tmp_path: Path, kill
 @pytest.mark.slow
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize(
-    "more", [{"lora_rank": 2}, {"bf16_sampling": True}, {"kl_penalty": 1.0, "sync_reference_every": 2}], ids=str
+    "more",
+    [{"lora__rank": 2}, {"bf16_sampling": True}, {"loss__kl_penalty": 1.0, "loss__sync_reference_every": 2}],
+    ids=str,
 )
 def test_the_sampler_receives_new_weights_during_generation(
     tmp_path: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -24,9 +24,9 @@ from rove.models.adapter import add_adapter
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
-from rove.train.backends import EmbeddedBackend, VLLMBackend, make_backend, parity_check
+from rove.train.backends import EmbeddedBackend, VLLMBackend, parity_check
 from rove.train.config import RLConfig
-from rove.train.rl import train_rl
+from rove.train.rl import make_backend, train_rl
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.server import VLLMConfig
 from tests.train.test_evaluation import envs, table
@@ -147,7 +147,7 @@ def weight_calls(fake: FakeVLLM) -> list[str]:
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_only_the_adapter_is_sent_to_the_server(tmp_path: Path, fake: FakeVLLM, ahead: int):
     run = tmp_path / "run"
-    train(run, vllm_settings(fake.url, steps=3, lora_rank=2, learning_rate=0.05, max_off_policy_steps=ahead))
+    train(run, vllm_settings(fake.url, steps=3, lora__rank=2, learning_rate=0.05, max_off_policy_steps=ahead))
     assert (run / "final" / "adapter_model.safetensors").exists()
     assert weight_calls(fake) == ["reload_weights", "/v1/load_lora_adapter", *["list_loras", "remove_lora"] * 3]
     rows = metrics_of(run)
@@ -173,9 +173,9 @@ def test_a_rejected_adapter_is_merged_into_full_weights(
 ):
     run = tmp_path / "run"
     fake.faults += [fault] * bool(fault)
-    config = vllm_settings(fake.url, steps=2, lora_rank=2, learning_rate=0.05)
+    config = vllm_settings(fake.url, steps=2, lora__rank=2, learning_rate=0.05)
     if not fault:
-        config = vllm_settings(steps=2, lora_rank=2, vllm=VLLMConfig(urls=[fake.url], merge_adapter=True))
+        config = vllm_settings(steps=2, lora__rank=2, vllm=VLLMConfig(urls=[fake.url], merge_adapter=True))
     train(run, config)
     assert_on_policy(run)
     warnings = "\n".join(record.getMessage() for record in caplog.records if "rove.train.backends" in record.name)
@@ -190,13 +190,13 @@ def test_adapter_layers_that_a_server_ignores_are_detected(
 ):
     monkeypatch.setattr("vllm_server.merge_adapter", lambda model, folder: model)
     with pytest.raises(RunError, match=r"after the update to version 1 .*does not have all of the adapter's layers"):
-        train(tmp_path / "run", vllm_settings(fake.url, steps=2, lora_rank=2, learning_rate=0.05))
+        train(tmp_path / "run", vllm_settings(fake.url, steps=2, lora__rank=2, learning_rate=0.05))
 
 
 def test_adapters_with_ranks_that_vllm_does_not_support_are_merged(tmp_path: Path):
     loaded = tiny_model()
     adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
-    sampler = make_backend(vllm_settings("http://x", lora_rank=513), adapted, tmp_path, separate_weights=False)
+    sampler = make_backend(vllm_settings("http://x", lora__rank=513), adapted, tmp_path)
     assert isinstance(sampler, VLLMBackend)
     assert not sampler._sends_adapter
 
@@ -239,8 +239,8 @@ def small_caches(monkeypatch: pytest.MonkeyPatch):
 
 
 def start_backend(model: LoadedModel, path: Path, **more: Any) -> VLLMBackend:
-    config = settings(sampler="vllm", vllm=VLLMConfig(**{**VLLM_FIELDS, **more}))
-    sampler = make_backend(config, model, path, separate_weights=False)
+    config = settings(backend="vllm", vllm=VLLMConfig(**{**VLLM_FIELDS, **more}))
+    sampler = make_backend(config, model, path)
     assert isinstance(sampler, VLLMBackend)
     return sampler
 
@@ -357,7 +357,7 @@ def test_a_real_server_started_with_a_tied_head_keeps_the_old_one(tmp_path: Path
 def test_a_real_server_that_hangs_is_restarted(tmp_path: Path):
     """Stop the engine process; the process that responds to /health continues."""
     vllm = VLLMConfig(**VLLM_FIELDS, hang_seconds=30.0)
-    config = settings(sampler="vllm", vllm=vllm, steps=5, max_off_policy_steps=2, checkpoint_every=99)
+    config = settings(backend="vllm", vllm=vllm, steps=5, max_off_policy_steps=2, checkpoint_every=99)
 
     def stop(step: int, metrics: Any) -> None:
         if step == 2:
@@ -384,8 +384,8 @@ def test_a_real_server_that_hangs_is_restarted(tmp_path: Path):
 @pytest.mark.slow
 def test_only_the_adapter_is_sent_to_a_real_server_that_is_killed(tmp_path: Path):
     loaded = model_with_head_size_32("llama")
-    more = {"lora_rank": 4, "learning_rate": 0.02, "checkpoint_every": 99}
-    config = settings(sampler="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4, **more)
+    more = {"lora__rank": 4, "learning_rate": 0.02, "checkpoint_every": 99}
+    config = settings(backend="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4, **more)
 
     train(tmp_path / "run", config, loaded=loaded, on_step=kill_in_step_2)
     assert_on_policy(tmp_path / "run", 1e-3)
@@ -401,10 +401,9 @@ def test_a_real_server_continues_a_response_with_a_new_adapter(tmp_path: Path):
     adapter = add_adapter(loaded.model, 4, 8.0, 0.0, [], 0, "somewhere")
     vllm = VLLMConfig(**VLLM_FIELDS)
     sampler = make_backend(
-        settings(sampler="vllm", vllm=vllm, lora_rank=4),
+        settings(backend="vllm", vllm=vllm, lora__rank=4),
         loaded._replace(adapter=adapter),
         tmp_path,
-        separate_weights=False,
     )
     assert isinstance(sampler, VLLMBackend)
     try:
@@ -427,7 +426,7 @@ def change_adapter(loaded: LoadedModel, seed: int) -> None:
 @pytest.mark.slow
 def test_a_run_continues_after_its_real_server_is_killed(tmp_path: Path):
     loaded = model_with_head_size_32("llama")
-    config = settings(sampler="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4)
+    config = settings(backend="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4)
 
     train(tmp_path / "run", config, loaded=loaded, on_step=kill_in_step_2)
     assert_on_policy(tmp_path / "run", 1e-3)
@@ -478,7 +477,7 @@ asyncio.run(main(sys.argv[1:]))
 def test_a_server_that_fails_with_lora_enabled_is_started_without_it(tmp_path: Path):
     support = str(Path(__file__).parents[1] / "support")
     (tmp_path / "serve.py").write_text(f"import sys; sys.path.insert(0, {support!r})" + SERVER_WITHOUT_LORA)
-    config = vllm_settings(steps=2, lora_rank=2, vllm=VLLMConfig(command=f"{sys.executable} {tmp_path / 'serve.py'}"))
+    config = vllm_settings(steps=2, lora__rank=2, vllm=VLLMConfig(command=f"{sys.executable} {tmp_path / 'serve.py'}"))
     train(tmp_path / "run", config)
     assert_on_policy(tmp_path / "run")
     assert "does not support LoRA yet" in (tmp_path / "run/vllm/server-0.log").read_text()
@@ -508,5 +507,5 @@ def test_a_started_server_is_restarted_after_a_kill_and_stopped_at_the_end(tmp_p
 @pytest.mark.parametrize("fast", [True, False])
 def test_bf16_sampling_is_ignored_on_a_cpu_without_bf16_products(fast: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.models.linear.HAS_BF16_PRODUCTS", fast)
-    backend = EmbeddedBackend(settings(bf16_sampling=True), tiny_model(), separate_weights=False)
+    backend = EmbeddedBackend(tiny_model(), 16, bf16=True)
     assert {p.dtype for p in backend.client.engine.model.parameters()} == {torch.bfloat16 if fast else torch.float32}

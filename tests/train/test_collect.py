@@ -46,8 +46,8 @@ def metric_values(path: Path, name: str) -> list[float]:
 
 def test_dynamic_sampling_replaces_zero_advantage_groups(tmp_path: Path):
     train(tmp_path / "plain", settings(steps=2), Moody())
-    train(tmp_path / "once", settings(steps=2, dynamic_sampling_rounds=1), Moody())
-    train(tmp_path / "often", settings(steps=2, dynamic_sampling_rounds=9), Moody())
+    train(tmp_path / "once", settings(steps=2, filter__dynamic_sampling_rounds=1), Moody())
+    train(tmp_path / "often", settings(steps=2, filter__dynamic_sampling_rounds=9), Moody())
     assert [len(step) for step in examples_by_step(tmp_path / "plain")] == [4, 4]
     assert metric_values(tmp_path / "plain", "groups/resampled") == [0, 0]
     assert metric_values(tmp_path / "once", "groups/rounds") == [1, 1]
@@ -64,7 +64,7 @@ def test_dynamic_sampling_replaces_zero_advantage_groups(tmp_path: Path):
 
 
 def test_keys_within_a_step_are_unique_for_repeated_examples(tmp_path: Path):
-    train(tmp_path, settings(steps=1, dynamic_sampling_rounds=9), Moody(count=3))
+    train(tmp_path, settings(steps=1, filter__dynamic_sampling_rounds=9), Moody(count=3))
     keys = Counter((r.example_key, r.rollout_index) for r in rollouts_of(tmp_path))
     assert set(keys.values()) == {1}
     assert len({r.seed for r in rollouts_of(tmp_path)}) == len(rollouts_of(tmp_path))
@@ -74,7 +74,7 @@ def test_dynamic_sampling_stops_after_the_maximum_number_of_rounds(tmp_path: Pat
     rubric = vf.Rubric()
     rubric.add_reward_func(lambda completion: 0.5, weight=1.0, name="half")
     env = vf.SingleTurnEnv(dataset=[{"question": "say"}], rubric=rubric)
-    train(tmp_path, settings(steps=1, dynamic_sampling_rounds=2), env)
+    train(tmp_path, settings(steps=1, filter__dynamic_sampling_rounds=2), env)
     [m] = metrics_of(tmp_path)
     assert (m["groups/rounds"], m["groups/resampled"], m["groups/zero_spread"]) == (2, 8, 12)
 
@@ -155,7 +155,7 @@ def test_an_agent_that_sets_its_own_temperature_is_rejected(tmp_path: Path, step
 
 
 def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
-    config = settings(steps=8, hard_threshold=0.0, easy_threshold=1.0)
+    config = settings(steps=8, filter__hard_threshold=0.0, filter__easy_threshold=1.0)
     train(tmp_path, config, Moody())
     steps = examples_by_step(tmp_path)
     assert {i for step in steps[:4] for i in step} == set(range(16))
@@ -165,7 +165,7 @@ def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
 
 
 def test_skipped_examples_are_tried_again_after_the_difficulty_window(tmp_path: Path):
-    train(tmp_path, settings(steps=12, hard_threshold=0.0, difficulty_window=5, max_tokens=2), Moody())
+    train(tmp_path, settings(steps=12, filter__hard_threshold=0.0, filter__difficulty_window=5, max_tokens=2), Moody())
     first, later = examples_by_step(tmp_path)[4:5], examples_by_step(tmp_path)[5:]
     assert all(i % 4 != 2 for step in first for i in step)
     assert any(i % 4 == 2 for step in later for i in step)
@@ -175,8 +175,8 @@ def test_skipped_examples_are_tried_again_after_the_difficulty_window(tmp_path: 
     ("options", "mixes"),
     [
         ({}, True),
-        ({"stratify": "level", "shuffle": True}, True),
-        ({"curriculum": "level"}, False),
+        ({"curriculum__stratify": "level", "curriculum__shuffle": True}, True),
+        ({"curriculum__column": "level"}, False),
     ],
 )
 def test_a_column_determines_the_examples_of_a_step(tmp_path: Path, options: dict[str, Any], mixes: bool):
@@ -187,13 +187,13 @@ def test_a_column_determines_the_examples_of_a_step(tmp_path: Path, options: dic
 
 def test_the_number_of_quantiles_changes_the_order(tmp_path: Path):
     for bins in (2, 4):
-        options = {"stratify": "level", "stratify_bins": bins}
+        options = {"curriculum__stratify": "level", "curriculum__stratify_bins": bins}
         train(tmp_path / str(bins), settings(steps=4, max_tokens=2, **options), Moody(dead=False))
     assert examples_by_step(tmp_path / "2") != examples_by_step(tmp_path / "4")
 
 
 def test_a_shuffled_run_has_another_order(tmp_path: Path):
-    train(tmp_path, settings(steps=4, max_tokens=2, shuffle=True), Moody(dead=False))
+    train(tmp_path, settings(steps=4, max_tokens=2, curriculum__shuffle=True), Moody(dead=False))
     flat = [i for step in examples_by_step(tmp_path) for i in step]
     assert sorted(flat) == list(range(16))
     assert [sorted(step) for step in examples_by_step(tmp_path)] != [
@@ -205,17 +205,18 @@ def test_a_shuffled_run_has_another_order(tmp_path: Path):
 
 
 ALL_OPTIONS = {
-    "dynamic_sampling_rounds": 2,
-    "hard_threshold": 0.0,
-    "difficulty_window": 3,
-    "shuffle": True,
-    "stratify": "level",
+    "filter__dynamic_sampling_rounds": 2,
+    "filter__hard_threshold": 0.0,
+    "filter__difficulty_window": 3,
+    "curriculum__shuffle": True,
+    "curriculum__stratify": "level",
 }
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    "options", [ALL_OPTIONS, {"curriculum": "level", "dynamic_sampling_rounds": 1, "easy_threshold": 1.0}]
+    "options",
+    [ALL_OPTIONS, {"curriculum__column": "level", "filter__dynamic_sampling_rounds": 1, "filter__easy_threshold": 1.0}],
 )
 def test_a_killed_run_draws_the_same_examples_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
     config = settings(steps=7, **options)
@@ -231,16 +232,16 @@ def test_a_killed_run_draws_the_same_examples_and_ends_with_the_same_weights(tmp
 
 def test_invalid_settings_are_rejected_before_training(tmp_path: Path):
     for wrong, message in (
-        ({"dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds is -1"),
-        ({"hard_threshold": 1.0, "easy_threshold": 0.0}, "hard_threshold is 1.0"),
-        ({"difficulty_window": 0}, "difficulty_window"),
-        ({"stratify": "a", "curriculum": "b"}, "leave one of them out"),
-        ({"stratify_bins": 0}, "stratify_bins"),
+        ({"filter__dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds is -1"),
+        ({"filter__hard_threshold": 1.0, "filter__easy_threshold": 0.0}, "hard_threshold is 1.0"),
+        ({"filter__difficulty_window": 0}, "difficulty_window"),
+        ({"curriculum__stratify": "a", "curriculum__column": "b"}, "leave one of them out"),
+        ({"curriculum__stratify_bins": 0}, "stratify_bins"),
     ):
         with pytest.raises(ConfigError, match=message):
             settings(**wrong).check()
     with pytest.raises(ConfigError, match="no column 'lvl'"):
-        train(tmp_path, settings(stratify="lvl"), Moody())
+        train(tmp_path, settings(curriculum__stratify="lvl"), Moody())
     with pytest.raises(ConfigError, match="no rows"):
         train(tmp_path, settings(), vf.SingleTurnEnv(dataset=[]))
 

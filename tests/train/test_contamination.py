@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from commands import environment
+from flat_settings import with_tables
 from toys import Quiz, rows
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
-from rove.core.renamed_settings import upgrade
 from rove.envs.dataset import example_key
 from rove.train.config import EvaluationConfig, RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
@@ -26,7 +26,7 @@ def load_environment(first=0, count=30):
 def config(**over: Any) -> RLConfig:
     return convert(
         RLConfig,
-        upgrade({"env": "quiz", "model": "m", "steps": 5, "batch_size": 8, "rollouts_per_example": 4, **over}),
+        with_tables({"env": "quiz", "model": "m", "steps": 5, "batch_size": 8, "rollouts_per_example": 4, **over}),
     )
 
 
@@ -35,9 +35,9 @@ def config(**over: Any) -> RLConfig:
     [
         ({}, 100, 10),  # two groups in each of five steps
         ({}, 6, 6),
-        ({"dynamic_sampling_rounds": 2}, 100, 30),
-        ({"shuffle": True}, 100, 100),
-        ({"shuffle": True}, MAX_ROWS + 5, MAX_ROWS),
+        ({"filter__dynamic_sampling_rounds": 2}, 100, 30),
+        ({"curriculum__shuffle": True}, 100, 100),
+        ({"curriculum__shuffle": True}, MAX_ROWS + 5, MAX_ROWS),
         ({"steps": MAX_ROWS}, MAX_ROWS + 5, MAX_ROWS),
     ],
 )
@@ -54,7 +54,7 @@ def test_only_the_rows_used_by_the_run_are_read_from_a_generator():
             rows_read.append(row)
             yield row
 
-    assert len(trained_keys(config(shuffle=True), Quiz(dataset=generate_rows))) == 10
+    assert len(trained_keys(config(curriculum__shuffle=True), Quiz(dataset=generate_rows))) == 10
     assert len(rows_read) == 10
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from commands import environment
 from fakes import tiny_model
+from flat_settings import with_tables
 from tiers import first_quick
 
 import rove.train.evaluation as module
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
-from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
 from rove.runs.run import Run
 from rove.train.config import EvaluationConfig, Goal, RLConfig, check_evaluations
@@ -58,7 +58,7 @@ def envs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def table(**fields: Any) -> EvaluationConfig:
     return convert(
-        EvaluationConfig, upgrade({"env": "heldout_letters", "name": "let", "every": 2, "max_tokens": 4, **fields})
+        EvaluationConfig, with_tables({"env": "heldout_letters", "name": "let", "every": 2, "max_tokens": 4, **fields})
     )
 
 
@@ -251,7 +251,7 @@ def test_after_a_fall_a_synced_reference_is_reset_to_the_best_model(
 
     monkeypatch.setattr(Learner, "update", watched)
     patch_rewards(monkeypatch, REWARDS_WITH_FALL)
-    fields = {"keep_best": REWARD, "kl_penalty": 1.0, "sync_reference_every": 99, "warmup_steps": 0}
+    fields = {"keep_best": REWARD, "loss__kl_penalty": 1.0, "loss__sync_reference_every": 99, "warmup_steps": 0}
     train(tmp_path, with_evaluations(envs, table(every=1), lr_backoff=0.5, **fields), two_turns())
     assert equal == {0: True, 1: False, 2: True, 3: True, 4: False}  # steps 2 and 3 follow a fall
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.cli.suite import EvalConfig
+from rove.stages.evaluation import EvalConfig
 from rove.train.config import EvaluationConfig
 from rove.train.held_out import FEWEST_SPLIT, SELECTION_ROLLOUTS, overlap_note, split_held_out
 

@@ -29,7 +29,7 @@ from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
-LORA = {"lora_rank": 3, "learning_rate": 3e-2}
+LORA = {"lora__rank": 3, "learning_rate": 3e-2}
 SEQUENCES = [
     TrainingSequence([*range(10, 30), 40 + i, 50, 60 + i], [False] * 20 + [True] * 3, [0.0] * 23, [1.0] * 23)
     for i in range(3)
@@ -57,10 +57,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ahead": {"max_off_policy_steps": 1},
     "bf16": {"bf16_sampling": True, "bf16_backward": True},
-    "reference": {"kl_penalty": 1.0, "num_iterations": 2},
-    "moving reference": {"kl_penalty": 1.0, "sync_reference_every": 2, "checkpoint_every": 3},
-    "dropout": {"lora_dropout": 0.3},
-    "recomputed": {"lora_dropout": 0.3, "activation_checkpointing": True, "num_iterations": 2},
+    "reference": {"loss__kl_penalty": 1.0, "num_iterations": 2},
+    "moving reference": {"loss__kl_penalty": 1.0, "loss__sync_reference_every": 2, "checkpoint_every": 3},
+    "dropout": {"lora__dropout": 0.3},
+    "recomputed": {"lora__dropout": 0.3, "activation_checkpointing": True, "num_iterations": 2},
 }
 
 
@@ -170,7 +170,7 @@ def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pyte
         return result
 
     monkeypatch.setattr(Learner, "update", watched)
-    train(tmp_path, settings(**LORA, kl_penalty=1.0, sync_reference_every=every), two_turns())
+    train(tmp_path, settings(**LORA, loss__kl_penalty=1.0, loss__sync_reference_every=every), two_turns())
     assert [equal.index(True) for equal in matches] == ([0] * 5 if every is None else [0, 0, 2, 2, 4])
 
 
@@ -178,7 +178,7 @@ def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pyte
 def test_the_kl_penalty_limits_the_change_of_the_adapter(tmp_path: Path):
     norms = []
     for penalty in (0.0, 10.0):
-        loaded = train(tmp_path / str(penalty), settings(**LORA, kl_penalty=penalty), two_turns())
+        loaded = train(tmp_path / str(penalty), settings(**LORA, loss__kl_penalty=penalty), two_turns())
         norms.append(
             flatten({n: w for n, w in trainable_parameters(loaded.model).items() if "lora_B" in n}).norm().item()
         )
@@ -221,7 +221,7 @@ def test_all_linear_layers_are_fast_and_frozen_ones_save_no_inputs():
 
 
 def test_dropout_is_active_only_in_its_context_and_depends_only_on_its_seed():
-    loaded, _ = trained_model(lora_dropout=0.5)
+    loaded, _ = trained_model(lora__dropout=0.5)
     [batch] = micro_batches(SEQUENCES, 1000, pack=True)
     without_dropout = frozen_logprobs(loaded.model, batch)
     with_dropout, before = [], torch.get_rng_state()
@@ -249,9 +249,9 @@ def test_without_dropout_the_random_state_is_not_isolated():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("more", first_quick([{}, {"lora_dropout": 0.3}]), ids=["plain", "dropout"])
+@pytest.mark.parametrize("more", first_quick([{}, {"lora__dropout": 0.3}]), ids=["plain", "dropout"])
 def test_sft_reduces_the_loss_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
-    config = sft_settings(lora_rank=4, learning_rate=3e-2, epochs=6, **more)
+    config = sft_settings(lora__rank=4, learning_rate=3e-2, epochs=6, **more)
     train_sft(tmp_path / "whole", config, lawful())
     losses = [m["validation_loss"] for m in metrics_of(tmp_path / "whole") if "validation_loss" in m]
     assert min(losses) < 0.8 * losses[0]
@@ -281,12 +281,12 @@ def test_a_local_base_is_saved_as_an_absolute_path(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"lora_rank": -1}, "rank is -1; expected an integer, 0 or more"),
-        ({"lora_rank": 2, "lora_alpha": 0.0}, "alpha is 0.0; expected a number, more than 0"),
-        ({"lora_rank": 2, "lora_dropout": 1.0}, "dropout is 1.0; expected a number, 0 or more and less than 1"),
-        ({"lora_rank": 2, "lora_dropout": -0.1}, "lora.dropout is -0.1"),
-        ({"lora_dropout": 0.1}, "lora.dropout is 0.1, but lora.rank is 0"),
-        ({"lora_targets": ["q_proj"]}, r"lora.targets is \['q_proj'\], but lora.rank is 0"),
+        ({"lora__rank": -1}, "rank is -1; expected an integer, 0 or more"),
+        ({"lora__rank": 2, "lora__alpha": 0.0}, "alpha is 0.0; expected a number, more than 0"),
+        ({"lora__rank": 2, "lora__dropout": 1.0}, "dropout is 1.0; expected a number, 0 or more and less than 1"),
+        ({"lora__rank": 2, "lora__dropout": -0.1}, "lora.dropout is -0.1"),
+        ({"lora__dropout": 0.1}, "lora.dropout is 0.1, but lora.rank is 0"),
+        ({"lora__targets": ["q_proj"]}, r"lora.targets is \['q_proj'\], but lora.rank is 0"),
     ],
 )
 @pytest.mark.parametrize("made", [settings, sft_settings])

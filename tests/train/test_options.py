@@ -8,6 +8,7 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,15 +19,16 @@ from fakes import tiny_model
 from rich.console import Console
 from setting_tables import setting_names, tables
 
-import rove.cli.training
 import rove.models.linear
 import rove.models.load
+import rove.stages.curves
 import rove.train.trainer
-from rove.cli.rl import run_rl
-from rove.cli.sft import run_sft
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
 from rove.runs.run import Run
+from rove.stages.reporter import ConsoleReporter
+from rove.stages.rl import run_rl
+from rove.stages.sft import run_sft
 from rove.train.alerts import ALERTS, AlertLimits
 from rove.train.config import EvaluationConfig, RLConfig, SFTConfig
 from rove.train.trainer import TrainingError
@@ -326,15 +328,16 @@ class Workshop:
 
     def _anew(self, kind: str, settings: dict[str, Any], path: Path) -> Ran:
         console = Console(file=io.StringIO(), width=200)
+        reporter = ConsoleReporter(console)
         error = ""
         with pytest.MonkeyPatch.context() as patch, count_calls(patch) as (batches, recomputed, logger):
             patch.chdir(self.folder)
             patch.syspath_prepend(str(self.folder))
             try:
                 if kind == "rl":
-                    run_rl(convert(RLConfig, tables({"run_dir": str(path), **settings})), console)
+                    run_rl(convert(RLConfig, tables({"run_dir": str(path), **settings})), reporter)
                 else:
-                    run_sft(convert(SFTConfig, tables({"run_dir": str(path), **settings})), console)
+                    run_sft(convert(SFTConfig, tables({"run_dir": str(path), **settings})), reporter)
             except (ConfigError, RunError, TrainingError) as raised:
                 error = str(raised)
             threads = torch.get_num_threads()
@@ -361,7 +364,7 @@ def count_calls(patch: pytest.MonkeyPatch) -> Any:
     patch.setattr(trainer, "token_logprobs", counted(trainer.token_logprobs, batches))
     patch.setattr(recompute, "checkpoint", counted(recompute.checkpoint, recomputed))
     patch.setattr(rove.models.linear, "HAS_BF16_PRODUCTS", True)
-    patch.setattr(rove.cli.training, "plot_run", lambda *args: None)
+    patch.setattr(rove.stages.curves, "figure_of", lambda *args: SimpleNamespace(savefig=lambda *a, **b: None))
     patch.setitem(sys.modules, "trackio", logger)
     yield batches, recomputed, logger
 

@@ -12,10 +12,11 @@ from rich.console import Console
 from toys import Quiz, correct, right, rows, says
 
 import rove as vf
-from rove.cli.sft import evaluation_target, place_model, placement_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
+from rove.stages.placement import evaluation_target, place_model, placement_table
+from rove.stages.reporter import ConsoleReporter
 from rove.train.config import SFTConfig
 from rove.train.policy_comparison import (
     PolicyResult,
@@ -131,7 +132,9 @@ def test_an_unknown_environment_is_reported_in_one_line(tmp_path: Path, told: di
     with pytest.raises(ConfigError, match=message):
         evaluation_target(config(), data)
     out = io.StringIO()
-    place_model(config(), tmp_path / "final", data, Run(tmp_path / "sft"), Console(file=out, width=200))
+    place_model(
+        config(), tmp_path / "final", data, Run(tmp_path / "sft"), ConsoleReporter(Console(file=out, width=200))
+    )
     assert out.getvalue().startswith("not evaluated: ")
     assert f"evaluate it: rove eval ENV -m {tmp_path}/final; --final-eval-rollouts 0 skips this" in out.getvalue()
 
@@ -139,7 +142,9 @@ def test_an_unknown_environment_is_reported_in_one_line(tmp_path: Path, told: di
 def test_zero_final_eval_rollouts_disable_the_evaluation(tmp_path: Path):
     out = io.StringIO()
     data = data_run(tmp_path / "games", {})
-    place_model(config(final_eval_rollouts=0), tmp_path, data, Run(tmp_path / "sft"), Console(file=out))
+    place_model(
+        config(final_eval_rollouts=0), tmp_path, data, Run(tmp_path / "sft"), ConsoleReporter(Console(file=out))
+    )
     assert out.getvalue() == ""
     with pytest.raises(ConfigError, match="final_eval_rollouts is -1"):
         config(final_eval_rollouts=-1).check()

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 import torch
 from fakes import record_of, tiny_model
+from flat_settings import with_tables
 from tiers import first_quick
 
 import rove as vf
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, StepTokens, Timing
-from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
@@ -71,7 +71,7 @@ def settings(**fields: Any) -> RLConfig:
         "checkpoint_every": 2,
         "threads": 1,
     }
-    return convert(RLConfig, upgrade({**defaults, **fields}))
+    return convert(RLConfig, with_tables({**defaults, **fields}))
 
 
 class Killed(Exception):
@@ -116,7 +116,9 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("loss", first_quick(["cispo", "grpo"]))
 def test_the_reward_rises(tmp_path: Path, loss: str):
     train(
-        tmp_path, settings(steps=12, batch_size=64, rollouts_per_example=16, loss=loss, checkpoint_every=99), one_turn()
+        tmp_path,
+        settings(steps=12, batch_size=64, rollouts_per_example=16, loss__kind=loss, checkpoint_every=99),
+        one_turn(),
     )
     rewards = [m["reward/mean"] for m in metrics_of(tmp_path)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
@@ -152,14 +154,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Path):
     initial, distances = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
     for penalty in (0.0, 10.0):
-        loaded = train(tmp_path / str(penalty), settings(kl_penalty=penalty, checkpoint_every=99), two_turns())
+        loaded = train(tmp_path / str(penalty), settings(loss__kl_penalty=penalty, checkpoint_every=99), two_turns())
         distances.append((torch.cat([p.flatten() for p in loaded.model.parameters()]) - initial).norm().item())
     assert distances[1] < distances[0]
 
 
 @pytest.mark.broad
 def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Path):
-    config = settings(kl_penalty=1.0, num_iterations=2)
+    config = settings(loss__kl_penalty=1.0, num_iterations=2)
     train(tmp_path / "whole", config, two_turns())
     with pytest.raises(Killed):
         train(tmp_path / "killed", config, two_turns(), kill_at=3)
@@ -171,7 +173,7 @@ def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Pa
 @pytest.mark.parametrize("more", first_quick([{}, {"max_off_policy_steps": 1}]), ids=["in step", "playing ahead"])
 def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
     """The checkpoint of step 3 has the reference of step 2; the checkpoint of step 6 has the reference synced in that step."""
-    config = settings(kl_penalty=1.0, sync_reference_every=2, steps=7, checkpoint_every=3, **more)
+    config = settings(loss__kl_penalty=1.0, loss__sync_reference_every=2, steps=7, checkpoint_every=3, **more)
     train(tmp_path / "whole", config, two_turns())
     for kill_at in (4, 7):
         with pytest.raises(Killed):
@@ -196,7 +198,7 @@ def test_the_reference_equals_the_model_at_the_last_sync(tmp_path: Path, monkeyp
         return original_update(self, *arguments)
 
     monkeypatch.setattr(Learner, "update", update)
-    train(tmp_path, settings(kl_penalty=1.0, sync_reference_every=2), two_turns())
+    train(tmp_path, settings(loss__kl_penalty=1.0, loss__sync_reference_every=2), two_turns())
     assert [equal.index(True) for equal in matches] == [0, 0, 2, 2, 4]
     assert [sum(equal) for equal in matches] == [1] * 5
 
@@ -410,11 +412,11 @@ def test_an_example_drawn_twice_in_a_step_has_two_groups():
         ({"truncated": "drop"}, "keep, zero or mask"),
         ({"temperature": 0.0}, "temperature"),
         ({"steps": 0}, "steps is 0; expected an integer, 1 or more"),
-        ({"loss": "ppo"}, "no loss"),
-        ({"max_ratio": 0.2}, "max_ratio"),
+        ({"loss__kind": "ppo"}, "no loss"),
+        ({"loss__max_ratio": 0.2}, "max_ratio"),
         ({"gamma": 1.5}, "gamma"),
-        ({"kl_penalty": 1.0, "sync_reference_every": 0}, "sync_reference_every is 0"),
-        ({"sync_reference_every": 5}, "kl_penalty is 0"),
+        ({"loss__kl_penalty": 1.0, "loss__sync_reference_every": 0}, "sync_reference_every is 0"),
+        ({"loss__sync_reference_every": 5}, "kl_penalty is 0"),
     ],
 )
 def test_invalid_settings_are_rejected(wrong: dict[str, Any], message: str):

@@ -121,7 +121,7 @@ def test_evaluations_use_the_weights_of_their_step(tmp_path: Path, envs: str):
 
 def test_a_loss_without_importance_ratios_is_rejected_for_off_policy_training():
     with pytest.raises(ConfigError, match="reinforce, which has no ratio"):
-        settings(max_off_policy_steps=2, loss="reinforce").check()
+        settings(max_off_policy_steps=2, loss__kind="reinforce").check()
 
 
 def test_negative_max_off_policy_steps_are_rejected():

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 from commands import environment
+from flat_settings import with_tables
 from toys import Quiz, rows
 
 from rove.core.config import convert
 from rove.core.findings import HIGH, MEDIUM, OK, Finding, Severity
-from rove.core.renamed_settings import upgrade
 from rove.envs.loading import load_environment
 from rove.train.config import EvaluationConfig, RLConfig
 from rove.train.settings_checks import check_environment, check_learning_rate, check_model_name, check_settings
 
 
 def config(**over: Any) -> RLConfig:
-    return convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
+    return convert(RLConfig, with_tables({"env": "tictactoe", "model": "models/x", **over}))
 
 
 def find(**over: Any) -> dict[str, Finding]:
@@ -29,7 +29,7 @@ def test_the_default_settings_pass_all_checks():
     assert {finding.severity for finding in find().values()} == {OK}
 
 
-@pytest.mark.parametrize("over", [{"batch_size": 100}, {"loss": "x"}])
+@pytest.mark.parametrize("over", [{"batch_size": 100}, {"loss__kind": "x"}])
 def test_invalid_settings_fail(over: dict[str, Any]):
     findings = find(**over)
     assert list(findings) == ["settings"]
@@ -46,7 +46,7 @@ def test_invalid_settings_fail(over: dict[str, Any]):
         ("num_groups", {"env_args": {"num_groups": 5}}, "num_groups divides"),
         ("sampling", {"temperature": 1.4}, "collapse"),
         ("sampling", {"temperature": 0.3}, "similar"),
-        ("schedule", {"entropy_bonus": 0.1}, "destroyed"),
+        ("schedule", {"loss__entropy_bonus": 0.1}, "destroyed"),
         ("schedule", {"steps": 4}, "never reaches its peak"),
         ("schedule", {"checkpoint_every": 100}, "no checkpoint"),
     ],
@@ -80,21 +80,21 @@ def test_check_learning_rate(rate: float, parameters: float, trained: float, sta
 
 def test_higher_learning_rates_are_accepted_for_adapters_of_any_size():
     for rank, statuses in ((0, [OK, MEDIUM, HIGH]), (8, [MEDIUM, OK, MEDIUM])):
-        rates = [config(learning_rate=rate, lora_rank=rank) for rate in (3e-4, 5e-3, 3e-2)]
+        rates = [config(learning_rate=rate, lora__rank=rank) for rate in (3e-4, 5e-3, 3e-2)]
         assert [check_learning_rate(settings, 500_000, 400_000).severity for settings in rates] == statuses
-    slow = check_learning_rate(config(learning_rate=3e-4, lora_rank=8), 500_000, 400_000)
+    slow = check_learning_rate(config(learning_rate=3e-4, lora__rank=8), 500_000, 400_000)
     assert slow.remedy == "--learning-rate 0.001 to 0.01"
     assert "an adapter of" in repr(slow)
 
 
 def test_adapter_settings_are_checked():
     assert "adapter" not in find()
-    assert find(lora_rank=8)["adapter"].text == "rank 8, alpha 32, all linear layers"
-    assert find(lora_rank=8, lora_targets=["q_proj", "v_proj"])["adapter"].text.endswith("32, q_proj, v_proj")
-    dropped = find(lora_rank=8, lora_dropout=0.1)["adapter"]
+    assert find(lora__rank=8)["adapter"].text == "rank 8, alpha 32, all linear layers"
+    assert find(lora__rank=8, lora__targets=["q_proj", "v_proj"])["adapter"].text.endswith("32, q_proj, v_proj")
+    dropped = find(lora__rank=8, lora__dropout=0.1)["adapter"]
     assert dropped.severity == MEDIUM
     assert "sampled without dropout" in repr(dropped)
-    assert find(lora_dropout=0.1)["settings"].severity == HIGH
+    assert find(lora__dropout=0.1)["settings"].severity == HIGH
 
 
 def test_check_environment_checks_the_dataset():

@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 import torch
 from fakes import record_of, tiny_model
+from flat_settings import with_tables
 from tiers import first_quick
 
-from rove.cli.sft import warnings_of
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import RolloutRecord, TrajectoryStep
-from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
+from rove.stages.sft import warnings_of
 from rove.train.config import SFTConfig
+from rove.train.conversations import Conversation, conversations_of
 from rove.train.sequences import TrainingSequence, sequences_from_messages
-from rove.train.sft import Conversation, conversations_of, read_conversations, split, train_sft
+from rove.train.sft import train_sft
+from rove.train.sft_data import SFTData, SFTSource, split, tokenize
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
@@ -54,7 +56,7 @@ def settings(**fields: Any) -> SFTConfig:
         "validate_every": 4,
         "threads": 1,
     }
-    return convert(SFTConfig, upgrade({**defaults, **fields}))
+    return convert(SFTConfig, with_tables({**defaults, **fields}))
 
 
 class Killed(Exception):
@@ -64,7 +66,7 @@ class Killed(Exception):
 def train(
     path: Path,
     config: SFTConfig,
-    records: list[RolloutRecord],
+    data: SFTSource,
     kill_at: int | None = None,
     seen: dict[int, Any] | None = None,
 ) -> LoadedModel:
@@ -79,7 +81,7 @@ def train(
 
     with Run(path) as run:
         run.start("sft", {}, {})
-        train_sft(config, records, loaded, run, on_step)
+        train_sft(config, data, loaded, run, on_step)
     return loaded
 
 
@@ -198,11 +200,16 @@ def test_failed_empty_and_low_reward_rollouts_are_excluded():
         record_of(prompt=[UserMessage("d")], reward=1.0),
         record("e", "5", reward=0.9),
     ]
-    conversations = read_conversations(records, settings(min_reward=0.9))
-    assert [c.messages[0]["content"] for c in conversations] == ["a", "e"]
-    assert [c.messages[0]["content"] for c in read_conversations(records, settings(max_examples=2))] == ["a", "b"]
-    with pytest.raises(ConfigError, match="1 of 5 rollouts in runs/data pass min_reward = 1"):
-        read_conversations(records, settings(min_reward=1.0))
+
+    def questions(**fields: Any) -> list[Any]:
+        return [c.messages[0]["content"] for c in SFTData(records, settings(**fields)).conversations]
+
+    assert questions(min_reward=0.9) == ["a", "e"]
+    assert questions(max_examples=2) == ["a", "b"]
+    with pytest.raises(
+        ConfigError, match=r"1 of 5 .* are left; 2 have a reward below 1\.0; 1 were not scored; 1 have no response"
+    ):
+        questions(min_reward=1.0)
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5, 0.99])
@@ -214,7 +221,8 @@ def test_the_split_has_training_and_validation_data_for_any_fraction(fraction: f
                 Conversation([*r.prompt, *r.completion], example_key=k)
                 for r, k in zip(lawless(count), keys, strict=False)
             ]
-            training, held_out = split(renderer, conversations, settings(validation_fraction=fraction))
+            config = settings(validation_fraction=fraction)
+            training, held_out = split(tokenize(renderer, conversations, config, 1024), config)
             assert len(training) >= 1 and len(held_out) >= 1
             all_ids = sorted(sequences_from_messages(renderer, c.messages)[0].ids for c in conversations)
             assert sorted([s.ids for c in training for s in c] + [s.ids for s in held_out]) == all_ids
@@ -224,8 +232,8 @@ def test_the_split_has_training_and_validation_data_for_any_fraction(fraction: f
 def test_no_example_is_in_both_training_and_validation_data(seed: int):
     renderer = tiny_model().renderer
     records = [record(f"question {i}", str(j), example_key=str(i)) for i in range(10) for j in range(4)]
-    conversations = read_conversations(records, settings())
-    training, held_out = split(renderer, conversations, settings(validation_fraction=0.3, seed=seed))
+    config = settings(validation_fraction=0.3, seed=seed)
+    training, held_out = split(tokenize(renderer, SFTData(records, config).conversations, config, 1024), config)
     assert (len(training), len(held_out)) == (28, 12)
 
     def questions(samples: list[TrainingSequence]) -> set[str]:
@@ -241,8 +249,10 @@ def test_rollouts_of_a_single_example_cause_a_warning(tmp_path: Path):
             run.start("eval", {}, {})
             for index, key in enumerate(keys):
                 run.append_rollout(record("a", "b", example_key=key, example_id=index, rollout_index=index))
-    assert "all rollouts are of one example" in warnings_of(settings(), Run(tmp_path / "one"))[0].text
-    assert warnings_of(settings(), Run(tmp_path / "two")) == []
+    assert (
+        "all conversations are of one example" in warnings_of(settings(), SFTData(tmp_path / "one", settings()))[0].text
+    )
+    assert warnings_of(settings(), SFTData(tmp_path / "two", settings())) == []
 
 
 @pytest.mark.parametrize(
@@ -264,7 +274,7 @@ def test_a_rollout_with_alternating_turns_is_one_conversation():
     completion = [*first.completion, UserMessage("b"), *second.completion, UserMessage("bye")]
     rollout = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
     assert conversations_of(rollout) == [
-        Conversation([UserMessage("a"), *completion], [{"type": "function"}], None, "a")
+        Conversation([UserMessage("a"), *completion], [{"type": "function"}], None, "a", 1)
     ]
 
 
@@ -277,8 +287,8 @@ def test_an_agents_conversations_are_trained_as_the_model_saw_them():
     steps = [first, helper, second, rewritten]
     rollout = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
     main, helper_conversation, rewritten_conversation = conversations_of(rollout)
-    assert main == Conversation([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a")
-    assert helper_conversation == Conversation([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
+    assert main == Conversation([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a", 0)
+    assert helper_conversation == Conversation([*helper.prompt, *helper.completion], None, frozenset({1}), "a", 0)
     assert rewritten_conversation.sampled_messages == frozenset({1})
     renderer = tiny_model().renderer
     [sequence] = sequences_from_messages(renderer, main.messages, None, main.sampled_messages)

@@ -19,7 +19,7 @@ def test_a_model_in_one_process_is_not_sharded():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
-@pytest.mark.parametrize("config", [{}, {"lora_rank": 4}, {"activation_checkpointing": True}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"lora__rank": 4}, {"activation_checkpointing": True}], ids=str)
 def test_a_checkpoint_can_be_resumed_with_another_number_of_processes(
     tmp_path: Path, arch: str, config: dict[str, Any]
 ):
@@ -36,7 +36,7 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_processes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [{}, {"lora_rank": 4}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"lora__rank": 4}], ids=str)
 def test_several_processes_restore_the_best_weights_like_one(tmp_path: Path, config: dict[str, Any]):
     best = tmp_path / "best"
     alone(Job(str(tmp_path / "first"), steps=(0, 2), config=config, save=str(best)))

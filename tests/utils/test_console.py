@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rove.cli.common import progress, working
+from rove.stages.reporter import ConsoleReporter
 from rove.utils.console import SafeConsole, styled
 
 HOSTILE = "a\x1b[2Jb\x9b1mc\rd\u202ee [bold]f[/bold] :tada: [link=http://x.example]g[/link]"
@@ -51,9 +51,9 @@ def test_styles_and_live_displays_of_rove_work_on_a_terminal():
 def test_progress_shows_hostile_names_and_status_as_text(is_terminal: bool):
     out = io.StringIO()
     console = SafeConsole(file=out, width=200, force_terminal=is_terminal, color_system=None)
-    with progress(console, f"title {HOSTILE}", 1) as report:
+    with ConsoleReporter(console).progress(f"title {HOSTILE}", 1) as report:
         report(1, f"words {HOSTILE}")
-    with working(console, f"loading {HOSTILE}"):
+    with ConsoleReporter(console).working(f"loading {HOSTILE}"):
         pass
     text = out.getvalue()
     for word in ("title", "words", "loading"):

@@ -18,7 +18,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from made import made_run, record
 from tiers import some_quick
 
-from rove.cli.compare import read_run
 from rove.core.errors import Error, RunError
 from rove.envs.multi_turn import SingleTurnEnv
 from rove.rollouts.export import RunRows, write_rows
@@ -26,6 +25,7 @@ from rove.rollouts.rescore import rescore, settings_of
 from rove.runs.annotations import Change, annotate
 from rove.runs.run import Run
 from rove.runs.token_stats import read_tokens, write_tokens
+from rove.stages.comparison import read_run
 from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.app import make_viewer
 from rove.viewer.index import Index

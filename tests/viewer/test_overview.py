@@ -23,11 +23,15 @@ from rove.viewer.run_settings import differences, flat, settings_of
 from rove.viewer.run_store import RunStore
 from rove.viewer.verdict import time_left, training_verdict
 
+INDEXING_S = 60.0
+
 
 def get_json(folder: Path, name: str, **params: Any) -> Any:
     """Return the API's result for the run `run` in the folder."""
-    found = ENDPOINTS[name](RunStore(folder), QueryParams([("run", "run"), *((k, str(v)) for k, v in params.items())]))
-    return json.loads(msgspec.json.encode(found))
+    store = RunStore(folder)
+    store.index("run", INDEXING_S)  # a slow machine would only index a part within the time of one request
+    answer = ENDPOINTS[name](store, QueryParams([("run", "run"), *((k, str(v)) for k, v in params.items())]))
+    return json.loads(msgspec.json.encode(answer))
 
 
 def curve(**values: list[float]) -> list[dict[str, Any]]:

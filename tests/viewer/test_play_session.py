@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from made import record
 
 import rove as vf
-from rove.cli.play_roles import one_game
 from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
 from rove.rollouts.export import RunRows
 from rove.runs.run import Run
+from rove.viewer.play_roles import one_game
 from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 Request = Callable[..., Any]

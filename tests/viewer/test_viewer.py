@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.cli.tables import comparison_table, counts_line, curves_table, folded, movers_table, summary_table
-from rove.cli.training import plot_run
 from rove.core.records import Outcome, Scores, Timing, Usage
+from rove.stages.curves import figure_of
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
 from rove.utils.console import SafeConsole
 from rove.viewer.format import SPARKS, limits, number, percent, seconds, signed, sparkline
+from rove.viewer.tables import comparison_table, counts_line, curves_table, folded, movers_table, summary_table
 
 SUMMARY = {
     "rollouts": 10,
@@ -225,10 +225,10 @@ def test_the_curves_table_omits_missing_metrics() -> None:
 
 
 def test_the_curves_of_a_run_are_plotted(tmp_path: Path) -> None:
-    file = plot_run(METRICS, tmp_path / "curves.png", "run")
-    assert file.read_bytes().startswith(b"\x89PNG")
+    figure_of(METRICS, "run").savefig(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("metrics", [METRICS[:1]])
-def test_a_single_step_can_be_plotted(tmp_path: Path, metrics: list[dict[str, float]]) -> None:
-    assert plot_run(metrics, tmp_path / "c.png", "run").exists()
+def test_a_single_step_can_be_plotted(metrics: list[dict[str, float]]) -> None:
+    assert len(figure_of(metrics, "run").axes) == 3

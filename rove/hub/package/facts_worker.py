@@ -24,7 +24,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     scores = asyncio.run(_run_policies(env, examples, seed))
     parts = env.components
     return {
-        "metrics": env.rubric.names,
+        "metrics": env.scoring_rubric.names,
         "tools": sorted({tool["function"]["name"] for part in parts for tool in getattr(part, "tool_defs", [])}),
         "policies": scores,
         "network": bool(contacted),

@@ -225,11 +225,7 @@ class _Server:
 
     @classmethod
     async def connect(cls, url: str, headers: Mapping[str, str], seconds: float) -> _Server:
-        """Request a server's description and schema.
-
-        Raises:
-            InfraError: it cannot be reached, or is not an OpenEnv server.
-        """
+        """Request a server's description and schema."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=seconds)
         http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=dict(headers), timeout=limits)
         try:
@@ -244,11 +240,7 @@ class _Server:
             raise
 
     def action(self, text: str) -> dict[str, Any]:
-        """Return the action in an answer.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Return the action in an answer."""
         text = visible_response(text)
         if self.field is not None:
             return {self.field: text}
@@ -264,11 +256,7 @@ class _Server:
 
 
 def _tool_action(call: Any) -> dict[str, Any]:
-    """Return the action in a tool call.
-
-    Raises:
-        ValueError, ToolParseError: there is none.
-    """
+    """Return the action in a tool call."""
     if call_name(call) != TOOL:
         raise ValueError(f"there is no tool '{call_name(call)}'")
     return call_arguments(call)
@@ -326,7 +314,6 @@ class Session:
     Messages are received in the background, so that the server's pings are answered while the model generates.
 
     Args:
-        http: HTTP connections.
         url: URL of the server, like http://localhost:8000.
     """
 
@@ -342,10 +329,6 @@ class Session:
         Args:
             seconds: maximum seconds for the response.
             capacity_seconds: maximum seconds to wait for capacity.
-
-        Raises:
-            InfraError: the server cannot be reached, does not respond, or has no capacity in time.
-            RefusedError: it refused.
         """
         deadline, wait, attempts = time.monotonic() + capacity_seconds, MIN_RETRY_DELAY_S, []
         while True:
@@ -366,12 +349,7 @@ class Session:
             wait = min(2 * wait, MAX_RETRY_DELAY_S)
 
     async def step(self, action: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Execute an action; return observation, reward and done.
-
-        Raises:
-            InfraError: the connection is closed, or the server does not respond.
-            RefusedError: it refused; with code VALIDATION_ERROR the action is invalid.
-        """
+        """Execute an action; return observation, reward and done."""
         return await self.request("step", action, seconds)
 
     async def request(self, kind: str, data: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -16,12 +16,19 @@ import pytest
 from hubs import code, publish
 
 import rove
-from rove.cli.check import _packages
 from rove.core.errors import ConfigError, HubError
 from rove.envs import loading
 from rove.hub.client import installed
 from rove.hub.client.hub import Hub
-from rove.hub.client.installed import Installed, all_installed, environment_folder, find, load, uninstall
+from rove.hub.client.installed import (
+    Installed,
+    all_installed,
+    environment_folder,
+    find,
+    load,
+    packages_named,
+    uninstall,
+)
 from rove.hub.client.installing import fetch, install, look_up
 from rove.hub.package.names import Reference, parse_reference
 
@@ -105,7 +112,7 @@ def test_names_that_are_not_installed_resolve_to_local_modules(shelf: Path, find
 
 
 def test_rove_check_uses_the_wheel_of_an_installed_environment(shelf: Path) -> None:
-    [package] = _packages("alice/doubling", None)
+    [package] = packages_named("alice/doubling", None)
     assert package.kind == "wheel" and package.path.suffix == ".whl"
     assert package.path.is_relative_to(environment_folder(parse_reference("alice/doubling")))
 

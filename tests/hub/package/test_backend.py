@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packages import source_files, tarred, wheel_files, with_record
 
-from rove.cli.init import scaffold
 from rove.core.errors import PackageError
 from rove.hub.package.archives import check_source, check_wheel
 from rove.hub.package.backend import (
@@ -28,6 +27,7 @@ from rove.hub.package.backend import (
     pack_wheel,
     unpack_source,
 )
+from rove.hub.package.scaffold import scaffold
 
 SOURCE = {"README.md", "my_task.py", "pyproject.toml", "tests/test_my_task.py"}
 

@@ -17,7 +17,6 @@ from packages import put_wheel, wheel_files, with_record
 from tiers import first_quick
 
 import rove
-from rove.cli.init import scaffold
 from rove.core.errors import ConfigError, PackageError
 from rove.hub.package.archives import check_wheel, verify
 from rove.hub.package.building import (
@@ -35,6 +34,7 @@ from rove.hub.package.building import (
     secrets,
 )
 from rove.hub.package.manifest import ROVE, V0, Argument, Manifest, Needs, PolicyScores, manifest_bytes
+from rove.hub.package.scaffold import scaffold
 
 SETUPTOOLS = """
 [build-system]

@@ -1,0 +1,26 @@
+"""Settings of a stage from a config object and keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from rove.core.config import convert, merge
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def settings_from(kind: type[S], config: S | None, given: Mapping[str, object]) -> S:
+    """Return settings: those of `config`, changed by the values that are given and not None; tables are merged.
+
+    Example:
+        >>> settings_from(RLConfig, None, {"env": "tictactoe", "model": "models/mine", "loss": {"kind": "grpo"}})
+
+    Raises:
+        ConfigError: A setting is unknown or missing, or a value has another type or is out of range.
+    """
+    values: dict[str, Any] = {} if config is None else msgspec.to_builtins(config)
+    plain = {name: msgspec.to_builtins(value, enc_hook=str) for name, value in given.items() if value is not None}
+    return convert(kind, merge(values, cast("dict[str, Any]", plain)))

@@ -1,0 +1,310 @@
+"""Choose the settings of `rove train` from what an environment shows: its policies, lengths and rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rove.core.errors import ConfigError
+from rove.stages.examination import GROUP_SIZE, MODEL_GROUPS, POLICY_EXAMPLES, Evidence, ModelEvidence
+from rove.stages.recipe_file import Section
+from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_held_out
+
+LR_BACKOFF = 0.3
+"""Factor of the learning rate of RL after a fall of the held-out reward."""
+RL_PATIENCE = 15
+"""Evaluations without a new best after which RL ends."""
+MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
+"""Maximum number of the teacher's rollouts, and of their tokens."""
+MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
+"""Limits of SFT on small datasets."""
+SFT_PATIENCE = 60
+"""Evaluations without a new best reward or validation loss after which SFT ends; new models may stay on a plateau for long."""
+SFT_GOAL = 0.9
+"""SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest, but
+it does not make up for short SFT: with 0.6, reasoning_mix and frozen_lake ended 0.1 lower (docs/recipe_study.md)."""
+MIN_SPREAD = 0.5
+"""Share of groups with different rewards from which a pretrained model needs no SFT."""
+RL_TOKENS = 10_000_000
+"""Maximum number of tokens in RL."""
+MIN_RL_STEPS = 60
+"""The recipe allows this many steps of RL even if they take more tokens."""
+RL_STEP_TOKENS = 32_768
+"""Tokens of an RL step up to which there are more groups than the minimum: with more examples, the gradient is less noisy."""
+ENTROPY_TARGET = 0.15
+"""Nats per token above which the entropy bonus is off: without a limit, it drove policies with small advantages to chance."""
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Settings that depend on the number of trained parameters."""
+
+    sft_batch: int
+    sft_rate: float
+    sft_tokens: int
+    """Maximum tokens of SFT."""
+    rl_groups: int
+    """Minimum number of groups in an RL step."""
+    rl_rate: float
+    rl_steps: int
+    """Maximum number of RL steps."""
+    entropy_bonus: float
+    validate_every: int
+    table_rollouts: int
+    """Held-out rollouts per row of the results table."""
+    lora: dict[str, Any] = {}
+    max_rl_groups: int = 32
+    """Maximum number of groups in an RL step, if rollouts are short."""
+    temperature: float = 1.0
+    """Sampling temperature of RL: above 1, good models make enough errors to learn from (docs/recipe_study.md)."""
+
+
+NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128, temperature=1.15)
+"""New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
+SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
+"""Pretrained models below 50 M parameters."""
+LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, 400, {"rank": 32, "alpha": 64.0})
+"""Larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
+LARGE_PARAMETERS = 50_000_000
+"""Number of parameters from which a model is large."""
+
+
+def scale_of(model: ModelEvidence | None) -> Scale:
+    """Return the settings for a pretrained model of this size, or for a new model."""
+    if model is None:
+        return NEW
+    return SMALL if model.parameters < LARGE_PARAMETERS else LARGE
+
+
+def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
+    """Return how many training and evaluation examples a recipe requests; None if it leaves the number to the environment."""
+    values = {section.name: section.values for section in sections}
+    training = (values.get("data") or values["rl"][0])["env_args"].get("num_examples")
+    evaluation = values["evaluation"]
+    return (training, evaluation["env_args"]["num_examples"]) if training else None
+
+
+def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int | None]) -> Evidence:
+    """Return the evidence with the limits of an environment that has fewer training or evaluation examples than requested.
+
+    `requested` and `counts` are its training and evaluation examples; a count is None if they are generated on demand.
+    """
+    limits = [count if count is not None and count < wanted else None for wanted, count in zip(requested, counts)]
+    return msgspec.structs.replace(evidence, limit=limits[0], held_out_limit=limits[1])
+
+
+def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Section]:
+    """Return the settings of all stages.
+
+    Args:
+        env: Name of the environment.
+        env_args: The user's arguments of the environment, for every stage.
+        evidence: What the environment shows.
+
+    Raises:
+        ConfigError: The pretrained model cannot do the task at all, and there is no policy to learn from; or a new model has only
+            one policy to learn from.
+    """
+    model = evidence.model
+    scale = scale_of(model)
+    needs_sft = model is None or model.spread_share < MIN_SPREAD
+    if needs_sft:
+        _check_policies(evidence)
+    limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
+    max_tokens = min(2 * limit, limit + 256) + 16
+    held_out = _held_out(env_args, evidence, scale)
+    # The rows of both are numbered alike only if the arguments are the same.
+    count = scale.table_rollouts if "seed" in evidence.arguments else SELECTION_ROLLOUTS + scale.table_rollouts
+    table_args = _with_examples(env_args, evidence, count)
+    selection_args = table_args
+    if held_out.has_other_seed:
+        other_seed = env_args.get("seed", 0) + 1
+        selection_args = {**_with_examples(env_args, evidence, SELECTION_ROLLOUTS), "seed": other_seed}
+    sampled = {
+        "env": env,
+        "name": "sampled",
+        "env_args": selection_args,
+        "num_examples": held_out.selection,
+        "temperature": 1.0,
+        "max_tokens": max_tokens,
+    }
+    return [
+        Section("", {"env": env, "references": [f"scripted:{one.name}" for one in evidence.policies]}, evidence.split),
+        _model_section(model, _with_examples(env_args, evidence, POLICY_EXAMPLES)),
+        *(_sft_sections(env_args, evidence, scale, sampled) if needs_sft else []),
+        _rl_section(env_args, evidence, scale, sampled),
+        Section(
+            "evaluation",
+            {
+                "num_examples": held_out.table,
+                **({"skip_examples": held_out.skipped} if held_out.skipped else {}),
+                "rollouts_per_example": 1,
+                "max_tokens": max_tokens,
+                "seed": TABLE_SEED,
+                "env_args": table_args,
+            },
+            f"Held-out examples for each row of the table. `max_tokens` limits one response.\n{held_out.explanation}",
+        ),
+        Section(
+            "conditions",
+            [{"name": "sampled", "temperature": 1.0}, {"name": "greedy", "temperature": 0.0}],
+            "RL maximizes the reward at T = 1.",
+        ),
+        Section(
+            "columns",
+            [
+                _column("reward at T = 1", "sampled", "reward"),
+                _column("greedy", "greedy", "reward"),
+                *(_column(f"{name} at T = 1", "sampled", name) for name in evidence.functions[:2]),
+            ],
+        ),
+    ]
+
+
+def _limit(evidence: Evidence) -> str:
+    return (
+        f"\nThe environment has {evidence.limit:,} training examples, fewer than requested." if evidence.limit else ""
+    )
+
+
+def _held_out(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> HeldOut:
+    """Return which held-out examples choose the weights, and which ones the table reports."""
+    available = evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out
+    return split_held_out(available, scale.table_rollouts, "seed" in evidence.arguments)
+
+
+def _check_policies(evidence: Evidence) -> None:
+    """Check that there are policies for SFT; see `choose`."""
+    policies, model = evidence.policies, evidence.model
+    if model is not None and not policies:
+        raise ConfigError(
+            f"no_spread: in {1 - model.spread_share:.0%} of the groups all rewards of the model are equal, and "
+            "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
+            "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
+        )
+    errors = [one for one in evidence.diagnoses if one.id == "reward_error"]
+    if model is None and len(policies) == 1 and errors:  # all rollouts of the other policies fail
+        raise ConfigError(str(errors[0]))
+    if model is None and len(policies) == 1:
+        raise ConfigError(
+            f"the environment has one scripted policy, '{policies[0].name}'; expected a good one and a weak one. Add a "
+            "policy that guesses to `policies`: its reward shows how much a guess earns"
+        )
+
+
+def _column(title: str, condition: str, value: str) -> dict[str, Any]:
+    return {"title": title, "condition": condition, "values": [value], "interval": True}
+
+
+def _model_section(model: ModelEvidence | None, env_args: Mapping[str, Any]) -> Section:
+    if model is None:
+        values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
+        return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
+    reason = (
+        f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {MODEL_GROUPS} groups have different rewards, "
+        f"{'enough for RL without SFT' if model.spread_share >= MIN_SPREAD else 'too few for RL without SFT'}."
+    )
+    return Section("model", {"name": model.name}, reason)
+
+
+def _sft_sections(
+    env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]
+) -> list[Section]:
+    """Return the settings of the teacher's rollouts and of SFT."""
+    best = evidence.policies[-1]
+    start_name, start = evidence.start
+    goal = start + SFT_GOAL * (best.reward - start)
+    available = _training_examples(env_args, evidence) or MAX_DATA_ROLLOUTS
+    kept = best.good_share
+    wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
+    each = max(1, int(wanted) // available) if best.varies else 1
+    requested = max(1, int(wanted))
+    examples = min(available, requested)
+    steps_per_epoch = max(1, round(kept * examples * each / scale.sft_batch))
+    epochs = round(scale.sft_tokens / (kept * examples * each * evidence.rollout_tokens))
+    epochs = max(1, min(epochs, MAX_EPOCHS, MAX_SFT_STEPS // steps_per_epoch))
+    every = scale.validate_every
+    return [
+        Section(
+            "data",
+            {
+                "model": f"scripted:{best.name}",
+                "num_examples": examples,
+                "rollouts_per_example": each,
+                "train": True,
+                "env_args": _with_examples(env_args, evidence, requested),
+            },
+            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}. A rollout has about "
+            f"{evidence.rollout_tokens:.0f} tokens.{_limit(evidence)}",
+        ),
+        Section(
+            "sft",
+            {
+                "min_reward": best.good_reward,
+                "batch_size": scale.sft_batch,
+                "learning_rate": scale.sft_rate,
+                "epochs": epochs,
+                "validate_every": every,
+                "keep_best": "eval/sampled/reward/mean",
+                "target": round(goal, 4),
+                "patience": SFT_PATIENCE,
+                "mixed_precision": True,
+                **({"lora": scale.lora} if scale.lora else {}),
+                "evaluation": [{**sampled, "every": every}],
+            },
+            f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from {start_name} to the best policy.\n"
+            f"`min_reward` selects {best.good_share:.0%} of the rollouts for training.",
+        ),
+    ]
+
+
+def _rl_size(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> tuple[int, int]:
+    """Return the number of groups in an RL step, and the maximum number of steps."""
+    groups = int(RL_STEP_TOKENS / (GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
+    groups = min(groups, _training_examples(env_args, evidence) or groups)
+    groups = max(scale.rl_groups, min(scale.max_rl_groups, groups))
+    steps = int(RL_TOKENS / (groups * GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
+    return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
+
+
+def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]) -> Section:
+    groups, steps = _rl_size(env_args, evidence, scale)
+    values = {
+        "name": "RL",
+        "steps": steps,
+        "batch_size": groups * GROUP_SIZE,
+        "rollouts_per_example": GROUP_SIZE,
+        "learning_rate": scale.rl_rate,
+        "final_lr_fraction": 0.3,
+        "lr_backoff": LR_BACKOFF,
+        "loss": {"entropy_bonus": scale.entropy_bonus, "entropy_target": ENTROPY_TARGET},
+        "temperature": scale.temperature,
+        "max_tokens": sampled["max_tokens"],
+        "keep_best": "eval/sampled/reward/mean",
+        "patience": RL_PATIENCE,
+        "mixed_precision": True,
+        "bf16_sampling": True,
+        "env_args": _with_examples(env_args, evidence, steps * groups),
+        **({"lora": scale.lora} if scale.lora else {}),
+        "evaluation": [{**sampled, "every": 10}],
+    }
+    reason = "Ends earlier when the sampled reward on held-out examples has not risen for some evaluations."
+    if _training_examples(env_args, evidence) is None:
+        reason += " `num_examples` gives every step new examples."
+    return Section("rl", [values], reason + _limit(evidence))
+
+
+def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) -> dict[str, Any]:
+    """Return the arguments with the number of examples, if the environment has this argument and the user did not give it."""
+    return {**({"num_examples": count} if "num_examples" in evidence.arguments else {}), **env_args}
+
+
+def _training_examples(env_args: Mapping[str, Any], evidence: Evidence) -> int | None:
+    """Return the number of training examples; None if the environment has as many as the recipe requests."""
+    return evidence.limit if _makes_examples(env_args, evidence) else evidence.examples
+
+
+def _makes_examples(env_args: Mapping[str, Any], evidence: Evidence) -> bool:
+    """Return whether the recipe may choose the number of examples."""
+    return "num_examples" in evidence.arguments and "num_examples" not in env_args

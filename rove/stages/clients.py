@@ -1,0 +1,156 @@
+"""The client for `-m MODEL`: a scripted policy, a named endpoint, a model folder, or a model behind an endpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import ConfigError, MissingKeyError, nearest, needs_train_extra
+from rove.core.protocols import Client
+from rove.envs.environment import Environment
+from rove.models.pretrained import CATALOG, model_path
+from rove.stages.reporter import Reporter
+
+if TYPE_CHECKING:
+    from rove.clients.endpoints_file import Endpoint
+
+SCRIPTED = "scripted:"
+API_KEY_VAR = "OPENAI_API_KEY"
+
+
+def make_client(
+    model: str | Path,
+    env: Environment | None = None,
+    base_url: str | None = None,
+    api_key_var: str = API_KEY_VAR,
+    max_concurrent: int | None = None,
+    timeout: float = 600.0,
+    max_retries: int = 4,
+    endpoints: str | Path | None = None,
+    trust_remote_code: bool = False,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Client:
+    """Return the client for a model by its name: what `-m MODEL` means in commands.
+
+    Example:
+        >>> client = rove.make_client("runs/sft/final")
+        >>> teacher = rove.make_client("scripted:teacher", env)
+
+    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint; a folder, anything that
+    looks like a path and a name of `rove model list` run in the embedded engine; anything else is a model's name at `base_url`.
+    With a `base_url`, everything but a scripted policy is a model's name there.
+
+    Args:
+        env: The environment whose scripted policies can be named; None allows no scripted policy.
+        api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
+    """
+    model = str(model)
+    if model.startswith(SCRIPTED):
+        refuse_device(device, f"{model} is a scripted policy")
+        return _scripted(model, env)
+    endpoint = find_endpoint(model, endpoints) if base_url is None else None
+    if base_url is None and endpoint is None and is_folder(model):
+        return embedded(model, trust_remote_code, device, reporter)
+    refuse_device(device, f"{model} runs at an endpoint")
+    if endpoint is not None:
+        key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
+        return endpoint.client(key, max_concurrent, timeout, max_retries)
+    from rove.clients.openai import OpenAIClient
+
+    try:
+        return OpenAIClient(
+            base_url=base_url,
+            api_key=_key(api_key_var),
+            max_concurrent=max_concurrent,
+            timeout=timeout,
+            max_retries=max_retries,
+        )
+    except MissingKeyError as error:
+        scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies if env else ()))
+        hint = f". '{model}' is neither a folder nor a scripted policy" + (f" ({scripted})" if scripted else "")
+        if base_url is None and (names := _endpoint_names(endpoints)):
+            hint += f", nor in endpoints.toml: {nearest(model, names)}"
+        raise MissingKeyError(str(error) + hint) from error
+
+
+def refuse_device(device: str, reason: str) -> None:
+    """Refuse a device for a model that this machine does not compute."""
+    if device != "auto":
+        raise ConfigError(f"device is '{device}', but {reason}, so no device is used: leave it out")
+
+
+def _scripted(model: str, env: Environment | None) -> Client:
+    """Return the client for "scripted:NAME"."""
+    name = model.removeprefix(SCRIPTED)
+    if env is None:
+        raise ConfigError(
+            f"'{model}' is a scripted policy of an environment; expected a model: a folder, an endpoint or a name"
+        )
+    if not env.policies:
+        raise ConfigError(
+            f"environment '{env.env_id}' has no scripted policies; pass a model instead: -m MODEL. If you can change the "
+            "environment, define policies={'name': fn(messages, state, rng)}; if not, as for a package for verifiers v0, "
+            "generate rollouts with rove.generate and a rove.ScriptedClient: docs/guides/migrate_from_verifiers_v0.md"
+        )
+    if name not in env.policies:
+        raise ConfigError(
+            f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. Environments define "
+            "them as policies={'name': fn(messages, state, rng)}; a group has those that all its members define"
+        )
+    return ScriptedClient(env.policies[name], name)
+
+
+def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint | None:
+    """Return an endpoint of endpoints.toml; None if the name or the file does not exist.
+
+    Args:
+        endpoints: the file; default: ./endpoints.toml, else ./configs/endpoints.toml.
+    """
+    if endpoints is None and model.startswith((SCRIPTED, ".", "/", "~")):
+        return None  # the default file is optional
+    from rove.clients.endpoints_file import known_endpoints
+
+    return known_endpoints(endpoints).get(model)
+
+
+def _endpoint_names(endpoints: str | Path | None) -> list[str]:
+    from rove.clients.endpoints_file import known_endpoints
+
+    return sorted(known_endpoints(endpoints))
+
+
+def is_folder(model: str) -> bool:
+    """Return whether `model` is a folder, looks like a path, or is a name of `rove model list`."""
+    return model in CATALOG or Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
+
+
+def embedded(
+    model: str, trust_remote_code: bool = False, device: str = "auto", reporter: Reporter | None = None
+) -> Client:
+    """Return a client that runs a model folder in the embedded engine."""
+    path = Path(model_path(model)).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"model folder {path} does not exist")
+    if reporter is not None:
+        show_device(device, reporter)  # first: loading the engine's libraries takes seconds
+    with needs_train_extra():
+        from rove.engine.client import EngineClient
+        from rove.models.load import load_for_sampling
+    return EngineClient.from_model(load_for_sampling(path, trust_remote_code, device))
+
+
+def show_device(device: str, reporter: Reporter) -> None:
+    """Show the device of a setting `device`."""
+    with needs_train_extra():
+        from rove.models.device import choose_device, describe_device
+    reporter.note(f"device: {describe_device(choose_device(device))}")
+
+
+def _key(variable: str) -> str | None:
+    key = os.environ.get(variable)
+    if not key and variable != API_KEY_VAR:  # never send the default key to another provider
+        raise MissingKeyError(f"environment variable {variable} is not set; it should hold the API key")
+    return key or None

@@ -1,0 +1,218 @@
+"""Compare two runs, example by example, and write the comparison as Markdown."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rove.core.errors import ConfigError, RunError
+from rove.core.messages import as_messages, text_of
+from rove.core.records import Outcome
+from rove.envs.question_files import is_question_file
+from rove.runs.run import Run
+from rove.statistics import Comparison
+from rove.viewer.format import caveats
+from rove.viewer.tables import comparison_row
+
+ANY_FLAG = "--any-environment"
+ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")
+"""Settings in a run's identity that determine its examples and its rewards."""
+FOLDER = "folder#"
+"""Start of a model folder's digest in a run's identity; see `rove.core.digest.digest_model`."""
+
+
+class ComparedRun(NamedTuple):
+    """A run to compare."""
+
+    settings: dict[str, Any]
+    """Its identity under dotted names, with its kind."""
+    outcomes: list[Outcome]
+    """Its scored rollouts."""
+    config: dict[str, Any]
+    """Settings that its command had."""
+    rove: str | None
+    """The version of rove that wrote it last, if the folder records it."""
+
+    @property
+    def model(self) -> str:
+        """The name or the folder of the model."""
+        return str(self.config.get("model") or self.settings.get("model", ""))
+
+    @property
+    def env(self) -> str:
+        """The environment, with its version if it has one."""
+        name, *rest = str(self.settings.get("env", "")).split("#")  # name#version#digest of the code, or name#digest
+        return f"{name} {rest[0]}" if len(rest) > 1 else name
+
+    @property
+    def env_name(self) -> str:
+        """The environment without its version; the same for all files of questions, which are compared by their examples."""
+        name = str(self.settings.get("env", "")).split("#")[0]
+        return "a file of questions" if is_question_file(name) else name
+
+    @property
+    def counts(self) -> str:
+        """The number of examples, and of rollouts per example."""
+        examples = len({outcome.example_key for outcome in self.outcomes})
+        planned = self.config.get("rollouts_per_example")
+        if self.settings["kind"] != "eval" or not isinstance(planned, int):
+            return f"{len(self.outcomes):,} scored rollouts"
+        missing = examples * planned - len(self.outcomes)
+        unscored = f" ({missing:,} not scored)" if missing else ""
+        return f"{examples:,} example{_s(examples)}, {planned} rollout{_s(planned)} per example{unscored}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def read_run(path: str) -> ComparedRun:
+    """Return a run with its scored rollouts; of repeated rollouts the last counts."""
+    run = Run(path)
+    config = run.config()
+    counted = {line.number for line in run.scored_lines().values()}
+    last = [outcome for number, outcome in enumerate(run.outcomes()) if number in counted]
+    if not last:
+        raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")
+    settings = _flat({"kind": config["kind"], **config["identity"]})
+    versions = run.versions()
+    return ComparedRun(settings, last, config["config"], versions[-1].get("rove") if versions else None)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names, as on the command line."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def run_names(path_a: str, path_b: str) -> tuple[str, str]:
+    """Return names for two runs: those of their folders, or the paths if these are equal."""
+    a, b = Path(path_a).resolve().name, Path(path_b).resolve().name
+    return (a, b) if a != b else (path_a, path_b)
+
+
+def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the settings that differ, with both values; None if a run does not have one."""
+    return {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+
+
+def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedRun) -> dict[str, list[Any]]:
+    """Return settings that differ with the paths of model folders, whose digests are added only if the paths are equal."""
+    if "model" not in settings:
+        return dict(settings)
+    digests = settings["model"]
+    folders = [run.model if str(digest).startswith(FOLDER) else digest for run, digest in zip((a, b), digests)]
+    if folders[0] == folders[1]:
+        folders = [f"{run.model} ({digest})" for run, digest in zip((a, b), digests)]
+    return {**settings, "model": folders}
+
+
+def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
+    """Refuse runs whose difference would not be one of the models."""
+    names = [run.env_name for run in (a, b)]
+    if names[0] != names[1]:
+        raise ConfigError(
+            f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
+            f"about the models. Compare runs of one environment, or give {ANY_FLAG}"
+        )
+    if {outcome.example_key for outcome in a.outcomes} & {outcome.example_key for outcome in b.outcomes}:
+        return
+    changed = [name for name in differing(a.settings, b.settings) if name.split(".")[0] in ENVIRONMENT_SETTINGS]
+    if changed:
+        raise ConfigError(
+            f"the runs share no examples, and these settings of the environment differ: {', '.join(changed)}. Evaluate both "
+            f"models with the same settings, or give {ANY_FLAG}"
+        )
+
+
+def read_questions(path: str, comparison: Comparison) -> dict[str, str]:
+    """Return the question of each example that changed most, by its key: the last message of its prompt."""
+    wanted = {mover.example_key for mover in (*comparison.up, *comparison.down)}
+    run = Run(path)
+    lines = {key: line for (_, key, _), line in run.scored_lines().items() if key in wanted}
+    questions: dict[str, str] = {}
+    for key, line in lines.items():
+        prompt = as_messages(run.record_at(line.offset).prompt)
+        questions[key] = text_of(prompt[-1]) if prompt else ""
+    return {key: question for key, question in questions.items() if question.strip()}
+
+
+MAX_TEXT = 200
+"""Characters of one name, value or note; longer ones end with "…"."""
+
+
+def comparison_markdown(
+    comparison: Comparison,
+    settings: Mapping[str, Sequence[Any]],
+    runs: Sequence[ComparedRun] = (),
+) -> str:
+    """Return a comparison as Markdown: the verdict, a table of all values, the runs, notes, and the settings that differ.
+
+    Args:
+        settings: Both values of each setting that differs, by name; None where a run does not have it.
+    """
+    head = ["value", *comparison.names, "difference", "95% interval", ""]
+    align = ["---", "---:", "---:", "---:", "---:", "---"]
+    values = (comparison.main, *comparison.others)
+    rows = [comparison_row(one) for one in values]
+    noted = caveats({"caveat": one.caveat} for one in values)
+    lines = [
+        f"**{plain(comparison.verdict)}**",
+        "",
+        _line([head[0], *map(code, head[1:3]), *head[3:]]),
+        _line(align),
+        *(_line([code(name), *map(plain, cells)]) for name, *cells in rows),
+    ]
+    if runs:
+        lines += ["", *map(_run_line, comparison.names, runs)]
+    if comparison.paired:
+        counts = f"higher on {comparison.wins}, equal on {comparison.ties}, lower on {comparison.losses}"
+        lines += ["", f"{code(comparison.names[1])}: {counts} examples"]
+    notes = [*comparison.notes, *([noted] if noted else [])]
+    if notes:
+        lines += ["", *(f"- {plain(note)}" for note in notes)]
+    if settings:
+        lines += ["", "Settings that differ:", ""]
+        lines += [f"- {code(name)}: {_value(old)} → {_value(new)}" for name, (old, new) in settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """Escape text so that Markdown shows it as it is, on one line, and GitHub makes no links or notifications."""
+    escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text))
+    escaped = re.sub(r"(www)\.", r"\1\\.", escaped, flags=re.IGNORECASE)
+    return escaped.replace("@", "@\u2060")  # GitHub links names after "@" even in rendered text
+
+
+def code(text: str) -> str:
+    """Return text as inline code, also for a table's cell; in code GitHub interprets no markup, links or names."""
+    line = _one_line(text).replace("|", "\u2502") or " "  # a "|" would end the cell
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _run_line(name: str, run: ComparedRun) -> str:
+    """Return a list item that says what a run evaluated."""
+    version = f"; {plain(f'rove {run.rove}')}" if run.rove else ""
+    return f"- {code(name)}: model {code(run.model)} in {code(run.env)}; {run.counts}{version}"
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else code(repr(value))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _one_line(text: str) -> str:
+    """Return text without line ends, control and formatting characters, cut off after `MAX_TEXT` characters."""
+    cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return " ".join("".join(" " if unicodedata.category(c) in hidden else c for c in cut).split())

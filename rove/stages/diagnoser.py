@@ -1,0 +1,139 @@
+"""Diagnose training while it runs: why a stage does not improve the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.core.findings import Finding, current_row
+from rove.models.load import load_model
+from rove.runs.run import Run
+from rove.stages.examination import read_evidence
+from rove.stages.pipeline import Pipeline
+from rove.stages.request import EVIDENCE
+from rove.stages.results import ending_lines
+from rove.train.diagnosis import Task, after_sft, during_rl, during_sft, is_stuck, with_teacher_data
+from rove.train.teacher_data import measure_token_classes, unseen_answers
+from rove.utils.files import atomic_write
+
+DIAGNOSES = "diagnoses.json"
+"""File name in the folder of all stages."""
+EXAMINE = "examine"
+"""Stage of the diagnoses before training."""
+SAME_FALL_STEPS = 30
+"""After the diagnosis of a sudden fall of the reward, a collapse within this many steps is the same fall."""
+
+
+class Diagnoser:
+    """Looks for reasons why a stage does not improve the model, prints them and stores them.
+
+    Args:
+        pipeline: The stages.
+    """
+
+    def __init__(self, pipeline: Pipeline):
+        self.pipeline = pipeline
+        self.folder = folder = pipeline.recipe.folder
+        self.reporter = pipeline.reporter
+        self.task: Task | None = None
+        """None without scripted policies to compare the model with."""
+        self.found: list[dict[str, Any]] = []
+        self._history: tuple[Path, list[dict[str, float]]] | None = None
+        path = folder / EVIDENCE
+        if not path.exists():
+            return
+        evidence = read_evidence(path)
+        if (folder / DIAGNOSES).exists():  # of training stages: a resumed run may not see the reason again
+            before = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[dict[str, Any]])
+            self.found = [current_row(one) for one in before if one["stage"] != EXAMINE]
+        self._report(EXAMINE, evidence.diagnoses)
+        if evidence.policies:
+            self.task = evidence.task
+
+    def after_step(self, stage: Path, metrics: Mapping[str, float], total: int) -> None:
+        """Diagnose a training stage that has not ended."""
+        if self.task is None:
+            return
+        if self._history is None or self._history[0] != stage:
+            self._history = stage, Run(stage).metrics()[:-1]  # `metrics` is its last row
+        history = self._history[1]
+        history.append(dict(metrics))
+        if stage.name != "sft":
+            if self.task.has_learned(history):
+                self._withdraw(stage.name, "no_progress")
+            self._report(stage.name, during_rl(history, self.task, steps=total), int(metrics["step"]), total)
+        elif is_stuck(history, total, self.task):
+            self._report(stage.name, during_sft(history, self._with_data(self.task)), int(metrics["step"]), total)
+        elif self.task.has_learned(history):
+            self._withdraw(stage.name)
+
+    def after_stage(self, stage: Path) -> None:
+        """Print how a training stage has ended, and diagnose it."""
+        for line in ending_lines(Run(stage)):
+            self.reporter.note(line)
+        if self.task is None or stage.name != "sft":
+            return
+        recipe = self.pipeline.recipe
+        config = recipe.sft
+        assert recipe.data is not None
+        assert config is not None
+        held_out = self.pipeline.eval_folder(recipe.data.model, recipe.conditions[0].name)
+        with self.reporter.working("measuring the losses of the teacher's tokens"):
+            classes = measure_token_classes(stage / "final", Run(config.data), Run(held_out), config.min_reward)
+        history = Run(stage).metrics()
+        if self.task.has_learned(history):  # the process may have been killed before it withdrew them
+            self._withdraw(stage.name)
+        found = after_sft(history, classes, self._with_data(self.task), config.target)
+        if any(one.id == "memorized" for one in found):
+            unseen = unseen_answers(Run(config.data), Run(held_out), config.min_reward)
+            self.task = msgspec.structs.replace(self.task, unseen=unseen)
+            found = after_sft(history, classes, self.task, config.target)
+        self._report(stage.name, found, len(history), len(history))
+
+    def _with_data(self, task: Task) -> Task:
+        """Return the task with what the teacher's rollouts show, which are read only once."""
+        if task.token_entropy is None:
+            config = self.pipeline.recipe.sft
+            assert config is not None
+            renderer = load_model(config.model, "cpu").renderer
+            task = self.task = with_teacher_data(task, renderer, Run(config.data), config.min_reward)
+        return task
+
+    def _withdraw(self, stage: str, kind: str | None = None) -> None:
+        """Remove the diagnoses of a stage that has learned after all; by default those of any kind."""
+        wrong = [one for one in self.found if one["stage"] == stage and kind in (None, one["id"])]
+        for one in wrong:
+            self.found.remove(one)
+            text = f"the diagnosis of {stage} ({one['id']}) no longer applies: the reward has risen since"
+            self.reporter.note(text, important=True)
+        if wrong:
+            atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
+
+    def print_all(self) -> None:
+        """Print the diagnoses of all stages, and which RL stages changed nothing."""
+        for one in self.found:
+            self._print(one)
+        for stage in self.pipeline.recipe.rl:
+            best = (Run(self.folder / stage.folder).summary() or {}).get("best")
+            if best is not None and best["step"] == 0:
+                text = f"{stage.name} changed nothing: no evaluation was better than the one before its first step"
+                self.reporter.note(text, important=True)
+
+    def _print(self, one: Mapping[str, Any]) -> None:
+        text = f"diagnosis of {one['stage']}: {msgspec.convert(one, Finding)}"
+        self.reporter.note(text, important=True)
+
+    def _report(self, stage: str, diagnoses: Sequence[Finding], step: int = 0, steps: int = 0) -> None:
+        """Print and store diagnoses that are new, made after `step` of at most `steps` steps."""
+        known = {one["id"] for one in self.found if one["stage"] == stage}
+        sudden = [one["step"] for one in self.found if (one["stage"], one["id"]) == (stage, "learning_rate")]
+        known |= {"collapse"} if sudden and step - sudden[0] <= SAME_FALL_STEPS else set()
+        new = [one for one in diagnoses if one.id not in known]
+        for one in new:
+            self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})
+            self._print(self.found[-1])
+        if new or not (self.folder / DIAGNOSES).exists():
+            atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))

@@ -1,0 +1,212 @@
+"""Evaluate a model in an environment with progress, and save every rollout in a run folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.core.errors import ConfigError
+from rove.core.protocols import Client
+from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
+from rove.core.records import ErrorInfo, Outcome, RolloutRecord
+from rove.envs.environment import Environment
+from rove.envs.loading import environment_arguments
+from rove.envs.questions import QuestionsEnv
+from rove.models.pretrained import model_path
+from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
+from rove.rollouts.evaluate import Options, evaluate, run_identity
+from rove.runs.run import Run
+from rove.stages.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
+from rove.stages.naming import run_folder, short
+from rove.stages.reporter import Reporter, TaskProgress
+from rove.statistics import Price
+from rove.utils.console import styled
+from rove.utils.event_loop import run_async
+from rove.viewer.format import number
+
+
+class EvalConfig(Options, frozen=True, kw_only=True):
+    """Settings of `rove eval`: those of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
+
+    env: str
+    """Environment, or a file of questions and answers (.jsonl, .ndjson, .csv or .parquet)."""
+    model: str
+    """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
+    trust_remote_code: bool = False
+    """Run Python files that the model folder contains."""
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
+    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Arguments of the environment."""
+    num_examples: CountOrAll = 5
+    """Number of examples from the start of the dataset."""
+    rollouts_per_example: PositiveInt = 3
+    """Rollouts of each example."""
+    max_tokens: PositiveInt | None = None
+    """Maximum tokens per response; by default the endpoint decides."""
+    temperature: NonNegativeFloat | None = None
+    """Sampling temperature; 0 is greedy; by default the endpoint decides."""
+    base_url: str | None = None
+    """URL of an OpenAI-compatible endpoint."""
+    endpoints: str | None = None
+    """File of named endpoints; by default endpoints.toml, else configs/endpoints.toml."""
+    api_key_var: str = API_KEY_VAR
+    """Environment variable that holds the API key."""
+    timeout: Seconds = 600.0
+    """Timeout of one request, in seconds."""
+    max_retries: NonNegativeInt = 4
+    """Maximum retries of one request."""
+    env_dir: str | None = None
+    """Folder in which the environment is looked up first."""
+    isolation: IsolationConfig = IsolationConfig()
+    """Run the environment in a worker process: the `[isolation]` table."""
+    ray: RayConfig = RayConfig()
+    """Run the environment on a Ray cluster: the `[ray]` table."""
+    run_dir: str | None = None
+    """The run folder; by default runs/ENV--MODEL--hash."""
+    save: bool = True
+    """Save the rollouts in a run folder."""
+    overwrite: bool = False
+    """Discard an earlier run in this folder."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `rove.evaluate`."""
+        options = {name: getattr(self, name) for name in Options.__struct_fields__}
+        sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        given = {name: value for name, value in sampling.items() if value is not None}
+        return options | {"sampling_args": {**self.sampling_args, **given}}
+
+
+def check_client(config: EvalConfig, env: Environment) -> None:
+    """Check that the model exists and a client could be made, without loading weights or sending a request.
+
+    Raises:
+        ConfigError: There is no such scripted policy, model folder, endpoint or key, or a cost limit has no price.
+    """
+    endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
+    price = config.price or (endpoint and endpoint.price)
+    if price is None and (config.budget is not None or config.limits.max_cost is not None):
+        raise ConfigError("budget and max_cost need a price: --price.input and --price.output, per million tokens")
+    if endpoint is None and config.base_url is None and is_folder(config.model):
+        if not Path(model_path(config.model)).expanduser().is_dir():
+            raise ConfigError(f"model folder {config.model} does not exist")
+        return
+    key_var, device = config.api_key_var, config.device
+    make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
+
+
+def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, reporter: Reporter) -> None:
+    """Start or resume the run folder of these settings."""
+    run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
+    plain = msgspec.to_builtins(config)
+    del plain["overwrite"]  # `@ config.toml` of this folder continues the run
+    run.start("eval", plain, identity, config.overwrite)
+    finished = len(run.scored_lines())
+    if finished:
+        reporter.note(f"{run.path} already has {finished} rollouts; running those that are missing or failed")
+
+
+class EvalProgress:
+    """Shows the progress of an evaluation: count, mean reward, and the first failure in full.
+
+    Args:
+        progress: The progress of the task.
+        reporter: Shows the first failure.
+        client: Its concurrency limit is shown if it is adaptive.
+    """
+
+    def __init__(self, progress: TaskProgress, reporter: Reporter, client: Client):
+        self.progress = progress
+        self.reporter = reporter
+        limiter = getattr(client, "limiter_now", None)  # only clients over HTTP have one
+        self.limiter = limiter if limiter is not None and limiter.adaptive else None
+        self.count = self.failed = 0
+        self.rewards = 0.0
+
+    def __call__(self, record: RolloutRecord | Outcome) -> None:
+        """Count a finished rollout."""
+        self.count += 1
+        if record.error is not None and not self.failed:
+            message = f"{record.error.type}: {record.error.message}{source_line(record.error)}"
+            self.reporter.note(f"first failure, in {record.error.phase}: {message}")
+        self.failed += record.error is not None
+        self.rewards += record.reward or 0.0
+        scored = self.count - self.failed
+        status = styled(f"mean reward {number(self.rewards / scored) if scored else '–'}")
+        if self.failed:
+            status.append(f"  {self.failed} failed", "red")
+        if self.limiter is not None:
+            status.append(f"  {self.limiter.limit} concurrent")
+        self.progress(self.count, status)
+
+
+def run_eval(config: EvalConfig, reporter: Reporter, title: str = "") -> tuple[dict[str, Any], Run | None]:
+    """Evaluate with progress under `title`; an earlier run with the same settings is continued."""
+    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
+    if isinstance(env, QuestionsEnv):
+        reporter.note(f"{config.env}: {env.description}")
+    config = _with_price(config)
+    client = make_client(
+        config.model,
+        env,
+        config.base_url,
+        config.api_key_var,
+        config.max_concurrent,
+        config.timeout,
+        config.max_retries,
+        config.endpoints,
+        config.trust_remote_code,
+        config.device,
+        reporter,
+    )
+    identity = run_identity(env, client, config.model, Options(**config.options))
+    run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
+    with run or nullcontext():
+        if run is not None:
+            start_run(config, identity, run, reporter)
+        return _evaluate(config, env, client, run, reporter, title), run
+
+
+def _evaluate(
+    config: EvalConfig, env: Environment, client: Client, run: Run | None, reporter: Reporter, title: str
+) -> dict[str, Any]:
+    """Run the evaluation and return its summary."""
+    available = Options(**config.options).count_examples(env)
+    if available is not None and config.num_examples > available:
+        text = f"num_examples is {config.num_examples}; the dataset has {available}"
+        is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here
+        is_given = "num_examples" in config.env_args
+        if is_here and not is_given and "num_examples" in environment_arguments(config.env, config.env_dir):
+            arguments = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
+            text += f"; the environment may make more with -a {shlex.quote(arguments)}"
+        reporter.note(text, important=True)
+
+    async def run_all(watch: EvalProgress) -> dict[str, Any]:
+        try:
+            return await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
+        finally:
+            await client.close()
+
+    title = title or f"{config.env} · {short(config.model)}"
+    with reporter.progress(title, (available or 0) * config.rollouts_per_example) as progress:
+        return run_async(run_all(EvalProgress(progress, reporter, client)))
+
+
+def _with_price(config: EvalConfig) -> EvalConfig:
+    """Return the settings with the price from endpoints.toml, unless one is given."""
+    endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
+    if config.price is not None or endpoint is None or endpoint.price is None:
+        return config
+    return msgspec.structs.replace(config, price=Price(**endpoint.price))
+
+
+def source_line(error: ErrorInfo) -> str:
+    """Return the innermost file and line of an error's traceback."""
+    lines = [line.strip() for line in error.traceback.splitlines() if line.strip().startswith("File ")]
+    return f" ({lines[-1]})" if lines else ""

@@ -1,0 +1,315 @@
+"""Examine an environment before training: its policies, lengths and rewards, and a pretrained model in it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import ConfigError
+from rove.core.findings import Finding, current_row
+from rove.core.records import RolloutRecord
+from rove.engine.client import EngineClient
+from rove.envs.environment import Environment
+from rove.models.from_scratch import train_tokenizer
+from rove.models.load import LoadedModel
+from rove.rendering.renderer import Renderer, Tokenizer
+from rove.rollouts.evaluate import conversation_texts, generate
+from rove.train.diagnosis import Task, before_training
+from rove.train.policy_comparison import longest_response
+from rove.train.predictability import hidden_share
+
+T = TypeVar("T")
+
+MODEL = "the model"
+"""Stands for the pretrained model where a policy's name is expected."""
+
+POLICY_EXAMPLES = 150
+"""Examples that each scripted policy is examined on, with two rollouts each."""
+UNTRAINED_EXAMPLES = 8
+"""Examples on which a policy that does not know the format is run."""
+MODEL_GROUPS = 16
+"""Groups that a pretrained model is examined on."""
+MODEL_TOKENS = 256
+"""Maximum tokens per response of a pretrained model in an environment without scripted policies."""
+GROUP_SIZE = 8
+"""Rollouts in a group."""
+
+
+class PolicyEvidence(msgspec.Struct, frozen=True):
+    """Rollouts of a scripted policy."""
+
+    name: str
+    reward: float
+    """Mean reward."""
+    highest: float
+    """Highest reward of one rollout."""
+    lowest: float
+    """Lowest reward of one rollout."""
+    spread: float
+    """Standard deviation of the reward."""
+    varies: bool
+    """Whether two rollouts of an example may differ."""
+    good_reward: float
+    """Minimum reward of the rollouts that SFT trains on: the larger one of mean and median."""
+    good_share: float
+    """Share of the rollouts with at least this reward."""
+
+
+class ModelEvidence(msgspec.Struct, frozen=True):
+    """Rollouts of a pretrained model at T = 1, in groups."""
+
+    name: str
+    parameters: int
+    reward: float
+    """Mean reward."""
+    lowest: float
+    """Lowest reward of one rollout."""
+    spread_share: float
+    """Share of the groups whose rewards differ."""
+    response_tokens: int
+    """Tokens of the longest response."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What an environment shows before any training."""
+
+    policies: list[PolicyEvidence] = []
+    """Scripted policies, from the weakest to the best."""
+    model: ModelEvidence | None = None
+    """The pretrained model, if training starts from one."""
+    examples: int | None
+    """Rows of the training dataset; None if they are generated on demand."""
+    held_out: int | None = None
+    """Rows of the evaluation dataset; None if they are generated on demand."""
+    limit: int | None = None
+    """Rows of the training dataset if the environment has fewer than the recipe requests."""
+    held_out_limit: int | None = None
+    """The same for the evaluation dataset."""
+    arguments: frozenset[str]
+    """Names of the arguments of `load_environment`."""
+    functions: list[str]
+    """Names of the reward functions with a weight."""
+    rollout_tokens: float = 0.0
+    """Mean tokens of a whole rollout of the best policy, or of the model without policies."""
+    sampled_tokens: float = 0.0
+    """Mean tokens of its responses in a rollout."""
+    turns: float = 1.0
+    """Mean number of its responses in a rollout."""
+    untrained_turns: int = 1
+    """Maximum number of responses in a rollout of a model that has not learned the format."""
+    rollout_seconds: float = 0.0
+    """Seconds per rollout of the fastest scripted policy: those of the environment and the rubric."""
+    teacher_seconds: float = 0.0
+    """Seconds per rollout of the best policy."""
+    setup_seconds: float = 0.0
+    """Seconds of a first evaluation of one rollout, most of which load data and start processes."""
+    response_tokens: int = MODEL_TOKENS
+    """Tokens of the scripted policies' longest response."""
+    hidden: float | None = None
+    """How much the best policy uses what the conversation does not show; see `hidden_share`."""
+    diagnoses: list[Finding] = []
+    """What may prevent learning."""
+    split: str = ""
+    """How the environment splits its rows into training and held-out ones, if it says so."""
+
+    @property
+    def task(self) -> Task:
+        """What the diagnoses of training need."""
+        best = self.policies[-1]
+        highest = max(one.highest for one in self.policies)
+        name, start = self.start
+        if self.model is not None and name == MODEL:  # no weak policy shows what a guess earns
+            lowest = min(best.lowest, self.model.lowest)
+            return Task(
+                start_name=name, weakest=start, best=best.reward, highest=highest, lowest=lowest, hidden=self.hidden
+            )
+        return Task(weakest=start, best=best.reward, highest=highest, hidden=self.hidden)
+
+    @property
+    def start(self) -> tuple[str, float]:
+        """Where SFT starts: name and reward of the weakest policy, or of the pretrained model if there is only one policy."""
+        weakest, best = self.policies[0], self.policies[-1]
+        if self.model is not None and weakest is best:
+            return MODEL, min(self.model.reward, best.reward)
+        return weakest.name, weakest.reward
+
+
+def read_evidence(file: Path) -> Evidence:
+    """Read the evidence in the folder of a `rove train`."""
+    values = msgspec.json.decode(file.read_bytes())
+    values["diagnoses"] = [current_row(row) for row in values["diagnoses"]]
+    return msgspec.convert(values, Evidence)
+
+
+class Examination(NamedTuple):
+    """The evidence, and rollouts that it comes from."""
+
+    evidence: Evidence
+    texts: list[str]
+    """Rollouts of all scripted policies."""
+    conversations: list[tuple[list[int], list[bool]]]
+    """Tokens of the best policy's rollouts, or of the model's, and which of them are sampled."""
+
+
+async def examine(
+    env: Environment,
+    arguments: frozenset[str],
+    loaded: LoadedModel | None = None,
+    tokenizer: Mapping[str, Any] = MappingProxyType({}),
+) -> Examination:
+    """Run the scripted policies of an environment, and a pretrained model; return what they show.
+
+    Args:
+        env: The environment.
+        arguments: Names of the arguments of its `load_environment`.
+        loaded: The pretrained model; None if training starts from a new one.
+        tokenizer: Settings of a new model's tokenizer; see `train_tokenizer`.
+
+    Raises:
+        ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
+    """
+    if not env.policies and loaded is None:
+        raise ConfigError(
+            "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "
+            "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
+        )
+    records, seconds, setup = await _run_policies(env)
+    scored = {name: some for name in records if (some := [one for one in records[name] if one.scores is not None])}
+    policies = sorted((_policy_evidence(name, some) for name, some in scored.items()), key=lambda one: one.reward)
+    best = scored[policies[-1].name] if policies else []
+    hidden = hidden_share(best)
+    errors = _first_errors(records)
+    diagnoses = before_training(
+        {name: [one.reward or 0.0 for one in some] for name, some in scored.items()}, errors, hidden
+    )
+    fatal = next((one for one in diagnoses if one.id == "no_spread" or not scored), None)
+    if fatal is not None:
+        raise ConfigError(str(fatal))
+    texts = [text for some in scored.values() for text in conversation_texts(some)]
+    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts, **tokenizer) if loaded is None else loaded.tokenizer))
+    model: ModelEvidence | None = None
+    limit = longest_response(renderer, [one for some in scored.values() for one in some]) if scored else MODEL_TOKENS
+    if loaded is not None:
+        model, tried = await _try_model(env, loaded, min(MODEL_TOKENS, 2 * limit + 16))
+        best = best or tried
+    assert best[0].scores is not None
+    conversations = [renderer.training_branches([*r.prompt, *r.completion], r.tools) for r in best]
+    evidence = Evidence(
+        policies=policies,
+        model=model,
+        examples=env.count_examples(train=True),
+        held_out=env.count_examples(),
+        arguments=arguments,
+        functions=[name for name, weight in best[0].scores.weights.items() if weight],
+        rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
+        sampled_tokens=statistics.fmean(sum(sum(mask) for _, mask in branches) for branches in conversations),
+        turns=statistics.fmean(max(1, len(record.steps)) for record in best),
+        untrained_turns=await _untrained_turns(env),
+        rollout_seconds=min((seconds[name] for name in scored), default=0.0),
+        teacher_seconds=seconds[policies[-1].name] if policies else 0.0,
+        setup_seconds=setup,
+        response_tokens=limit,
+        hidden=hidden,
+        diagnoses=diagnoses,
+        split=env.split_description,
+    )
+    return Examination(evidence, texts, [branch for branches in conversations for branch in branches])
+
+
+async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]], dict[str, float], float]:
+    """Return rollouts of each scripted policy, its seconds per rollout, and the seconds of a first evaluation."""
+    records: dict[str, list[RolloutRecord]] = {}
+    seconds: dict[str, float] = {}
+    setup = 0.0
+    for name, policy in env.policies.items():
+        client = ScriptedClient(policy, name)
+        single: dict[str, Any] = {"num_examples": 1, "rollouts_per_example": 1, "train": True}
+        _, cold = await _timed(generate(env, client, **single))
+        setup = setup or cold
+        _, one = await _timed(generate(env, client, **single))  # without what is loaded only once
+        options: dict[str, Any] = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
+        records[name], every = await _timed(generate(env, client, **options))
+        seconds[name] = max(every - one, every / 20) / max(1, len(records[name]))
+    return records, seconds, setup
+
+
+async def _untrained_turns(env: Environment) -> int:
+    """Return the maximum number of responses in a rollout of a policy that does not know the format."""
+    client = ScriptedClient(lambda messages, state, rng: "?", "untrained")
+    records = await generate(env, client, num_examples=UNTRAINED_EXAMPLES, rollouts_per_example=1, train=True)
+    return max([1, *(len(record.steps) for record in records)])
+
+
+async def _timed(work: Awaitable[T]) -> tuple[T, float]:
+    """Return a result and the seconds that it took."""
+    started = time.perf_counter()
+    result = await work
+    return result, time.perf_counter() - started
+
+
+def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, str]:
+    """Return the first error of each policy with failed rollouts."""
+    errors = {name: next((one.error for one in some if one.error is not None), None) for name, some in records.items()}
+    return {
+        name: f"{error.phase}: {error.type}: {error.message}" for name, error in errors.items() if error is not None
+    }
+
+
+def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvidence:
+    rewards = [record.scores.reward for record in records if record.scores is not None]
+    mean, highest = statistics.fmean(rewards), max(rewards)
+    good = min(max(statistics.median(rewards), mean), highest)  # a mean of equal rewards may be above them by rounding
+    return PolicyEvidence(
+        name=name,
+        reward=mean,
+        highest=highest,
+        lowest=min(rewards),
+        good_reward=good,
+        good_share=statistics.fmean(reward >= good for reward in rewards),
+        spread=statistics.pstdev(rewards),
+        varies=len({(r.example_id, msgspec.json.encode(r.completion)) for r in records})
+        > len({record.example_id for record in records}),
+    )
+
+
+async def _try_model(
+    env: Environment, loaded: LoadedModel, max_tokens: int
+) -> tuple[ModelEvidence, list[RolloutRecord]]:
+    """Sample groups of a pretrained model; return what they show, and the scored rollouts.
+
+    Raises:
+        ConfigError: Every rollout failed.
+    """
+    client = EngineClient.from_model(loaded)
+    records = await generate(
+        env,
+        client,
+        num_examples=MODEL_GROUPS,
+        rollouts_per_example=GROUP_SIZE,
+        sampling_args={"temperature": 1.0, "max_tokens": max_tokens},
+        train=True,
+    )
+    await client.close()
+    scored = [record for record in records if record.scores is not None]
+    if not scored:
+        error = next(iter(_first_errors({"the model": records}).values()))
+        raise ConfigError(f"reward_error: every rollout of the model fails; the first: {error}; fix the environment")
+    groups: dict[int, set[float]] = {}
+    for record in scored:
+        groups.setdefault(record.example_id, set()).add(record.reward or 0.0)
+    evidence = ModelEvidence(
+        name=loaded.name,
+        parameters=sum(weight.numel() for weight in loaded.model.parameters()),
+        reward=statistics.fmean(record.reward or 0.0 for record in scored),
+        lowest=min(record.reward or 0.0 for record in scored),
+        spread_share=sum(len(rewards) > 1 for rewards in groups.values()) / len(groups),
+        response_tokens=max(len(s.tokens.completion_ids) for r in scored for s in r.steps if s.tokens is not None),
+    )
+    return evidence, scored

@@ -1,0 +1,84 @@
+"""What identifies a training run, and how it starts or resumes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rove.core.digest import digest_model
+from rove.envs.loading import environment_version
+from rove.models.pretrained import model_path
+from rove.remote.loading import without_isolation
+from rove.runs.run import Run
+from rove.stages.clients import show_device
+from rove.stages.curves import CURVES, draw
+from rove.stages.reporter import Reporter
+
+if TYPE_CHECKING:
+    from rove.models.load import LoadedModel
+    from rove.train.config import RLConfig, SFTConfig
+    from rove.train.worker_group import Ranks
+
+Watch = Callable[[Mapping[str, float], int], None]
+"""Called after each step with its metrics and the maximum number of steps."""
+
+
+def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> dict[str, Any]:
+    """Return what identifies a training run: all settings except `bookkeeping`, the model and the environments."""
+    identity = {k: v for k, v in without_isolation(msgspec.to_builtins(config)).items() if k not in bookkeeping}
+    evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
+    return {**identity, "model": digest_model(model_path(config.model)), **more, "evaluated": evaluated}
+
+
+def begin(
+    run: Run,
+    kind: str,
+    config: RLConfig | SFTConfig,
+    identity: Mapping[str, Any],
+    overwrite: bool,
+    reporter: Reporter,
+    ranks: Ranks,
+    warnings: Callable[[], Iterable[str]],
+) -> LoadedModel | None:
+    """Start or resume a run; return the initial model, or None if the run is complete.
+
+    Args:
+        run: The run folder, locked by this process.
+        kind: "sft" or "rl".
+        warnings: Returns the warnings of a new run.
+    """
+    from rove.models.device import choose_device
+    from rove.models.load import check_model, load_model
+    from rove.train.checkpoint import recover
+
+    check_model(config.model)  # before the run folder is created
+    choose_device(config.device)
+    run.resume_command = (
+        f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
+    )
+    run.start(kind, msgspec.to_builtins(config), identity, overwrite)
+    if run.summary() is not None:
+        if not (run.path / CURVES).exists():
+            draw(run)
+        reporter.note(f"{run.path} is complete; --overwrite to train again")
+        ranks.broadcast_continue(False)
+        return None
+    for warning in recover(run):
+        reporter.warning(warning)
+    last = run.last_checkpoint()
+    if last is not None:
+        reporter.note(f"continuing {run.path} after step {last[1].step}")
+    else:
+        for warning in warnings():
+            reporter.warning(warning)
+    device = config.device if ranks.size == 1 else ranks.device
+    show_device(device, reporter)
+    with reporter.working(f"loading {config.model}"):
+        loaded = load_model(config.model, device, trust_remote_code=config.trust_remote_code)
+    ranks.broadcast_continue()
+    if ranks.size > 1:
+        reporter.note(f"training in {ranks.size} processes")
+    return loaded

@@ -1,0 +1,174 @@
+"""Create a small model with random weights for an environment, and merge adapters."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rove.clients.scripted import ScriptedClient
+from rove.core.checks import Settings
+from rove.core.errors import ConfigError, needs_train_extra
+from rove.core.messages import as_messages, text_of
+from rove.core.ranges import Fraction, NonNegativeInt, PositiveInt
+from rove.envs.environment import Environment
+from rove.envs.loading import as_environment, load_environment
+from rove.rollouts.evaluate import conversation_texts, generate
+from rove.stages.arguments import settings_from
+from rove.stages.naming import named_environment
+from rove.stages.reporter import ConsoleReporter, Reporter
+from rove.utils.event_loop import outside_event_loop, run_async
+
+if TYPE_CHECKING:
+    from rove.models.load import LoadedModel
+
+
+class ModelConfig(Settings, frozen=True, kw_only=True):
+    """Settings of `rove model new`."""
+
+    env: str
+    """Environment whose text the tokenizer is trained on."""
+    env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
+    arch: str = "llama"
+    """Architecture: llama, lfm2 or qwen3."""
+    size: str = "tiny"
+    """tiny (0.5 M parameters) or small (4 M)."""
+    vocab_size: PositiveInt = 512
+    """Maximum size of the vocabulary."""
+    word_share: Fraction = 0.05
+    """Minimum share of the rollouts with a word that becomes one token; other words are spelled."""
+    games: PositiveInt = 300
+    """Rollouts of each scripted policy on which the tokenizer is trained."""
+    output: str | None = None
+    """Folder to write; by default models/ENV-ARCH-SIZE."""
+    seed: NonNegativeInt = 0
+    """Random seed of the weights."""
+    env_dir: str | None = None
+    """Folder in which the environment is looked up first."""
+
+
+class NewModel(NamedTuple):
+    """A new model with random weights: the result of `rove.new_model`."""
+
+    path: Path
+    """Folder of the model."""
+    parameters: int
+    """Number of parameters."""
+    vocabulary: int
+    """Number of tokens."""
+    policies: list[str]
+    """Names of the environment's scripted policies."""
+
+
+def new_model(
+    env: str | Environment,
+    output: str | Path | None = None,
+    config: ModelConfig | None = None,
+    *,
+    reporter: Reporter | None = None,
+    **settings: object,
+) -> NewModel:
+    """Train a tokenizer on an environment's text, and write a Hugging Face model folder with random weights.
+
+    Example:
+        >>> model = rove.new_model("tictactoe", "models/mine", size="tiny")
+        >>> rove.sft(model.path, "runs/teacher")
+
+    Args:
+        env: Name of an environment, or an environment.
+        output: Folder to write. Default: models/ENV-ARCH-SIZE.
+        config: All settings; default: those of `rove model new`.
+        reporter: Shows the result. Default: the console or the notebook.
+        settings: Single settings, such as `arch="qwen3"` or `seed=1`; they override those of `config`.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range, there is no such environment, or the folder is not empty.
+    """
+    loaded = None if isinstance(env, str) else as_environment(env)
+    name = env if isinstance(env, str) else loaded.env_id or type(loaded).__name__  # type: ignore[union-attr]
+    used = settings_from(ModelConfig, config, {"env": name, "output": output and str(output), **settings})
+    made = outside_event_loop(lambda: run_model_new(used, loaded))
+    (reporter or ConsoleReporter()).note(model_text(used, made))
+    return made
+
+
+async def environment_texts(env: Environment, config: ModelConfig) -> list[str]:
+    """Return a text per rollout of the environment's scripted policies, or its prompts if it has none."""
+    texts: list[str] = []
+    for name, policy in env.policies.items():
+        texts += conversation_texts(
+            await generate(env, ScriptedClient(policy, name), num_examples=config.games, train=True, seed=config.seed)
+        )
+    return texts or ["\n".join(map(text_of, as_messages(one["prompt"]))) for one in env.get_dataset(1000)]
+
+
+def run_model_new(config: ModelConfig, env: Environment | None = None) -> NewModel:
+    """Create and save the model; `env` is the environment if it is loaded already."""
+    with needs_train_extra():
+        from rove.models.from_scratch import new_model as create
+    path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
+    check_empty(path)
+    if env is None:
+        env = load_environment(config.env, config.env_dir, **config.env_args)
+    texts = run_async(environment_texts(env, config))
+    loaded = create(texts, config.arch, config.size, config.vocab_size, config.seed, config.word_share)
+    save_atomically(loaded, path)
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    return NewModel(path, parameters, len(loaded.tokenizer), sorted(env.policies))
+
+
+def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False, device: str = "cpu") -> int:
+    """Merge an adapter into its base model and save the result to `path`; return the number of parameters.
+
+    Raises:
+        ConfigError: `path` is not empty, or the adapter cannot be loaded.
+    """
+    with needs_train_extra():
+        from rove.models.load import load_adapter
+    check_empty(path)
+    loaded = load_adapter(adapter, device, trust_remote_code=trust_remote_code)
+    save_atomically(loaded, path)
+    return sum(p.numel() for p in loaded.model.parameters())
+
+
+def check_empty(path: Path) -> None:
+    """Refuse a folder that is not empty.
+
+    Raises:
+        ConfigError: The folder is not empty.
+    """
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path} is not empty; give another --output, or delete it")
+
+
+def save_atomically(loaded: LoadedModel, path: Path) -> None:
+    """Write a model to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
+    from rove.models.from_scratch import save_new_model
+
+    draft = path.with_name(f".{path.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    save_new_model(draft, loaded)
+    os.replace(draft, path)
+
+
+def model_text(config: ModelConfig, made: NewModel) -> str:
+    """Return a line about a new model."""
+    return (
+        f"{made.path}: {config.arch}, {made.parameters:,} parameters, {made.vocabulary} tokens; "
+        f"random weights of seed {config.seed}"
+    )
+
+
+def show_model(config: ModelConfig, made: NewModel, reporter: Reporter) -> None:
+    """Show a new model and how to go on with it."""
+    reporter.note(model_text(config, made))
+    teacher, names = "MODEL", "MODEL is a teacher, such as an endpoint"
+    if made.policies:
+        teacher, names = "scripted:NAME", f"NAME is {' or '.join(made.policies)}"
+    env = named_environment(config.env, config.env_dir, config.env_args)
+    reporter.hints(
+        f"evaluate it (untrained): rove eval {env} -m {made.path} -n 20 -r 1 -t 32",
+        f"collect data for SFT: rove eval {env} -m {teacher} --train -n 1000; {names}",
+    )

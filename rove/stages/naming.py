@@ -1,0 +1,61 @@
+"""Names of run folders, and words of command lines for hints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rove.core.digest import fingerprint
+from rove.core.errors import as_json
+from rove.remote.loading import IsolationConfig
+
+RUNS = Path("runs")
+"""Folder of run folders without a given name."""
+
+
+def run_folder(given: str | Path | None, *parts: str, identity: Mapping[str, Any]) -> Path:
+    """Return the run folder: `given`, or a name under runs/ that is the same for the same parts and identity."""
+    if given is not None:
+        return Path(given)
+    name = "--".join(_file_name(part) for part in parts)
+    return RUNS / f"{name}--{fingerprint(identity)}"
+
+
+def _file_name(part: str) -> str:
+    """Return the last two parts of a model or environment name, with unsafe characters replaced."""
+    tail = "-".join(part.strip("/").split("/")[-2:])
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail)
+
+
+def short(model: str) -> str:
+    """Return the last two parts of a model's path, for progress lines."""
+    return "/".join(model.rstrip("/").split("/")[-2:])
+
+
+class EnvironmentSettings(Protocol):
+    """Settings that name an environment: those of `rove eval` or `rove rl`."""
+
+    @property
+    def env(self) -> str: ...  # noqa: D102
+    @property
+    def env_dir(self) -> str | None: ...  # noqa: D102
+    @property
+    def env_args(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def isolation(self) -> IsolationConfig: ...  # noqa: D102
+
+
+def environment_args(config: EnvironmentSettings) -> str:
+    """Return the words of a command line that name the environment of these settings, with its arguments."""
+    words = named_environment(config.env, config.env_dir, config.env_args)
+    if config.isolation.python is not None:
+        return f"{words} --isolated-python {shlex.quote(config.isolation.python)}"
+    return f"{words} --isolated" if config.isolation.enabled else words
+
+
+def named_environment(env: str, env_dir: str | None, env_args: Mapping[str, Any]) -> str:
+    """Return the words of a command line that name an environment with its arguments."""
+    words = [env, *(["--env-dir", env_dir] if env_dir else []), *(["-a", as_json(env_args)] if env_args else [])]
+    return shlex.join(words)

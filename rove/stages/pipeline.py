@@ -1,0 +1,235 @@
+"""The whole loop in stages: a model, data, SFT, RL, and a table of results. Each stage is a run and can be resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.table import Table
+
+from rove.core.messages import as_messages, text_of
+from rove.runs.run import Run
+from rove.stages.evaluation import EvalConfig, run_eval
+from rove.stages.models import run_model_new, show_model
+from rove.stages.recipe import FULL, Column, Recipe, RLStage
+from rove.stages.reporter import Reporter
+from rove.utils.console import styled
+from rove.utils.processes import peak_memory, release_memory
+from rove.viewer.format import interval, percent
+
+if TYPE_CHECKING:
+    from rove.train.worker_group import Ranks
+
+BASE = "base"
+SAMPLED = "the same at T = 1"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row of the results table."""
+
+    name: str
+    model: str
+    """Folder or name of the model that was evaluated."""
+    conditions: dict[str, dict[str, Any]]
+    """Condition → summary of its evaluation."""
+
+
+class Pipeline:
+    """The stages of one recipe.
+
+    Args:
+        recipe: Complete settings of all stages.
+        reporter: Shows progress.
+        ranks: The training processes, one of which is this process.
+    """
+
+    def __init__(self, recipe: Recipe, reporter: Reporter, ranks: Ranks):
+        self.recipe = recipe
+        self.reporter = reporter
+        self.ranks = ranks
+        self.after_step: Callable[[Path, Mapping[str, float], int], None] = lambda folder, metrics, total: None
+        """Called after each training step with the stage's folder, the step's metrics, and the maximum number of steps."""
+        self.after_stage: Callable[[Path], None] = lambda folder: None
+        """Called with the folder of each training stage when it is complete."""
+        self.rows: list[Row] = []
+        self._is_continued = (recipe.folder / "data").exists() or (recipe.folder / "rl1").exists()
+        self._started, self._cpu = time.time(), time.process_time()
+
+    @property
+    def cost(self) -> str:
+        """Time and memory since the start, as a sentence."""
+        minutes, cpu_minutes = (time.time() - self._started) / 60, (time.process_time() - self._cpu) / 60
+        without = "; without stages that were complete before" if self._is_continued else ""
+        used = peak_memory()
+        memory = f", at most {used / 1e9:.1f} GB of memory" if used else ""
+        return f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes{memory}{without}"
+
+    def run(self) -> list[Row]:
+        """Run all stages; return the rows of the results table."""
+        recipe, say = self.recipe, self.reporter.title
+        if recipe.new_model is not None:
+            say("Create a new model with random weights")
+            if not (Path(recipe.model) / "config.json").exists():
+                show_model(recipe.new_model, run_model_new(recipe.new_model), self.reporter)
+        else:
+            say(f"Start from the model {recipe.model}")
+        if recipe.data is not None:
+            say("Collect rollouts of the teacher")
+            self._evaluate(recipe.data)
+            if not recipe.references:
+                kind = "script" if recipe.data.model.startswith("scripted:") else recipe.data.model
+                self.measure(f"teacher ({kind})", recipe.data.model)
+        for reference in recipe.references:
+            self.measure(reference, reference)
+        self.measure(BASE, recipe.model)
+        trained = recipe.model
+        if recipe.sft is not None:
+            say("SFT on the teacher's best rollouts")
+            trained = self._run_sft()
+        for stage in recipe.rl:
+            if stage.folder == FULL:
+                self.measure(SAMPLED, trained, temperature=1.0)
+            say(f"{stage.name}: RL on the model's own rollouts")
+            trained = self._run_rl(stage, trained)
+        is_full = any(stage.folder == FULL for stage in recipe.rl)
+        has_temperatures = any(condition.own_temperature for condition in recipe.conditions)
+        if recipe.data is not None and not is_full and not has_temperatures:
+            self.measure(SAMPLED, trained, temperature=1.0)
+        (recipe.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
+        return self.rows
+
+    def _run_sft(self) -> str:
+        """Run SFT and measure its model; return the model's folder."""
+        from rove.stages.sft import run_sft
+
+        assert self.recipe.sft is not None
+        folder = self.recipe.folder / "sft"
+        result = run_sft(self.recipe.sft, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder))
+        release_memory()
+        self.measure("+ SFT", str(result.model))
+        self.after_stage(folder)
+        return str(result.model)
+
+    def _run_rl(self, stage: RLStage, model: str) -> str:
+        """Run an RL stage from a model and measure the result; return its folder."""
+        from rove.stages.rl import run_rl
+
+        folder = self.recipe.folder / stage.folder
+        config = msgspec.structs.replace(stage.config, model=model)
+        result = run_rl(config, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder))
+        release_memory()
+        self.measure(f"+ {stage.name}", str(result.model))
+        self.after_stage(folder)
+        return str(result.model)
+
+    def follow(self) -> None:
+        """Train as one of the other processes, stage by stage, together with the first."""
+        from rove.models.load import load_model
+        from rove.train.rl import follow_rl
+        from rove.train.sft import follow_sft
+
+        trained = self.recipe.model
+        if self.recipe.sft is not None:
+            if self.ranks.broadcast_continue():
+                follow_sft(self.recipe.sft, load_model(trained, "cpu"), self.ranks)
+            trained = str(self.recipe.folder / "sft" / "final")
+        for stage in self.recipe.rl:
+            config = msgspec.structs.replace(stage.config, model=trained)
+            if self.ranks.broadcast_continue():
+                follow_rl(config, load_model(config.model, "cpu"), self.ranks)
+            trained = str(self.recipe.folder / stage.folder / "final")
+
+    def measure(self, name: str, model: str, **changes: Any) -> None:
+        """Evaluate a model under every condition and add a row to the results table."""
+        summaries: dict[str, dict[str, Any]] = {}
+        for condition in self.recipe.conditions:
+            folder = self.eval_folder(name, condition.name)
+            config = self.recipe.evaluation_of(condition.config, model, folder, **changes)
+            summaries[condition.name] = self._evaluate(config, f"{name} {condition.name}".strip())
+        self.rows.append(Row(name, model, summaries))
+
+    def eval_folder(self, row: str, condition: str) -> Path:
+        """Return the run folder of a row's evaluation."""
+        name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
+        return self.recipe.folder / "eval" / name
+
+    def _evaluate(self, config: EvalConfig, title: str = "") -> dict[str, Any]:
+        summary, _ = run_eval(config, self.reporter, title)
+        release_memory()
+        return summary
+
+    def notes(self) -> list[str]:
+        """Return notes on stages whose weights are chosen by examples that the results table reports."""
+        from rove.train.held_out import overlap_note
+
+        configs = {stage.folder: stage.config for stage in self.recipe.rl}
+        stages = [*([("sft", self.recipe.sft)] if self.recipe.sft is not None else []), *configs.items()]
+        notes: dict[str, None] = {}
+        for name, config in stages:
+            for condition in self.recipe.conditions:
+                note = overlap_note(config.keep_best, config.evaluation, config.seed, condition.config)
+                if note is not None:
+                    notes.setdefault(f"{name}: {note}")
+        return list(notes)
+
+    def answers_table(self) -> Table:
+        """Return the first questions of the evaluation with the answers of the first and of the last model."""
+        names = [row.name for row in self.rows if row.name in (BASE, self.rows[-1].name)]
+        condition = self.recipe.conditions[0].name
+        by_row = [
+            {record.example_id: record for record in Run(self.eval_folder(name, condition)).rollouts()}
+            for name in names
+        ]
+        table = Table(title="answers to the same questions", width=98, show_lines=True)
+        table.add_column("question", ratio=2)
+        for name in names:
+            table.add_column(name, ratio=4)
+        answered = [{key for key, record in records.items() if record.error is None} for records in by_row]
+        for example_id in sorted(set.intersection(*answered))[: self.recipe.answers]:
+            records = [records[example_id] for records in by_row]
+            table.add_row(
+                text_of(as_messages(records[0].prompt)[-1]),
+                *(text_of(as_messages(record.completion)[-1]) for record in records),
+            )
+        return table
+
+
+def results_table(recipe: Recipe, rows: list[Row]) -> Table:
+    """Return the results table: measured rows, then the published baseline."""
+    conditions = [condition.name for condition in recipe.conditions if condition.name]
+    title = f"{recipe.evaluation.num_examples} rollouts per row"
+    if not all(column.interval for column in recipe.columns):
+        title += "; in %"
+    if conditions:
+        title += "; " + ", then ".join(conditions)
+    table = Table(title=title, width=98)
+    table.add_column("model")
+    for column in recipe.columns:
+        table.add_column(column.title, justify="right")
+    for row in rows:
+        table.add_row(row.name, *(_cell(row.conditions[column.condition], column) for column in recipe.columns))
+    if recipe.baseline:
+        table.add_section()
+        table.add_row(styled(("published baseline", "dim")))
+    for published in recipe.baseline:
+        table.add_row(*(styled((cell, "dim")) for cell in (published.name, *published.cells)))
+    return table
+
+
+def _cell(summary: dict[str, Any], column: Column) -> str:
+    means = {"reward": summary["reward"], **summary["functions"]}
+    shown = [means.get(name) or {} for name in column.values]
+    if not column.interval:
+        return "/".join(percent(value.get("mean")) for value in shown)
+    return " / ".join(_mean_with_interval(value) for value in shown)
+
+
+def _mean_with_interval(value: Mapping[str, Any]) -> str:
+    if not value:
+        return "–"
+    limits = interval(value).rstrip("*")  # not ± half its width: intervals of shares are not symmetric
+    return f"{value['mean']:.3f}" + ("" if limits == "–" else f"\n{limits}")  # equal values have no interval

@@ -1,0 +1,177 @@
+"""Compare a model after SFT with the scripted policies of its environment."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from rich.table import Table
+
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import ConfigError, Error
+from rove.envs.dataset import example_key
+from rove.envs.environment import Environment
+from rove.envs.question_files import is_question_file
+from rove.remote.loading import Isolation, temporary_environment
+from rove.rubrics import JudgeRubric
+from rove.runs.provenance import is_own, risky_settings
+from rove.runs.run import Run
+from rove.stages.clients import embedded
+from rove.stages.reporter import Reporter, TaskProgress
+from rove.utils.event_loop import run_async
+from rove.viewer.format import interval
+
+if TYPE_CHECKING:
+    from rove.core.protocols import Client
+    from rove.train.config import SFTConfig
+    from rove.train.policy_comparison import PolicyResult
+    from rove.train.sft_data import SFTData
+
+
+class EvaluationTarget(NamedTuple):
+    """The environment in which the trained model is evaluated."""
+
+    env: str
+    env_args: dict[str, Any]
+    env_dir: str | None
+    isolation: Isolation
+
+
+def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
+    """Return the environment of the settings, else that of the data.
+
+    The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter. Data that
+    this user's rove did not write must not have arguments that are texts: they can name code or commands.
+
+    Raises:
+        ConfigError: The data does not name an environment, or names one that might be downloaded.
+    """
+    if config.env is not None:
+        return EvaluationTarget(config.env, config.env_args, config.env_dir, Isolation())
+    if data is None:
+        raise ConfigError("a file of messages names no environment; give --env ENV")
+    recorded = data.config().get("config", {})
+    env, env_args = recorded.get("env"), recorded.get("env_args", {})
+    if not isinstance(env, str) or not env or not isinstance(env_args, dict):
+        raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
+    if "/" in env and not is_question_file(env):
+        raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
+    settings_file = data.path / "config.toml"
+    risky = risky_settings({"env": env, "env_args": env_args})
+    if risky and not is_own(settings_file):
+        raise ConfigError(
+            f"{settings_file} was not written by rove for you, and sets {', '.join(risky)}; its environment is loaded only on "
+            f"request: --env {env}, with the arguments that you trust in -a"
+        )
+    table = recorded.get("isolation")
+    isolation = Isolation(on=isinstance(table, dict) and table.get("enabled") is True)
+    return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
+
+
+def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporter: Reporter) -> None:
+    """Evaluate the trained model and the scripted policies; show a table, and store it in the run's summary.
+
+    An error is shown as one line and not raised, since training has succeeded.
+    """
+    if not config.final_eval_rollouts or (data.run is None and config.env is None):
+        return
+    try:
+        target = evaluation_target(config, data.run)
+        names, keys = _survey(config, target)
+        rows = _measure_all(config, target, final, data, names, reporter)
+    except (Error, OSError) as error:
+        advice = f"evaluate it: rove eval ENV -m {shlex.quote(str(final))}; --final-eval-rollouts 0 skips this"
+        reporter.note(f"not evaluated: {error}\n{advice}")
+        return
+    from rove.train.policy_comparison import learned_only_format, placement_text
+
+    model, policies = rows[0], rows[1:]
+    text = placement_text(model, policies)
+    trained = data.example_keys
+    shared = sum(key in trained for key in keys)
+    found = {
+        "env": target.env,
+        "env_args": target.env_args,
+        "text": text,
+        "learned_only_format": learned_only_format(model, policies),
+        "rows": msgspec.to_builtins(rows),
+        "trained_examples": shared,
+    }
+    run.finish({**(run.summary() or {}), "placement": found})
+    reporter.table(placement_table(rows, f"{target.env}: after SFT, {model.scored} rollouts, greedy"))
+    if shared:
+        warning = (
+            f"{shared} of the {len(keys)} examples in this table are also in the training data, so the model may score higher on "
+            "them; collect data with rove eval --train, or evaluate other examples with -a"
+        )
+        reporter.note(warning, important=True)
+    reporter.note(text, important=bool(found["learned_only_format"]))
+
+
+def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:
+    """Return the names of the environment's scripted policies, and the keys of the examples that are evaluated."""
+    with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
+        if config.env is None:
+            _refuse_judges(env, target)
+        return sorted(env.policies), [example_key(row) for row in env.examples(config.final_eval_rollouts)]
+
+
+def _measure_all(
+    config: SFTConfig, target: EvaluationTarget, final: Path, data: SFTData, names: list[str], reporter: Reporter
+) -> list[PolicyResult]:
+    """Return the results: the trained model's first, then those of the scripted policies."""
+    from rove.engine.client import EngineClient
+    from rove.train.policy_comparison import turn_limit
+
+    with reporter.progress(f"{target.env} after SFT", 1 + len(names)) as progress:
+        client = embedded(str(final), device=config.device)
+        assert isinstance(client, EngineClient)
+        limit = turn_limit(client.renderer, data.conversations if data.run is None else data.run.finished())
+        rows = [_measure(config, target, client, "the trained model", limit, progress)]
+        for name in names:
+            progress(len(rows), f"reward {rows[-1].reward:.3f}")
+            rows.append(_measure(config, target, None, name, limit, progress))
+        progress(len(rows), f"reward {rows[0].reward:.3f}")
+    return rows
+
+
+def _measure(
+    config: SFTConfig,
+    target: EvaluationTarget,
+    client: Client | None,
+    name: str,
+    max_tokens: int,
+    progress: TaskProgress,
+) -> PolicyResult:
+    """Evaluate a client, or the scripted policy of that name, in a freshly loaded environment."""
+    from rove.train.policy_comparison import measure_policy
+
+    with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
+        policy = client or ScriptedClient(env.policies[name], name)
+        shown = name if client else f"scripted:{name}"
+        rollouts = config.final_eval_rollouts
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "seed": config.seed, "on_progress": progress.step}
+        return run_async(measure_policy(env, policy, shown, rollouts, **limits))
+
+
+def _refuse_judges(env: Environment, target: EvaluationTarget) -> None:
+    """Refuse an environment with judge models, which may cost money."""
+    if any(isinstance(rubric, JudgeRubric) for rubric in env.rubric.components):
+        raise ConfigError(
+            f"'{target.env}' uses a judge model, which may cost money; --env {target.env} evaluates in it anyway"
+        )
+
+
+def placement_table(rows: list[PolicyResult], title: str) -> Table:
+    """Return the table, ordered by reward; the first of `rows` is the trained model's."""
+    table = Table(title=title)
+    table.add_column("")
+    for column in ("reward", "95% interval", "format", " + ".join(rows[0].task_names) or "task"):
+        table.add_column(column, justify="right")
+    for row in sorted(rows, key=lambda row: -row.reward):
+        shown = "–" if row.format is None else f"{row.format:.3f}"
+        cells = (f"{row.reward:.3f}", interval({"low": row.low, "high": row.high}), shown, f"{row.task:.3f}")
+        table.add_row(row.name, *cells, style="bold" if row is rows[0] else None)
+    return table

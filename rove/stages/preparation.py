@@ -1,0 +1,159 @@
+"""Prepare `rove train`: examine the environment, choose a recipe and estimate its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from rove.core.config import convert
+from rove.core.errors import ConfigError
+from rove.doctor.estimate import Estimate
+from rove.envs.loading import environment_arguments, load_environment
+from rove.models.load import LoadedModel, load_for_sampling
+from rove.models.pretrained import model_path
+from rove.runs.provenance import seal
+from rove.stages.choice import choose, limited, requested_examples
+from rove.stages.examination import Examination, examine
+from rove.stages.plan import estimate_stages
+from rove.stages.recipe import Recipe, RecipeFile
+from rove.stages.recipe_file import as_toml
+from rove.stages.reporter import Reporter
+from rove.stages.request import ESTIMATE, EVIDENCE, RECIPE, REQUEST, TrainRequest, recipe_digest, with_held_out
+from rove.utils.event_loop import run_async
+from rove.utils.files import atomic_write
+from rove.utils.processes import release_memory
+
+
+def count_examples(
+    env: str, env_dir: str | None, env_args: Mapping[str, Any], requested: tuple[int, int]
+) -> tuple[int | None, int | None]:
+    """Return how many training and evaluation examples an environment has when so many are requested.
+
+    Raises:
+        ConfigError: It cannot be loaded with so many.
+    """
+    try:
+        training, held_out = (load_environment(env, env_dir, **env_args, num_examples=count) for count in requested)
+        return training.count_examples(train=True), held_out.count_examples()
+    except Exception as error:
+        raise ConfigError(
+            f"{env} fails with num_examples = {requested[0]} and {requested[1]}: {type(error).__name__}: {error}; "
+            "accept any number and return as many examples as there are, or give one: -a '{\"num_examples\": N}'"
+        ) from error
+
+
+def examine_environment(
+    request: TrainRequest,
+    reporter: Reporter,
+    tokenizer: Mapping[str, Any] = MappingProxyType({}),
+    device: str = "auto",
+) -> tuple[Examination, LoadedModel | None]:
+    """Run the scripted policies of an environment, and a pretrained model in it; return what they show, and the model.
+
+    Args:
+        request: The environment and the pretrained model, if any.
+        reporter: Shows progress.
+        tokenizer: Settings of a new model's tokenizer.
+        device: Device of the pretrained model.
+    """
+    env, model = request.env, request.model
+    loaded = load_environment(env, request.env_dir, **request.env_args)
+    pretrained: LoadedModel | None = None
+    if model is not None:
+        with reporter.working(f"loading {model}"):
+            pretrained = load_for_sampling(model_path(model), device=device)._replace(name=model)
+    with reporter.working(f"running the scripted policies{f' and {model}' if model else ''} in {env}"):
+        arguments = environment_arguments(env, request.env_dir)
+        return run_async(examine(loaded, arguments, pretrained, tokenizer)), pretrained
+
+
+def examine_recipe(
+    recipe: Recipe, reporter: Reporter, needs_model: bool
+) -> tuple[Examination | None, LoadedModel | None]:
+    """Examine the environment of a recipe that was not chosen for it; None if there are no policies to compare a model with.
+
+    Args:
+        recipe: The recipe.
+        reporter: Shows progress.
+        needs_model: Whether to load and sample a pretrained model even if the policies suffice.
+    """
+    new, tokenizer = recipe.new_model, dict[str, Any]()
+    if new is not None:
+        tokenizer = {"vocab_size": new.vocab_size, "word_share": new.word_share}
+    try:
+        policies = len(load_environment(recipe.env, recipe.env_dir, **recipe.env_args).policies)
+        if not policies or (new is not None and policies == 1):
+            return None, None
+        model = recipe.model if new is None and (needs_model or policies == 1) else None
+        request = TrainRequest(recipe.env, model, recipe.env_args, recipe.env_dir)
+        return examine_environment(request, reporter, tokenizer, recipe.device)
+    except ConfigError as error:
+        reporter.note(f"rove cannot diagnose the training: {error}", important=True)
+        return None, None
+
+
+def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device: str = "auto") -> None:
+    """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
+    version = request.version  # of the code that is examined below
+    env, model = request.env, request.model
+    env_args = with_held_out(env, request.env_args)
+    examined = msgspec.structs.replace(request, env_args=env_args)
+    examination, pretrained = examine_environment(examined, reporter, device=device)
+    sections = choose(env, env_args, examination.evidence)
+    requested = requested_examples(sections)
+    if requested is not None and "num_examples" not in env_args:
+        with reporter.working(f"counting the examples of {env}"):
+            counts = count_examples(env, request.env_dir, env_args, requested)
+        examination = examination._replace(evidence=limited(examination.evidence, requested, counts))
+        sections = choose(env, env_args, examination.evidence)
+    if request.env_dir is not None:
+        sections[0].values["env_dir"] = request.env_dir
+    with reporter.working("measuring the time of a few passes"):
+        values = sections[0].values | {section.name: section.values for section in sections[1:]}
+        recipe = convert(RecipeFile, values).complete(env, folder)
+        estimate = estimate_stages(recipe, examination, pretrained)
+    del pretrained
+    release_memory()
+    path = folder / RECIPE
+    words = f"{env} -m {model}" if model else env
+    comment = (
+        f"Recipe of `rove train {words}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER\n"
+        f"Estimate on this machine with its present load: {estimate}"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # if the command is interrupted now, the next one makes the recipe again
+    text = as_toml(sections, comment)
+    made_for = {**msgspec.to_builtins(request), "version": version, "recipe": recipe_digest(text)}
+    atomic_write(folder / REQUEST, msgspec.json.encode(made_for))
+    atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
+    atomic_write(folder / EVIDENCE, msgspec.json.encode(examination.evidence))
+    atomic_write(path, text.encode())
+    seal(path)
+
+
+def estimate_recipe(recipe: Recipe, reporter: Reporter) -> Estimate | None:
+    """Return the time and memory of a recipe that was not chosen for its environment; None if they cannot be estimated."""
+    counts = [recipe.evaluation.num_examples]
+    if recipe.data is not None:
+        if not recipe.data.model.startswith("scripted:"):
+            return None
+        counts.append(recipe.data.num_examples)
+    if len(recipe.rl) != 1 or min(counts) < 1:
+        return None
+    examination, pretrained = examine_recipe(recipe, reporter, needs_model=True)
+    if examination is None:
+        return None
+    with reporter.working("measuring the time of a few passes"):
+        return estimate_stages(recipe, examination, pretrained)
+
+
+def write_evidence(recipe: Recipe, reporter: Reporter) -> None:
+    """Examine the environment of a recipe, and write what it shows to the run folder, if it can be examined."""
+    examination, _ = examine_recipe(recipe, reporter, needs_model=False)
+    if examination is not None:
+        recipe.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(recipe.folder / EVIDENCE, msgspec.json.encode(examination.evidence))

@@ -1,0 +1,325 @@
+"""Recipes: the settings of all stages of `rove train` and `rove demo`, and the columns of the results table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rove.core.checks import Settings
+from rove.core.config import convert, merge, read_toml
+from rove.core.errors import ConfigError
+from rove.core.ranges import NonNegativeInt, PositiveInt
+from rove.envs.loading import environment_file
+from rove.games.exhaustive import Goals
+from rove.stages.clients import is_folder
+from rove.stages.evaluation import EvalConfig
+from rove.stages.models import ModelConfig
+
+if TYPE_CHECKING:
+    from rove.train.config import RLConfig, SFTConfig
+
+FULL = "full"
+"""Folder of the stage that `--full` adds."""
+_ROVE = Path(__file__).resolve().parents[1]
+SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent / "configs"
+"""Recipes that come with rove: inside the installed package, or in a checkout next to it."""
+
+
+class ExhaustiveConfig(Settings, frozen=True, kw_only=True):
+    """Settings of the exhaustive evaluation: the `[exhaustive]` table of a demo.toml."""
+
+    values: list[str]
+    """Reward functions and metrics (0 or 1) that the table shows."""
+    goals: Goals = Goals()
+    """Goals that the model should reach."""
+    max_tokens: PositiveInt | None = None
+    """Maximum tokens per response."""
+
+
+class Column(Settings, frozen=True, kw_only=True):
+    """A column of the results table."""
+
+    title: str
+    """Heading."""
+    values: list[str]
+    """Reward functions or metrics, or "reward"."""
+    condition: str = ""
+    """Name of the condition, if there are several."""
+    interval: bool = False
+    """Show the mean with its 95% interval instead of the mean in percent."""
+
+
+class BaselineRow(Settings, frozen=True, kw_only=True):
+    """A published result that the results table repeats."""
+
+    name: str
+    """Name of the row."""
+    cells: list[str]
+    """One text per column."""
+
+
+class RLStage(msgspec.Struct, frozen=True):
+    """An RL stage of a recipe."""
+
+    name: str
+    """Name in the results table."""
+    folder: str
+    """Name of its folder."""
+    config: RLConfig
+    """Settings; the model is filled in when the stage before has trained it."""
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A way to evaluate each row of the results table."""
+
+    name: str
+    config: EvalConfig
+    """Settings; model and run folder are filled in for each row."""
+    own_temperature: bool = False
+    """Whether the recipe sets the temperature of this condition."""
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """The complete settings of all stages, in one environment and one folder."""
+
+    env: str
+    """The environment."""
+    env_dir: str | None = None
+    """Folder that is searched first for the environment."""
+    folder: Path
+    """Contains the run folder of each stage."""
+    model: str
+    """Folder or name of the initial model."""
+    new_model: ModelConfig | None = None
+    """Settings of the initial model if it is a new one."""
+    references: list[str] = []
+    """Models or scripted policies that are measured for comparison; by default the teacher."""
+    data: EvalConfig | None = None
+    """Settings of the teacher's rollouts; None without an SFT stage."""
+    sft: SFTConfig | None = None
+    """Settings of SFT."""
+    rl: list[RLStage]
+    """The RL stages."""
+    evaluation: EvalConfig
+    """Settings that all conditions share."""
+    conditions: list[Condition]
+    """Evaluations of each row of the table."""
+    columns: list[Column]
+    """Columns of the table."""
+    baseline: list[BaselineRow] = []
+    """Published results at the end of the table."""
+    exhaustive: ExhaustiveConfig | None = None
+    """Settings of the exhaustive evaluation."""
+    answers: int = 0
+    """Questions that are printed at the end with the first and the last model's answers."""
+    device: str = "auto"
+    """Device of every model that runs here; unless it is "auto", it overrides the devices that the recipe names."""
+
+    @property
+    def env_args(self) -> dict[str, Any]:
+        """Arguments of the environment in the evaluations."""
+        return self.evaluation.env_args
+
+    def evaluation_of(self, config: EvalConfig, model: str, folder: Path, **changes: Any) -> EvalConfig:
+        """Return the settings of an evaluation of `model` in a run folder."""
+        if self.device != "auto" and is_folder(model) and config.base_url is None:
+            changes["device"] = self.device
+        return msgspec.structs.replace(config, model=model, run_dir=str(folder), **changes)
+
+
+class RecipeFile(Settings, frozen=True, kw_only=True):
+    """A `demo.toml` or `recipe.toml`. Tables of stages hold only the settings that differ from the defaults of their command."""
+
+    env: str | None = None
+    """Environment; by default the one on the command line."""
+    env_dir: str | None = None
+    """Folder that is searched first for the environment."""
+    references: list[str] = []
+    """Models or scripted policies that are measured for comparison; by default the teacher."""
+    needs: str = ""
+    """Time and memory that the demo needs; printed at its start."""
+    model: dict[str, Any] = {}
+    """`name` of the initial model, or the settings of a new one with random weights; without them, `-m` names the model."""
+    data: dict[str, Any] = {}
+    """Settings of the teacher's rollouts; without them, there is no teacher and no SFT stage."""
+    sft: dict[str, Any] = {}
+    """Settings of SFT on the teacher's rollouts."""
+    rl: list[dict[str, Any]]
+    """Settings of the RL stages; each has a `name`."""
+    full: dict[str, Any] = {}
+    """Settings of the RL stage that `--full` adds; its evaluations are exhaustive, with the goals of `exhaustive`."""
+    exhaustive: ExhaustiveConfig | None = None
+    """Settings of the exhaustive evaluation that `--exhaustive` and `--full` show."""
+    evaluation: dict[str, Any]
+    """Settings of the evaluations of each row of the results table."""
+    conditions: tuple[dict[str, Any], ...] = ({"name": ""},)
+    """Evaluations of each row: a name, and settings that differ from `evaluation`. Default: one without a name."""
+    columns: list[Column]
+    """Columns of the results table."""
+    baseline: list[BaselineRow] = []
+    """Published results, which the table repeats."""
+    answers: NonNegativeInt = 0
+    """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
+    lora: dict[str, Any] = {}
+    """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""
+    smoke: dict[str, Any] = {}
+    """What `--smoke` changes: tiny sizes."""
+
+    def complete(
+        self,
+        env: str,
+        folder: Path,
+        seed: int = 0,
+        model: str | None = None,
+        full: bool = False,
+        device: str = "auto",
+    ) -> Recipe:
+        """Return the complete settings of all stages.
+
+        Args:
+            env: Name of the environment.
+            folder: Contains the run folder of each stage.
+            seed: Random seed of all stages.
+            model: Folder or name of the initial model. Default: that of the file, else a new one.
+            full: Whether to add the stage `full`.
+            device: Device of every model that runs here; unless it is "auto", it overrides the devices in the file.
+
+        Raises:
+            ConfigError: A setting is unknown or out of range, or settings contradict each other.
+        """
+        model = model or self.model.get("name")
+        initial = model or str(folder / "model")
+        shared = {} if self.env_dir is None else {"env_dir": self.env_dir}
+        on_device = {} if device == "auto" else {"device": device}
+        evaluated = {"env": env, "model": initial, **shared}
+        stages = [(f"rl{number}", table) for number, table in enumerate(self.rl, start=1)]
+        if full:
+            stages.append((FULL, self._full_stage(env)))
+        new_model = {"env": env, "output": initial, "seed": seed, **shared, **self.model}
+        recipe = Recipe(
+            env=env,
+            env_dir=self.env_dir,
+            folder=folder,
+            model=initial,
+            new_model=convert(ModelConfig, new_model) if model is None else None,
+            references=self.references,
+            data=self._data({**evaluated, "seed": seed}, folder, on_device),
+            sft=self._sft({"model": initial, "seed": seed, **shared}, folder, on_device),
+            rl=[_rl_stage(name, {**evaluated, "seed": seed}, table, folder, on_device) for name, table in stages],
+            evaluation=convert(EvalConfig, {**evaluated, **self.evaluation}),
+            conditions=[self._condition(table, evaluated) for table in self.conditions],
+            columns=self.columns,
+            baseline=self.baseline,
+            exhaustive=self.exhaustive,
+            answers=self.answers,
+            device=device,
+        )
+        if recipe.sft is not None:
+            recipe.sft.check()
+        for stage in recipe.rl:
+            stage.config.check()
+        return recipe
+
+    def _data(self, given: Mapping[str, Any], folder: Path, on_device: Mapping[str, Any]) -> EvalConfig | None:
+        if not self.data:
+            return None
+        values = {**given, "run_dir": str(folder / "data"), **self.data, "seed": given["seed"]}
+        is_local = is_folder(str(values["model"])) and values.get("base_url") is None
+        return convert(EvalConfig, {**values, **on_device} if is_local else values)
+
+    def _sft(self, given: Mapping[str, Any], folder: Path, on_device: Mapping[str, Any]) -> SFTConfig | None:
+        from rove.train.config import SFTConfig
+
+        if not self.data:
+            return None
+        own = {"data": str(folder / "data"), "run_dir": str(folder / "sft"), "final_eval_rollouts": 0}
+        return convert(SFTConfig, {**own, **given, **self.sft, **on_device})
+
+    def _condition(self, table: Mapping[str, Any], given: Mapping[str, Any]) -> Condition:
+        changes = {name: value for name, value in table.items() if name != "name"}
+        values = merge(msgspec.to_builtins(self.evaluation), changes)
+        return Condition(table["name"], convert(EvalConfig, {**given, **values}), "temperature" in changes)
+
+    def _full_stage(self, env: str) -> dict[str, Any]:
+        """Return the table `full`: training ends as soon as the goals of the exhaustive evaluation are reached."""
+        assert self.exhaustive is not None
+        lines = {"env": env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.exhaustive.goals)}
+        return {**self.full, "evaluation": [{**lines, **table} for table in self.full["evaluation"]]}
+
+
+def _rl_stage(
+    name: str, given: Mapping[str, Any], table: Mapping[str, Any], folder: Path, on_device: Mapping[str, Any]
+) -> RLStage:
+    from rove.train.config import RLConfig
+
+    values = {key: value for key, value in table.items() if key != "name"}
+    config = convert(RLConfig, {**given, "run_dir": str(folder / name), **values, **on_device})
+    return RLStage(table["name"], name, config)
+
+
+def load_recipe(
+    name: str, variants: Sequence[str] = (), file: str | Path | None = None, model: str | None = None
+) -> RecipeFile:
+    """Load the recipe of an environment's demo, or one that comes with rove.
+
+    Args:
+        name: Environment, or a recipe that comes with rove: configs/NAME.toml.
+        variants: Tables of the recipe that change the others, in this order: "lora", "smoke".
+        file: Recipe file; one that does not exist here may be a recipe that comes with rove: configs/NAME.toml. Default: next to
+            the environment's module, `demo-MODEL.toml` if there is one for the initial model, else `demo.toml`.
+        model: Initial model.
+
+    Raises:
+        ConfigError: There is no such file, it is not a recipe, or it has no such variant.
+    """
+    path = find_recipe(name, file, model)
+    return read_recipe(path, read_toml(path), variants)
+
+
+def read_recipe(path: Path, values: dict[str, Any], variants: Sequence[str] = ()) -> RecipeFile:
+    """Return a recipe from the values of a file, changed by its tables `variants`.
+
+    Raises:
+        ConfigError: It is not a recipe, or it has no such variant.
+    """
+    for variant in variants:
+        if not isinstance(values.get(variant), dict):
+            raise ConfigError(f"--{variant} needs a [{variant}] table, which {path} does not have")
+        for key, over in values[variant].items():
+            old = values.get(key)
+            tables = [table for table in (old if isinstance(old, list) else [old]) if isinstance(table, dict)]
+            if not tables or not isinstance(over, dict):
+                values[key] = over
+                continue
+            for table in tables:
+                merge(table, over)
+    return convert(RecipeFile, values)
+
+
+def find_recipe(name: str, given: str | Path | None, model: str | None) -> Path:
+    """Return the file of a recipe; arguments as for `load_recipe`.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    shipped = {f"configs/{recipe.name}": recipe for recipe in sorted(SHIPPED.glob("*.toml"))}
+    if given is None:
+        own = shipped.get(f"configs/{name}.toml")
+        if own is not None and "env" in read_toml(own):
+            return own
+        folder = environment_file(name).parent
+        files = [folder / f"demo-{Path(model).name}.toml"] if model else []
+        file = next((file for file in files if file.exists()), folder / "demo.toml")
+        if not file.exists():
+            others = [other.stem.removeprefix("demo-") for other in sorted(folder.glob("demo-*.toml"))]
+            known = "; there is one for: " + ", ".join(f"rove demo {name} -m {other}" for other in others)
+            raise ConfigError(f"environment '{name}' has no demo: {file} does not exist{known if others else ''}")
+        return file
+    if Path(given).exists():
+        return Path(given)
+    if str(given) not in shipped:
+        raise ConfigError(f"no recipe: {given} does not exist; rove comes with {', '.join(shipped)}")
+    return shipped[str(given)]

@@ -1,0 +1,368 @@
+"""Show the progress of a stage: in a terminal, a plain log or a notebook, as JSON lines, or not at all."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, TextIO
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rove.core.records import RolloutRecord
+from rove.utils.console import SafeConsole, styled
+from rove.utils.terminal_text import inert
+from rove.viewer.tables import rollout_text
+
+WIDTH = 100
+"""Columns if the output is not a terminal."""
+PROGRESS_LINES = 5
+"""Progress lines that a task prints if the output is not a terminal (approximately)."""
+SHOW_AFTER_S = 10.0
+"""Seconds after which a step shows the progress within it."""
+LOG_EVERY_S = 30.0
+"""Maximum seconds between two lines of a plain log."""
+
+
+class StepProgress:
+    """Progress within the current step: the latest count of each kind. Thread-safe.
+
+    Args:
+        clock: Returns seconds; tests pass their own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self.start_next()
+
+    def start_next(self) -> None:
+        """Start the next step."""
+        self._started = self._clock()
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Record that `done` of `total` are done (0 = unknown total); see `rove.train.callbacks.OnProgress`."""
+        self._counts = {**self._counts, what: (done, total)}
+
+    def text(self) -> str:
+        """Return the progress within the step, such as "rollouts 12/256, 42 s in this step"."""
+        counts = [
+            f"{what} {done}/{total}" if total else f"{what} {done}" for what, (done, total) in self._counts.items()
+        ]
+        return ", ".join([*counts, f"{self._clock() - self._started:.0f} s in this step"])
+
+    def __rich__(self) -> Text:
+        """Return the text, or nothing until the step takes longer than `SHOW_AFTER_S`."""
+        is_long = self._clock() - self._started > SHOW_AFTER_S
+        return Text(f"  {self.text()}" if is_long else "", style="dim")
+
+
+class TaskProgress:
+    """The progress of a task in steps.
+
+    Args:
+        title: Name of the task.
+        total: Number of steps; 0 if it is unknown.
+        show: Called after every change.
+        done: Steps that an earlier process finished.
+    """
+
+    def __init__(self, title: str, total: int, show: Callable[[TaskProgress], None], done: int = 0):
+        self.title = title
+        self.count = done
+        self.total = total
+        self.status: str | Text = ""
+        self.step = StepProgress()
+        """Progress within the current step."""
+        self._show = show
+
+    def __call__(self, count: int, status: str | Text, total: int | None = None) -> None:
+        """Record that `count` steps are done, with a status text; `total` if the number of steps is known only now."""
+        self.count, self.status, self.total = count, status, total or self.total
+        self.step.start_next()
+        self._show(self)
+
+    @property
+    def line(self) -> Text:
+        """Return one line for a plain log."""
+        return styled(f"{self.title} {self.count}/{self.total or '?'}  ").append(_as_text(self.status))
+
+
+class Reporter(Protocol):
+    """Shows what a stage does. All texts are plain English sentences or labels without markup."""
+
+    def title(self, text: str) -> None:
+        """Show the title of a stage that starts."""
+        ...
+
+    def note(self, text: str, *, important: bool = False) -> None:
+        """Show a message."""
+        ...
+
+    def warning(self, text: str) -> None:
+        """Show a warning: what happened, and what to do."""
+        ...
+
+    def hints(self, *texts: str) -> None:
+        """Show suggestions for next steps, such as commands."""
+        ...
+
+    def sample(self, record: RolloutRecord, title: str) -> None:
+        """Show a sampled rollout."""
+        ...
+
+    def table(self, table: Table) -> None:
+        """Show a table."""
+        ...
+
+    def working(self, text: str) -> AbstractContextManager[None]:
+        """Show what is being done, such as "loading models/x", until the end of the `with` block."""
+        ...
+
+    def progress(self, title: str, total: int = 0, done: int = 0) -> AbstractContextManager[TaskProgress]:
+        """Show the progress of a task until the end of the `with` block.
+
+        Args:
+            title: Name of the task.
+            total: Number of steps; 0 if it is unknown.
+            done: Steps that an earlier process finished; they do not count in the estimate of the remaining time.
+        """
+        ...
+
+
+class ConsoleReporter:
+    """Prints to a console: live progress bars in a terminal, a few lines in a plain log or a notebook.
+
+    Args:
+        console: The console.  [default: stdout, 100 columns wide if it is not a terminal]
+        every_s: Maximum seconds between two lines of a plain log.
+    """
+
+    def __init__(self, console: Console | None = None, every_s: float = LOG_EVERY_S):
+        self.console = console or plain_console()
+        self.every_s = every_s
+
+    def title(self, text: str) -> None:
+        """Print a title in bold, after an empty line."""
+        self.console.print(f"\n{text}", style="bold")
+
+    def note(self, text: str, *, important: bool = False) -> None:
+        """Print a message; an important one in yellow."""
+        self.console.print(styled(text), style="yellow" if important else None, soft_wrap=True)
+
+    def warning(self, text: str) -> None:
+        """Print a warning in yellow."""
+        self.note(f"warning: {text}", important=True)
+
+    def hints(self, *texts: str) -> None:
+        """Print suggestions for next steps."""
+        self.console.print()
+        for text in texts:
+            self.console.print(styled(("→", "dim"), f" {text}"), soft_wrap=True)
+
+    def sample(self, record: RolloutRecord, title: str) -> None:
+        """Print a rollout as text."""
+        self.console.print(rollout_text(record, title), markup=False, soft_wrap=True)
+
+    def table(self, table: Table) -> None:
+        """Print a table."""
+        self.console.print(table)
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Print what is being done, and show that it is still running until it is done."""
+        if self.console.is_terminal:
+            with self.console.status(styled(text)):
+                yield
+            return
+        step = StepProgress()
+        self.note(text)
+        with Heartbeat(lambda: self.note(f"{text}: {step.text()}"), self.every_s):
+            yield
+
+    @contextmanager
+    def progress(self, title: str, total: int = 0, done: int = 0) -> Iterator[TaskProgress]:
+        """Show a live progress bar with a status text and the progress within long steps.
+
+        Without a terminal, print about `PROGRESS_LINES` lines in total, and one every `every_s` seconds in long steps.
+        """
+        if not self.console.is_terminal:
+            with self._log_lines(title, total, done) as task:
+                yield task
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        bar = Progress(*columns)
+        with Live(bar, console=self.console, refresh_per_second=10) as live:
+            number = bar.add_task(inert(title), total=total or None, completed=done)
+
+            def show(task: TaskProgress) -> None:
+                bar.update(number, completed=task.count, total=task.total or None)
+                live.update(Group(bar, styled("  ").append(_as_text(task.status)), task.step))
+
+            task = TaskProgress(title, total, show, done)
+            live.update(Group(bar, task.step))
+            yield task
+
+    @contextmanager
+    def _log_lines(self, title: str, total: int, done: int) -> Iterator[TaskProgress]:
+        def show(task: TaskProgress) -> None:
+            if task.count % max(1, task.total // PROGRESS_LINES) == 0 or task.count == task.total:
+                self.console.print(task.line, soft_wrap=True)
+                heartbeat.printed()
+
+        def show_step() -> None:
+            self.console.print(task.line.append(inert(f"  {task.step.text()}")), soft_wrap=True)
+
+        task = TaskProgress(title, total, show, done)
+        with Heartbeat(show_step, self.every_s) as heartbeat:
+            yield task
+
+
+class JsonLinesReporter:
+    """Writes one JSON object per event and line: `{"event": "progress", "title": …, "count": …, "total": …, "status": …}`.
+
+    The other events are "title", "note", "warning", "hint" and "working" with a `text`; "sample" with a `title` and the
+    rollout's `text`; "table" with `title`, `columns` and `rows`.
+
+    Args:
+        stream: Where to write.  [default: stderr]
+    """
+
+    def __init__(self, stream: TextIO | None = None):
+        self.stream = stream or sys.stderr
+
+    def _write(self, event: str, **values: Any) -> None:
+        self.stream.write(msgspec.json.encode({"event": event, **values}).decode() + "\n")
+        self.stream.flush()
+
+    def title(self, text: str) -> None:
+        """Write a "title" event."""
+        self._write("title", text=text)
+
+    def note(self, text: str, *, important: bool = False) -> None:
+        """Write a "note" event, except for an empty line."""
+        if text:
+            self._write("note", text=text, important=important)
+
+    def warning(self, text: str) -> None:
+        """Write a "warning" event."""
+        self._write("warning", text=text)
+
+    def hints(self, *texts: str) -> None:
+        """Write a "hint" event for each text."""
+        for text in texts:
+            self._write("hint", text=text)
+
+    def sample(self, record: RolloutRecord, title: str) -> None:
+        """Write a "sample" event."""
+        self._write("sample", title=title, text=rollout_text(record))
+
+    def table(self, table: Table) -> None:
+        """Write a "table" event."""
+        columns = [str(column.header) for column in table.columns]
+        rows = zip(*([str(cell) for cell in column.cells] for column in table.columns))
+        self._write("table", title=str(table.title or ""), columns=columns, rows=list(rows))
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Write a "working" event."""
+        self._write("working", text=text)
+        yield
+
+    @contextmanager
+    def progress(self, title: str, total: int = 0, done: int = 0) -> Iterator[TaskProgress]:
+        """Write a "progress" event after every step."""
+
+        def show(task: TaskProgress) -> None:
+            status = str(_as_text(task.status))
+            self._write("progress", title=task.title, count=task.count, total=task.total, status=status)
+
+        yield TaskProgress(title, total, show, done)
+
+
+class SilentReporter:
+    """Shows nothing."""
+
+    def title(self, text: str) -> None:
+        """Do nothing."""
+
+    def note(self, text: str, *, important: bool = False) -> None:
+        """Do nothing."""
+
+    def warning(self, text: str) -> None:
+        """Do nothing."""
+
+    def hints(self, *texts: str) -> None:
+        """Do nothing."""
+
+    def sample(self, record: RolloutRecord, title: str) -> None:
+        """Do nothing."""
+
+    def table(self, table: Table) -> None:
+        """Do nothing."""
+
+    def working(self, text: str) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def progress(self, title: str, total: int = 0, done: int = 0) -> AbstractContextManager[TaskProgress]:
+        """Count the steps, but show nothing."""
+        return nullcontext(TaskProgress(title, total, lambda task: None, done))
+
+
+class Heartbeat:
+    """Prints a line to a plain log if nothing else was printed for a while.
+
+    Args:
+        print_line: Prints the line.
+        every_s: Maximum seconds between two lines.
+    """
+
+    def __init__(self, print_line: Callable[[], None], every_s: float = LOG_EVERY_S):
+        self._print_line = print_line
+        self._every_s = every_s
+        self._last = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rove-heartbeat", daemon=True)
+
+    def printed(self) -> None:
+        """Record that a line was printed now."""
+        self._last = time.monotonic()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.0, self._last + self._every_s - time.monotonic())):
+            if time.monotonic() - self._last >= self._every_s:
+                self._print_line()
+                self.printed()
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def plain_console(stderr: bool = False) -> Console:
+    """Return a console; if it is not a terminal, its width is `WIDTH`, so that logs do not depend on the window."""
+    console = SafeConsole(stderr=stderr)
+    return console if console.is_terminal else SafeConsole(stderr=stderr, width=WIDTH)
+
+
+def _as_text(status: str | Text) -> Text:
+    """Return a status as text, without markup and control characters."""
+    return styled(status) if isinstance(status, str) else status

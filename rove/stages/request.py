@@ -1,0 +1,102 @@
+"""What a recipe is made for: the request of `rove train`, and whether its folder still fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.core.digest import fingerprint
+from rove.core.errors import ConfigError
+from rove.envs.loading import environment_version
+from rove.envs.question_files import is_question_file
+from rove.runs.provenance import SEAL
+
+RECIPE, REQUEST, EVIDENCE, ESTIMATE = "recipe.toml", "request.json", "evidence.json", "estimate.json"
+"""File names in the folder of all stages."""
+HELD_OUT = 0.1
+"""Fraction of a file's questions that is used for evaluation only."""
+
+
+class TrainRequest(msgspec.Struct, frozen=True):
+    """What to train, and where."""
+
+    env: str
+    """Name of the environment, or a file of questions."""
+    model: str | None = None
+    """Folder or name of a pretrained model; None for a new one."""
+    env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
+    env_dir: str | None = None
+    """Folder that is searched first for the environment."""
+
+    @property
+    def version(self) -> str:
+        """The version of the environment that a recipe is made for."""
+        return environment_version(self.env, self.env_dir, with_held_out(self.env, self.env_args))
+
+    def folder_name(self, seed: int) -> str:
+        """Return the name of the default folder: different for different requests."""
+        model = self.model or ""
+        is_plain = not self.env_args and Path(self.env).name == self.env and Path(model).name == model
+        parts = ["train", Path(self.env).stem]
+        if model:
+            parts.append(Path(model).name)
+        parts.append(f"seed{seed}")
+        if not is_plain:
+            parts.append(fingerprint(msgspec.to_builtins(self)))
+        return "-".join(parts)
+
+
+def check_request(request: TrainRequest, folder: Path) -> None:
+    """Check that a folder's recipe was made for the same environment, with the same code, model and arguments.
+
+    Raises:
+        ConfigError: It was made for others.
+    """
+    path = folder / REQUEST
+    plain = msgspec.to_builtins(request)
+    before = msgspec.json.decode(path.read_bytes()) if path.exists() else plain
+    now = {**plain, "version": request.version}
+    changed = [name for name in now if name in before and now[name] != before[name]]
+    if not changed:
+        return
+    name = changed[0]
+    if name == "version" and str(now[name]).startswith(f"{before[name]} "):
+        raise ConfigError(
+            f"{folder / RECIPE} was made by an older version of rove, which held out questions by their position: questions "
+            "that are held out now may be among its training rows. Give another --run-dir, delete the folder, or finish it "
+            "with that version"
+        )
+    if name == "version":
+        raise ConfigError(
+            f"{request.env} has changed since {folder / RECIPE} was made; give another --run-dir, "
+            "delete the folder, or undo the change"
+        )
+    raise ConfigError(
+        f"{folder / RECIPE} was made with {name} = {before.get(name)!r}, but {name} is {now[name]!r} now; "
+        "give another --run-dir, or change the recipe"
+    )
+
+
+def is_outdated(request: TrainRequest, folder: Path) -> bool:
+    """Return whether a folder has only an unedited recipe that was made before the environment's code changed."""
+    names = {path.name for path in folder.iterdir()}
+    if not names <= {RECIPE, SEAL.format(RECIPE), REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
+        return False
+    before = msgspec.json.decode((folder / REQUEST).read_bytes())
+    recipe = recipe_digest((folder / RECIPE).read_text("utf-8"))
+    same = {**msgspec.to_builtins(request), "version": before.get("version"), "recipe": recipe}
+    return before == same and before["version"] != request.version
+
+
+def recipe_digest(text: str) -> str:
+    """Return a digest of the text of a recipe, which tells an edited recipe from the one that was chosen."""
+    return fingerprint({"text": text})
+
+
+def with_held_out(env: str, env_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an environment; a file of questions gets held-out questions."""
+    return {"held_out": HELD_OUT, **env_args} if is_question_file(env) else dict(env_args)

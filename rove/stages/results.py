@@ -1,0 +1,137 @@
+"""Results of the stages: what a function returns and a notebook shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.table import Table
+
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
+from rove.stages.curves import figure_of
+from rove.viewer.tables import curves_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+class BestStep(msgspec.Struct, frozen=True):
+    """The measurement by which the weights were chosen."""
+
+    metric: str
+    """The metric `keep_best`."""
+    value: float
+    step: int
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """The part of a training run's summary that says how the run ended."""
+
+    steps: int = 0
+    best: BestStep | None = None
+    stopped: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The result of `rove.sft` or `rove.rl`.
+
+    Example:
+        >>> result = rove.rl("runs/sft/final", "tictactoe", steps=100)
+        >>> result.model  # the folder of the trained model
+        >>> result.plot().savefig("curves.png")
+    """
+
+    model: Path
+    """Folder of the trained model or adapter: the last weights, or the best ones by `keep_best`."""
+    run: Run
+    """The run folder."""
+
+    @property
+    def kind(self) -> str:
+        """ "sft" or "rl"."""
+        return str(self.run.config()["kind"])
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """One row of metrics per step; `step` counts from 1."""
+        return self.run.metrics()
+
+    @property
+    def ending(self) -> Ending:
+        """How the run ended."""
+        return msgspec.convert(self.run.summary() or {}, Ending, strict=False)
+
+    @property
+    def best(self) -> BestStep | None:
+        """The measurement that chose the weights; None if the last weights were kept."""
+        return self.ending.best
+
+    @property
+    def stopped(self) -> str | None:
+        """Why training ended before its last step; None if it did not."""
+        return self.ending.stopped
+
+    @property
+    def table(self) -> Table:
+        """A table of the most important metrics, with their first and last values and their curves."""
+        config = self.run.config()["config"]
+        title = f"RL in {config.get('env', 'an environment')}" if self.kind == "rl" else "SFT"
+        return curves_table(self.metrics, title)
+
+    def to_pandas(self) -> DataFrame:
+        """Return the metrics as a `pandas.DataFrame` with one row per step.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        return data_frame(self.metrics)
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure with the curves of the run."""
+        return figure_of(self.metrics, str(self.run.path))
+
+    def _repr_html_(self) -> str:
+        """Show the curves as an image in notebooks."""
+        return image(self.plot())
+
+
+def image(figure: Figure) -> str:
+    """Return a figure as an HTML image."""
+    import base64
+    import io
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=70)
+    return f'<img src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+
+
+def data_frame(rows: object) -> DataFrame:
+    """Return rows as a `pandas.DataFrame`.
+
+    Raises:
+        ConfigError: pandas is not installed.
+    """
+    try:
+        from pandas import DataFrame
+    except ModuleNotFoundError as error:
+        raise ConfigError("to_pandas() needs the package pandas, which is not installed: pip install pandas") from error
+    return DataFrame(rows)
+
+
+def ending_lines(run: Run) -> list[str]:
+    """Return a line about the best evaluation of a training run, and one about why it ended early, if it did."""
+    ending = msgspec.convert(run.summary() or {}, Ending, strict=False)
+    lines: list[str] = []
+    if ending.best is not None:
+        best, folder = ending.best, run.path / "checkpoints" / "best"
+        # The best of several measurements is too high on the examples that it was chosen by.
+        text = f"best {best.metric}: {best.value:.4f} at step {best.step}, kept in {folder}"
+        lines.append(f"{text}; other examples give a fair value")
+    if ending.stopped is not None:
+        lines.append(f"stopped after step {ending.steps}: {ending.stopped}")
+    return lines

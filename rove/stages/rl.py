@@ -1,0 +1,184 @@
+"""Train a model in an environment with reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rove.core.errors import needs_train_extra
+from rove.core.findings import HIGH, Finding
+from rove.core.records import RolloutRecord
+from rove.envs.environment import Environment
+from rove.envs.loading import as_environment, environment_version
+from rove.remote.loading import open_environment
+from rove.runs.metrics import zero_advantage_share
+from rove.runs.run import Run
+from rove.stages.arguments import settings_from
+from rove.stages.curves import draw
+from rove.stages.identity import Watch, begin, identity_of
+from rove.stages.naming import run_folder
+from rove.stages.reporter import ConsoleReporter, Reporter
+from rove.stages.results import TrainingResult
+from rove.utils.event_loop import outside_event_loop, run_async
+
+if TYPE_CHECKING:
+    from rove.train.config import RLConfig
+    from rove.train.worker_group import Ranks
+
+BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
+    "trust_remote_code",
+    "device",
+    "threads",
+    "micro_batch_tokens",
+    "activation_checkpointing",
+    "vllm",
+    "env_dir",
+    "run_dir",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "loggers",
+    "alerts",
+    "show_every",
+    "log_token_stats",
+}
+
+
+def rl(
+    model: str | Path | None = None,
+    env: str | Environment | None = None,
+    config: RLConfig | None = None,
+    *,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+    **settings: object,
+) -> TrainingResult:
+    """Train a model in an environment with RL, which compares the rewards of the rollouts within each group.
+
+    A run that was stopped continues from its last checkpoint; a complete one is not repeated.
+
+    Example:
+        >>> result = rove.rl("runs/sft/final", "tictactoe", steps=100, max_tokens=32)
+
+    Args:
+        model: Initial model: a folder, or a name that `rove model list` prints. May be in `config`.
+        env: Name of an environment, or an environment. May be in `config`. The evaluations of a run name their environments.
+        config: All settings; default: those of `rove rl`.
+        overwrite: Whether to discard an earlier run in the folder.
+        reporter: Shows progress. Default: the console or the notebook.
+        settings: Single settings, such as `steps=100` or `loss={"kind": "grpo"}`; they override those of `config`.
+
+    Raises:
+        ConfigError: A setting is unknown, out of range, or contradicts another; or there is no such model or environment.
+        RunError: The run folder cannot be used, or every rollout of a step failed.
+        TrainingError: Loss or gradient were not finite in too many steps in a row.
+    """
+    with needs_train_extra():
+        from rove.train.config import RLConfig
+
+    loaded = None if env is None or isinstance(env, str) else as_environment(env)
+    name = env if loaded is None else loaded.env_id or type(loaded).__name__
+    given = {"model": model and str(model), "env": name, **settings}
+    if loaded is not None:
+        given = {"env_args": loaded.env_args, **given}
+    used = settings_from(RLConfig, config, given)
+    return outside_event_loop(lambda: run_rl(used, reporter or ConsoleReporter(), overwrite, env=loaded))
+
+
+def run_rl(
+    config: RLConfig,
+    reporter: Reporter,
+    overwrite: bool = False,
+    ranks: Ranks | None = None,
+    watch: Watch | None = None,
+    env: Environment | None = None,
+) -> TrainingResult:
+    """Train with progress, from the last checkpoint if there is one.
+
+    Args:
+        config: Settings.
+        reporter: Shows progress.
+        overwrite: Whether to discard an earlier run in the folder.
+        ranks: The training processes.
+        watch: Called with the metrics of every step, and the number of steps.
+        env: The environment, if it is loaded already. Default: the one that the settings name.
+    """
+    from rove.train.rl import train_rl
+    from rove.train.settings_checks import start_warnings
+    from rove.train.worker_group import SINGLE_PROCESS
+
+    config.check()
+    ranks = ranks or SINGLE_PROCESS
+    if env is None or env.source:  # loaded by name
+        version: object = environment_version(config.env, config.env_dir, config.env_args)
+    else:
+        version = env.identity
+    if env is None:
+        env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
+    identity = identity_of(config, BOOKKEEPING, env=version)
+    run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
+    with run:
+        loaded = begin(
+            run, "rl", config, identity, overwrite, reporter, ranks, lambda: map(str, start_warnings(config, env))
+        )
+        if loaded is None:
+            return TrainingResult(run.path / "final", run)
+        resumed = run.last_checkpoint()
+        if resumed is None and config.max_tokens >= loaded.context:
+            text = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
+            reporter.warning(str(Finding("context", text)))
+
+        def on_step(step: int, metrics: Mapping[str, float]) -> None:
+            progress(step, _status(metrics))
+            if watch is not None:
+                watch(metrics, config.steps)
+
+        def on_sample(step: int, record: RolloutRecord) -> None:
+            reporter.sample(record, f"step {step}")
+
+        if config.backend == "vllm" and not config.vllm.urls:
+            logs = run.path / "vllm"
+            reporter.note(f"starting vLLM, which takes a minute or two; logs: {logs}")
+        done = resumed[1].step if resumed else 0
+        with reporter.progress(f"rl {config.env}", config.steps, done) as progress:
+            final = run_async(
+                train_rl(
+                    config,
+                    env,
+                    loaded,
+                    run,
+                    on_step,
+                    on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert}", important=True),
+                    on_sample=on_sample,
+                    on_progress=progress.step,
+                    ranks=ranks,
+                )
+            )
+        draw(run)
+    return TrainingResult(final, run)
+
+
+def _status(metrics: Mapping[str, float]) -> str:
+    parts = [f"reward {metrics['reward/mean']:.3f}"]
+    parts += [
+        f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
+    ]
+    measured = {n: v for n, v in metrics.items() if n.startswith("eval/")}
+    parts += [f"{n} {v:.3f}" for n, v in measured.items() if n.endswith(("/reward/mean", "/missed"))]
+    entropy = metrics.get("entropy/all/mean")  # missing if every group has zero advantage
+    parts.append(f"entropy {'–' if entropy is None else format(entropy, '.3f')}")
+    parts.append(f"zero-advantage groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
+    return "  ".join(parts)
+
+
+def progress_finding(config: RLConfig, metrics: list[dict[str, float]]) -> Finding | None:
+    """Return a finding if nothing was learned, or if the reward did not rise in a run in which it should have."""
+    from rove.train.evaluation import flat_reward
+
+    steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
+    if zero_advantage_share(*steps) == 1:
+        text = "nothing was learned: in every step all groups had zero advantage"
+        return Finding("zero_advantage_groups", text, HIGH, "see what `rove doctor` suggests")
+    # Rewards of harder examples need not increase.
+    expects_no_gain = config.keep_best or config.curriculum.column or config.filter.skips_examples
+    return None if expects_no_gain else flat_reward([row["reward/mean"] for row in steps])

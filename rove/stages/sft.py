@@ -1,0 +1,152 @@
+"""Fine-tune a model on filtered rollouts, then compare it with the scripted policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rove.core.errors import needs_train_extra
+from rove.core.findings import OK, Finding
+from rove.runs.run import Run
+from rove.stages.arguments import settings_from
+from rove.stages.curves import draw
+from rove.stages.identity import Watch, begin, identity_of
+from rove.stages.naming import run_folder
+from rove.stages.placement import place_model
+from rove.stages.reporter import ConsoleReporter, Reporter
+from rove.stages.results import TrainingResult
+from rove.utils.event_loop import outside_event_loop
+
+if TYPE_CHECKING:
+    from rove.train.config import SFTConfig
+    from rove.train.sft_data import SFTData, SFTSource
+    from rove.train.worker_group import Ranks
+
+BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
+    "trust_remote_code",
+    "device",
+    "threads",
+    "micro_batch_tokens",
+    "activation_checkpointing",
+    "env",
+    "env_args",
+    "env_dir",
+    "final_eval_rollouts",
+    "run_dir",
+    "loggers",
+    "alerts",
+}
+
+
+def sft(
+    model: str | Path | None = None,
+    data: SFTSource | None = None,
+    config: SFTConfig | None = None,
+    *,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+    **settings: object,
+) -> TrainingResult:
+    """Fine-tune a model on rollouts or messages until the validation loss no longer falls, and evaluate the result.
+
+    A run that was stopped continues from its last checkpoint; a complete one is not repeated.
+
+    Example:
+        >>> result = rove.sft("models/mine", "runs/teacher", min_reward=1.0, epochs=3)
+
+    Args:
+        model: Initial model: a folder, or a name that `rove model list` prints. May be in `config`.
+        data: Run folder, file of messages, or a list of conversations (see `rove.train.sft_data`). May be in `config`.
+        config: All settings; default: those of `rove sft`.
+        overwrite: Whether to discard an earlier run in the folder.
+        reporter: Shows progress. Default: the console or the notebook.
+        settings: Single settings, such as `learning_rate=1e-4` or `lora={"rank": 8}`; they override those of `config`.
+
+    Raises:
+        ConfigError: A setting is unknown, out of range, or contradicts another; or there is no such model.
+        RunError: The data or the run folder cannot be used.
+        TrainingError: Loss or gradient were not finite in too many steps in a row.
+    """
+    with needs_train_extra():
+        from rove.train.config import SFTConfig
+
+    path = data.path if isinstance(data, Run) else data
+    in_memory = None if path is None or isinstance(path, str | Path) else path
+    name = "in memory" if in_memory is not None else path and str(path)
+    used = settings_from(SFTConfig, config, {"model": model and str(model), "data": name, **settings})
+    return outside_event_loop(lambda: run_sft(used, reporter or ConsoleReporter(), overwrite, source=in_memory))
+
+
+def run_sft(
+    config: SFTConfig,
+    reporter: Reporter,
+    overwrite: bool = False,
+    ranks: Ranks | None = None,
+    watch: Watch | None = None,
+    source: SFTSource | None = None,
+) -> TrainingResult:
+    """Fine-tune with progress, from the last checkpoint if there is one.
+
+    Args:
+        config: Settings.
+        reporter: Shows progress.
+        overwrite: Whether to discard an earlier run in the folder.
+        ranks: The training processes.
+        watch: Called with the metrics of every step, and the maximum number of steps.
+        source: Data in memory. Default: `config.data`.
+    """
+    from rove.train.sft import train_sft
+    from rove.train.sft_data import SFTData
+    from rove.train.worker_group import SINGLE_PROCESS
+
+    config.check()
+    ranks = ranks or SINGLE_PROCESS
+    data = SFTData(config.data if source is None else source, config)
+    # "all" is left out, because runs of older versions do not have the setting.
+    bookkeeping = BOOKKEEPING | ({"loss_on"} if config.loss_on == "all" else set())
+    identity = identity_of(config, bookkeeping, data=data.identity)
+    run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
+    with run:
+        loaded = begin(
+            run, "sft", config, identity, overwrite, reporter, ranks, lambda: map(str, warnings_of(config, data))
+        )
+        if loaded is None:
+            return TrainingResult(run.path / "final", run)
+        losses = {"loss": "–", "validation_loss": "–"}
+        resumed = run.last_checkpoint()
+        with reporter.progress("sft", done=resumed[1].step if resumed else 0) as progress:
+
+            def on_step(step: int, total: int, metrics: Mapping[str, float]) -> None:
+                losses.update({name: f"{metrics[name]:.4f}" for name in losses if name in metrics})
+                progress(step, f"loss {losses['loss']}  validation {losses['validation_loss']}", total)
+                if watch is not None:
+                    watch(metrics, total)
+
+            final = train_sft(
+                config,
+                data,
+                loaded,
+                run,
+                on_step,
+                on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert}", important=True),
+                on_progress=progress.step,
+                ranks=ranks,
+            )
+        draw(run)
+        place_model(config, final, data, run, reporter)
+    return TrainingResult(final, run)
+
+
+def warnings_of(config: SFTConfig, data: SFTData) -> list[Finding]:
+    """Return warnings about evaluating on training examples."""
+    from rove.train.contamination import find_overlaps
+    from rove.train.settings_checks import check_held_out
+
+    trained, remedy = data.example_keys, "collect training data with rove eval --train"
+    findings: list[Finding] = []
+    if len(trained) == 1:
+        text = "all conversations are of one example: validation_loss is measured on the training example"
+        findings.append(Finding("held_out", text, remedy="collect rollouts of more examples"))
+    overlaps = find_overlaps(config.evaluation, config.env_dir, trained) if config.evaluation else []
+    return [*findings, *(one for one in check_held_out(overlaps, 0, remedy) if one.severity > OK)]

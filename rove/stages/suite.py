@@ -1,0 +1,146 @@
+"""Several evaluations in one file: `[[eval]]` tables and sweeps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rove.core.checks import is_text
+from rove.core.config import merge
+from rove.core.digest import fingerprint
+from rove.core.errors import ConfigError
+from rove.remote.loading import Isolation, temporary_environment
+from rove.rollouts.evaluate import Options, run_identity
+from rove.stages.evaluation import EvalConfig, check_client
+
+TABLES = ("eval", "ablation")
+"""Arrays of tables in a file; each table is one evaluation, or several if it has a `sweep`. Both names mean the same."""
+
+
+class Evaluation(NamedTuple):
+    """One evaluation to run."""
+
+    source: str
+    """Where in a file it is defined; "" for the command line."""
+    config: EvalConfig
+    defaults: str
+    """The defaults that the environment sets, as text for people; "" if none."""
+
+
+@contextmanager
+def error_source(source: str, separator: str = ": ") -> Iterator[None]:
+    """Prefix config errors with the place in a file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{source}{separator}{error}" if source else str(error)) from error
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """Return settings as command-line words, so that files and flags are merged by one rule."""
+    texts = {field.name for field in msgspec.structs.fields(EvalConfig) if is_text(field.type)}
+    return [
+        f"--{key}={value if key in texts and isinstance(value, str) else msgspec.json.encode(value).decode()}"
+        for key, value in values.items()
+    ]
+
+
+def expand(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield every evaluation of a file: (table, sweep point, settings).
+
+    Settings and a `sweep` at the top of the file apply to every table that does not override them; a file without tables is one
+    table. A sweep is a table of lists under plain or dotted names; it expands to their cross product, the last name varying
+    fastest.
+
+    Raises:
+        ConfigError: A value is not a table or list where one is expected.
+    """
+    shared = {key: value for key, value in content.items() if key not in (*TABLES, "sweep")}
+    shared_axes = _axes("[sweep]", content.get("sweep", {}))
+    for name in TABLES:
+        tables = content.get(name, [])
+        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+            raise ConfigError(f"'{name}' is {tables!r}; expected tables: [[{name}]]")
+        for position, table in enumerate(tables, start=1):
+            yield from _points(f"[[{name}]] {position}", shared, shared_axes, table)
+    if not any(content.get(name) for name in TABLES):
+        yield from _points("[sweep]", shared, shared_axes, {})
+
+
+def _points(
+    source: str, shared: Mapping[str, Any], shared_axes: Mapping[str, list[Any]], table: Mapping[str, Any]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    own = {key: value for key, value in table.items() if key != "sweep"}
+    own_names = _flat(own)
+    axes = {name: values for name, values in shared_axes.items() if name not in own_names}
+    axes |= _axes(f"{source}, sweep", table.get("sweep", {}))
+    for point in itertools.product(*axes.values()):
+        values = merge(merge({}, shared), own)
+        for name, value in zip(axes, point):
+            *above, last = name.split(".")
+            nested: dict[str, Any] = {last: value}
+            for key in reversed(above):
+                nested = {key: nested}
+            merge(values, nested)
+        yield source, ", ".join(f"{name} = {value!r}" for name, value in zip(axes, point)), values
+
+
+def _axes(source: str, sweep: Any) -> dict[str, list[Any]]:
+    """Return the values of each swept setting, by dotted name."""
+    if not isinstance(sweep, Mapping):
+        raise ConfigError(f"{source} is {sweep!r}; expected a table of lists")
+    axes = _flat(sweep)
+    for name, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{source}: '{name}' is {values!r}; expected a list of the values to try")
+    return axes
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def check(evaluations: Sequence[Evaluation]) -> None:
+    """Load every environment, and check that no two evaluations use the same run folder.
+
+    Raises:
+        ConfigError: An environment cannot be loaded, there is no such model, or two evaluations share a run folder.
+    """
+    folders: dict[Any, Evaluation] = {}
+    for one in evaluations:
+        config = one.config
+        isolation = Isolation.of(config.isolation, config.ray)
+        with (
+            error_source(one.source),
+            temporary_environment(config.env, config.env_dir, config.env_args, isolation) as env,
+        ):
+            check_client(config, env)
+            identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
+        if not config.save:
+            continue
+        named = Path(config.run_dir).resolve() if config.run_dir is not None else None
+        other = folders.setdefault(named or (config.env, config.model, config.base_url, identity), one)
+        if other is not one:
+            folder = f"the run folder {config.run_dir}" if named else "one run folder"
+            differ = ", ".join(varied([other, one])[1]) or "nothing"
+            raise ConfigError(
+                f"{other.source} and {one.source} would share {folder} (what differs: {differ}); "
+                "omit one, or give each its own run_dir"
+            )
+
+
+def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+    """Return, for each evaluation, the settings that are not the same in all of them, by dotted name."""
+    flat = [_flat(msgspec.to_builtins(one.config)) for one in evaluations]
+    names = dict.fromkeys(name for values in flat for name in values)
+    differing = [name for name in names if any(values.get(name) != flat[0].get(name) for values in flat)]
+    return [{name: values.get(name) for name in differing} for values in flat]

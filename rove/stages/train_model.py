@@ -1,0 +1,221 @@
+"""Train a model in any environment: examine it, choose a recipe, run all stages, and diagnose what does not improve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from rove.core.config import read_toml
+from rove.core.errors import ConfigError, needs_train_extra
+from rove.runs.provenance import check_own
+from rove.runs.run import Run
+from rove.stages.curves import held_out_rewards
+from rove.stages.naming import RUNS
+from rove.stages.pipeline import Pipeline, Row, results_table
+from rove.stages.recipe import Recipe, read_recipe
+from rove.stages.reporter import ConsoleReporter, Reporter
+from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
+from rove.stages.results import data_frame, image
+from rove.utils.event_loop import outside_event_loop
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+CheckFile = Callable[[Path, Mapping[str, Any]], None]
+"""Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """The result of `rove.train_model`.
+
+    Example:
+        >>> result = rove.train_model("tictactoe")
+        >>> result.model  # the folder of the trained model
+        >>> result.table  # every model's rewards on the same held-out examples
+    """
+
+    recipe: Recipe
+    """The settings of all stages."""
+    rows: list[Row]
+    """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
+    diagnoses: list[dict[str, Any]] = field(default_factory=list)
+    """Why a stage did not improve the model, if rove found a reason."""
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model."""
+        trained = [row.model for row in self.rows if row.name.startswith("+ ")]
+        return Path(trained[-1] if trained else self.recipe.model)
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The run of each training stage: "sft", "rl1", …"""
+        names = ["sft"] if self.recipe.sft is not None else []
+        names += [stage.folder for stage in self.recipe.rl]
+        return {name: Run(self.recipe.folder / name) for name in names}
+
+    @property
+    def table(self) -> Table:
+        """The results table."""
+        return results_table(self.recipe, self.rows)
+
+    def to_pandas(self) -> DataFrame:
+        """Return a `pandas.DataFrame` with a row per model and condition: reward and metrics with their 95% intervals.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        rows = [
+            {"name": row.name, "model": row.model, "condition": condition, **_flat(summary)}
+            for row in self.rows
+            for condition, summary in row.conditions.items()
+        ]
+        return data_frame(rows)
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure with the rewards during training, one panel per stage."""
+        from matplotlib.figure import Figure
+
+        runs = self.runs
+        figure = Figure(figsize=(5 * max(1, len(runs)), 3.4))
+        for position, (name, run) in enumerate(runs.items(), start=1):
+            axis = figure.add_subplot(1, len(runs), position)
+            metrics = run.metrics()
+            measured = ["loss", "validation_loss"] if name == "sft" else ["reward/mean"]
+            for metric in [*measured, *held_out_rewards(metrics)]:
+                points = [(row["step"], row[metric]) for row in metrics if metric in row]
+                if points:
+                    axis.plot(*zip(*points, strict=True), label=metric)
+            axis.set_title(name)
+            axis.set_xlabel("step")
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+        figure.tight_layout()
+        return figure
+
+    def _repr_html_(self) -> str:
+        """Show the rewards during training as an image in notebooks."""
+        return image(self.plot())
+
+
+def _flat(summary: Mapping[str, Any]) -> dict[str, float]:
+    values = {"reward": summary["reward"], **summary["functions"]}
+    flat: dict[str, float] = {}
+    for name, value in values.items():
+        flat |= {name: value["mean"], f"{name}/low": value["low"], f"{name}/high": value["high"]}
+    return flat
+
+
+def train_model(
+    env: str,
+    model: str | Path | None = None,
+    *,
+    env_args: Mapping[str, object] | None = None,
+    env_dir: str | Path | None = None,
+    recipe: str | Path | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    run_dir: str | Path | None = None,
+    reporter: Reporter | None = None,
+) -> PipelineResult:
+    """Train a model in any environment: choose a recipe from what the environment shows, then run data, SFT and RL.
+
+    Stages that are complete are not repeated: call the function again to continue after an interruption.
+
+    Example:
+        >>> result = rove.train_model("tictactoe")
+
+    Args:
+        env: Name of the environment, or a file of questions and answers.
+        model: Pretrained model: a folder, or a name that `rove model list` prints. Default: a new, small model.
+        env_args: Arguments of the environment.
+        env_dir: Folder that is searched first for the environment.
+        recipe: Recipe file to use. Default: choose one.
+        device: Device of the models.
+        seed: Random seed of all stages (≥ 0).
+        run_dir: Folder of all stages. Default: runs/train-ENV-seedN.
+        reporter: Shows progress. Default: the console or the notebook.
+
+    Raises:
+        ConfigError: There is no such environment or model, nothing can be learned from its policies, or the recipe does not fit.
+        RunError: A run folder cannot be used, or every rollout of a step failed.
+        TrainingError: Loss or gradient were not finite in too many steps in a row.
+    """
+    folder_of_env = None if env_dir is None else str(env_dir)
+    request = TrainRequest(env, None if model is None else str(model), dict(env_args or {}), folder_of_env)
+    shown = reporter or ConsoleReporter()
+
+    def run() -> PipelineResult:
+        with needs_train_extra():
+            from rove.train.worker_group import SINGLE_PROCESS
+
+        complete, _ = prepare(request, recipe, run_dir, seed, device, shown, check_own)
+        return run_recipe(Pipeline(complete, shown, SINGLE_PROCESS))
+
+    return outside_event_loop(run)
+
+
+def prepare(
+    request: TrainRequest,
+    file: str | Path | None,
+    run_dir: str | Path | None,
+    seed: int,
+    device: str,
+    reporter: Reporter,
+    check_file: CheckFile,
+) -> tuple[Recipe, Path]:
+    """Return the recipe for a request and its file: `file`, else that of the folder, which is written if necessary.
+
+    Raises:
+        ConfigError: The recipe was made for another request, or it is not a recipe.
+    """
+    with needs_train_extra():
+        from rove.stages.preparation import write_recipe
+
+    folder = Path(run_dir) if run_dir else RUNS / request.folder_name(seed)
+    path = Path(file) if file else folder / RECIPE
+    is_new = not path.exists() or (not file and is_outdated(request, folder))
+    if is_new:
+        write_recipe(request, folder, reporter, device)
+    elif not file:
+        check_request(request, folder)
+    reporter.note(f"{'new' if is_new else 'existing'} recipe {path}")
+    values = read_toml(path)
+    check_file(path, values)
+    recipe = read_recipe(path, values)
+    if recipe.env not in (None, request.env):
+        raise ConfigError(
+            f"{path} is a recipe for '{recipe.env}', but the environment is '{request.env}'; give '{recipe.env}'"
+        )
+    return recipe.complete(request.env, folder, seed, device=device), path
+
+
+def run_recipe(pipeline: Pipeline) -> PipelineResult:
+    """Run all stages of a recipe with diagnoses, and show the results table."""
+    from rove.stages.diagnoser import Diagnoser
+    from rove.stages.preparation import write_evidence
+
+    recipe, reporter = pipeline.recipe, pipeline.reporter
+    if not (recipe.folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
+        write_evidence(recipe, reporter)
+    diagnoser = Diagnoser(pipeline)
+    pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
+    rows = pipeline.run()
+    show_results(pipeline)
+    reporter.note(pipeline.cost)
+    diagnoser.print_all()
+    return PipelineResult(recipe, rows, diagnoser.found)
+
+
+def show_results(pipeline: Pipeline) -> None:
+    """Show the results table and notes about it."""
+    pipeline.reporter.note("")
+    pipeline.reporter.table(results_table(pipeline.recipe, pipeline.rows))
+    for note in pipeline.notes():
+        pipeline.reporter.warning(note)

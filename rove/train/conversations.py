@@ -1,0 +1,88 @@
+"""Conversations to fine-tune on, and the rollouts that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from rove.core.errors import ConfigError
+from rove.core.records import RolloutRecord, TrajectoryStep
+
+
+class Conversation(NamedTuple):
+    """A finished conversation to train on."""
+
+    messages: list[dict[str, object]]
+    tools: list[dict[str, object]] | None = None
+    """Tools that the model was shown."""
+    sampled_messages: frozenset[int] | None = None
+    """Indices of the messages that the model sampled; None: all assistant messages."""
+    example_key: str = ""
+    """Key of the example; conversations with equal keys are either all for training or all for validation."""
+    prompt_length: int | None = None
+    """Number of messages before the completion; None: it is not known."""
+    template_kwargs: Mapping[str, Any] | None = None
+    """Variables of the chat template."""
+    is_text: bool = False
+    """Whether prompt and completion are raw texts, which are not rendered with the chat template."""
+    place: str = ""
+    """Where it comes from, such as "chats.jsonl, line 3"."""
+
+    def trained_messages(self, loss_on: str) -> Collection[int] | None:
+        """Return the indices of the messages to train on; None: all assistant messages.
+
+        Args:
+            loss_on: "all", "last" or "completion", see `SFTConfig.loss_on`.
+
+        Raises:
+            ConfigError: "completion", but the conversation is not divided into prompt and completion.
+        """
+        if loss_on == "all":
+            return self.sampled_messages
+        sampled = self.sampled_messages
+        if sampled is None:
+            sampled = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        if loss_on == "last":
+            return sorted(sampled)[-1:]
+        if self.prompt_length is None:
+            raise ConfigError(
+                f"{self.place}: loss_on is 'completion', but the row has no 'prompt' and 'completion'; use 'all' or 'last'"
+            )
+        return [index for index in sampled if index >= self.prompt_length]
+
+
+def conversations_of(record: RolloutRecord) -> list[Conversation]:
+    """Return the conversations of a rollout; every message that the model sampled is in exactly one.
+
+    It is one conversation, prompt and completion, unless the model was shown others: an external agent may add its own system
+    prompt, rewrite messages and hold several conversations.
+    """
+    steps = record.steps
+    sampled = [step.completion[-1] for step in steps if step.completion]
+    if not sampled or (
+        steps[0].prompt == record.prompt and sampled == [m for m in record.completion if m["role"] == "assistant"]
+    ):
+        messages = [*record.prompt, *record.completion]
+        return [Conversation(messages, record.tools, None, record.example_key, len(record.prompt))]
+    chains: list[list[TrajectoryStep]] = []
+    for step in steps:
+        chain = next((chain for chain in chains if _continues(step, chain[-1])), None)
+        if chain is None:
+            chains.append([step])
+        else:
+            chain.append(step)
+    return [
+        Conversation(
+            [*chain[-1].prompt, *chain[-1].completion],
+            record.tools if chain[-1].tools is None else chain[-1].tools or None,
+            frozenset(len(step.prompt) for step in chain),
+            record.example_key,
+            prompt_length=0,
+        )
+        for chain in chains
+    ]
+
+
+def _continues(step: TrajectoryStep, before: TrajectoryStep) -> bool:
+    messages = [*before.prompt, *before.completion]
+    return step.tools == before.tools and step.prompt[: len(messages)] == messages

@@ -1,0 +1,279 @@
+"""Read files of messages for SFT: the forms that TRL, prime-rl and Unsloth read.
+
+A row has `messages` (OpenAI), `conversations` (ShareGPT, with `from` and `value`), or `prompt` and `completion`, which are both
+messages or both texts. Every row is checked before training starts, because the file may come from others.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rove.core.errors import ConfigError, nearest, short_repr
+from rove.core.messages import ROLES, text_of
+from rove.envs.dataset import check_no_utf16, example_key, reject_bytes
+from rove.envs.question_files import read_parquet
+from rove.rendering.tool_calls import calls_of
+from rove.train.conversations import Conversation
+from rove.wire.chat import checked_template_kwargs
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+MAX_LINE_BYTES = 64 * 1024**2
+"""Maximum size of a line: far more than any model's context, and little enough to read into memory."""
+ROLE_OF_SENDER = {"human": "user", "gpt": "assistant", **{role: role for role in ROLES}}
+"""Role of a ShareGPT message by its `from`."""
+FORMS = "'messages', 'conversations', or 'prompt' and 'completion'"
+
+Row = tuple[str, Any]
+"""Its place for messages, such as "chats.jsonl, line 3", and its value."""
+
+
+def is_message_file(path: str | Path) -> bool:
+    """Return whether a path names a file of messages instead of a run folder."""
+    return Path(path).suffix.lower() in SUFFIXES and not Path(path).is_dir()
+
+
+# Files → rows
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Raises:
+        ConfigError: The file does not exist, or a line cannot be read; the message names the line.
+    """
+    if not path.is_file():
+        raise ConfigError(f"no file '{path}'; --data takes a run folder or a file that ends in {', '.join(SUFFIXES)}")
+    if path.suffix.lower() == ".parquet":
+        return ((f"{path}, row {number}", row) for number, row in enumerate(read_parquet(path), start=1))
+    if path.suffix.lower() == ".json" and _starts_with_bracket(path):
+        return _json_array(path)
+    return _json_lines(path)
+
+
+def _starts_with_bracket(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def _json_array(path: Path) -> Iterator[Row]:
+    rows = _decoded(path, 1, path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise ConfigError(
+                    f"{path}, line {number} is longer than {MAX_LINE_BYTES:,} bytes; expected one conversation per line"
+                )
+            if number == 1:
+                check_no_utf16(path, line)
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip():
+                yield f"{path}, line {number}", _decoded(path, number, line)
+
+
+def _decoded(path: Path, number: int, content: bytes) -> Any:
+    try:
+        return _load(content.decode())
+    except UnicodeDecodeError as error:
+        reject_bytes(path, number + content.count(b"\n", 0, error.start), error)
+    except ValueError as error:
+        raise ConfigError(f"{path}, line {number} is not JSON: {error}; expected one conversation per line") from error
+
+
+def _load(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError also where Python's reader is lenient: for repeated keys, NaN, and texts
+    that are not Unicode."""
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_reject_constant)
+        if "\\ud" in text.lower():  # half of a surrogate pair is valid JSON, but no tokenizer reads it
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a text has half of a surrogate pair (\\ud800 to \\udfff)") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key '{repeated}' is there twice")
+    return values
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# Rows → conversations
+
+
+def conversation_from_row(place: str, row: Any) -> Conversation:
+    """Return a row as a conversation.
+
+    Args:
+        place: Position of the row for messages.
+        row: A mapping in one of the forms, or a list of messages.
+
+    Raises:
+        ConfigError: The row has another form, or no assistant message; the message begins with the place.
+    """
+    try:
+        return _conversation(place, {"messages": row} if isinstance(row, (list, tuple)) else row)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _conversation(place: str, row: Any) -> Conversation:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"the row is {short_repr(row)}; expected an object with {FORMS}")
+    columns = {name: value for name, value in row.items() if value is not None}  # Parquet fills columns with null
+    listed = [name for name in ("messages", "conversations") if name in columns]
+    if len(listed) > 1 or (listed and "completion" in columns):
+        raise ConfigError(f"the row has several of {FORMS}; expected one of them")
+    if not listed and not {"prompt", "completion"} <= columns.keys():
+        raise ConfigError(f"the row has neither {FORMS}; its columns are {sorted(map(str, row))}")
+    options: dict[str, Any] = {
+        "tools": _tools(columns.get("tools")),
+        "template_kwargs": _template_kwargs(columns.get("chat_template_kwargs")),
+        "place": place,
+    }
+    if listed:
+        messages = _messages(_from_json(columns[listed[0]], listed[0]), listed[0])
+        prompt_length = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        key = _key(columns, messages[:prompt_length])
+        return Conversation(messages, example_key=key, **options)
+    prompt, completion = columns["prompt"], columns["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": completion},
+        ]
+        return Conversation(messages, example_key=_key(columns, messages[:1]), prompt_length=1, is_text=True, **options)
+    if isinstance(prompt, str) or isinstance(completion, str):
+        raise ConfigError("'prompt' and 'completion' must both be texts, or both be lists of messages")
+    prompt = _messages(prompt, "prompt", needs_assistant=False)
+    messages = [*prompt, *_messages(completion, "completion")]
+    return Conversation(messages, example_key=_key(columns, prompt), prompt_length=len(prompt), **options)
+
+
+def _key(columns: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]]) -> str:
+    """Return the key by which rows are split: the prompt, and what else identifies an example in a row of `rove export`."""
+    info = columns.get("info", {}) if "rollout_index" in columns else {}
+    answer = columns.get("answer", "") if "rollout_index" in columns else ""
+    return example_key({"prompt": prompt, "answer": answer, "info": _from_json(info, "info")})
+
+
+def _from_json(value: Any, name: str) -> Any:
+    """Return a value, or the value of its JSON text: columns whose rows differ in structure are often stored as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return _load(value)
+    except ValueError as error:
+        raise ConfigError(f"'{name}' is the text {short_repr(value)}, which is not JSON: {error}") from error
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    tools = _from_json(value, "tools")
+    if not tools:
+        return None
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ConfigError(f"'tools' is {short_repr(tools)}; expected a list of tools in OpenAI's form, or its JSON")
+    return [dict(tool) for tool in tools]
+
+
+def _template_kwargs(value: Any) -> dict[str, Any] | None:
+    variables = _from_json(value, "chat_template_kwargs")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise ConfigError(f"'chat_template_kwargs' is {short_repr(variables)}; expected an object")
+    return checked_template_kwargs(dict(variables or {}))
+
+
+def _messages(values: Any, name: str, needs_assistant: bool = True) -> list[dict[str, Any]]:
+    if not isinstance(values, (list, tuple)) or not values:
+        raise ConfigError(f"'{name}' is {short_repr(values)}; expected a list of at least one message")
+    messages = []
+    for index, value in enumerate(values):
+        try:
+            messages.append(_message(value))
+        except ConfigError as error:
+            raise ConfigError(f"message {index + 1} of '{name}' {error}") from error
+    if needs_assistant and not any(message["role"] == "assistant" for message in messages):
+        raise ConfigError(f"'{name}' has no assistant message to train on")
+    return messages
+
+
+def _message(value: Any) -> dict[str, Any]:
+    """Return a checked message with a text as its content; errors complete the sentence "message 3 …"."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"is {short_repr(value)}; expected an object with 'role' and 'content'")
+    message = {str(name): field for name, field in value.items() if field is not None}
+    if "from" in message and "role" not in message:
+        sender = message.pop("from")
+        message = {"role": ROLE_OF_SENDER.get(sender) if isinstance(sender, str) else None, **message}
+        message["content"] = message.pop("value", message.get("content"))
+        _check_role(message["role"], sender, ROLE_OF_SENDER)
+    _check_role(message.get("role"), message.get("role"), ROLES)
+    role, content = message["role"], message.get("content")
+    if content is None and role != "assistant":
+        raise ConfigError(f"({role}) has no content")
+    message["content"] = None if content is None else _text(content)
+    if role == "assistant":
+        _check_response(message)
+    return message
+
+
+def _check_role(role: Any, written: Any, known: Iterable[str]) -> None:
+    if not isinstance(role, str) or role not in ROLES:
+        advice = nearest(written, known) if isinstance(written, str) else f"expected one of {', '.join(sorted(known))}"
+        raise ConfigError(f"has the role {short_repr(written)}; {advice}")
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise ConfigError(f"has the content {short_repr(content)}; expected a text or a list of text parts")
+    for part in content:
+        if isinstance(part, str):
+            continue
+        is_text_part = isinstance(part, Mapping) and part.get("type", "text") == "text"
+        if not is_text_part or not isinstance(part.get("text"), str):
+            raise ConfigError(
+                f"has the part {short_repr(part)}; expected {{'type': 'text', 'text': …}}: rove trains on text only"
+            )
+    return text_of({"content": content})
+
+
+def _check_response(message: dict[str, Any]) -> None:
+    """Check an assistant message's reasoning and tool calls; calls get OpenAI's form."""
+    if "function_call" in message:
+        raise ConfigError("has 'function_call', which OpenAI replaced; expected 'tool_calls'")
+    reasoning = message.get("reasoning_content", "")
+    if not isinstance(reasoning, str):
+        raise ConfigError(f"has the reasoning_content {short_repr(reasoning)}; expected a text")
+    calls = message.pop("tool_calls", None)
+    if not calls:
+        return
+    if not isinstance(calls, (list, tuple)) or not all(isinstance(call, Mapping) for call in calls):
+        raise ConfigError(f"has the tool_calls {short_repr(calls)}; expected a list of objects")
+    message["tool_calls"] = [
+        dict(call) if "function" in call else {"type": "function", "function": dict(call)} for call in calls
+    ]
+    parsed = calls_of(message)
+    if parsed is None or not all(isinstance(call.name, str) for call in parsed):
+        raise ConfigError(
+            f"has the tool_calls {short_repr(calls)}; expected a 'name' and 'arguments' that are an object or its JSON"
+        )

@@ -1,0 +1,219 @@
+"""The data of SFT: from a run, a file of messages or memory to token sequences for training and for validation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rove.core.digest import digest_files
+from rove.core.errors import ConfigError, short_repr
+from rove.core.records import RolloutRecord
+from rove.rendering.renderer import Renderer
+from rove.runs.run import Run
+from rove.train.callbacks import OnProgress, counted, ignore
+from rove.train.config import SFTConfig
+from rove.train.conversations import Conversation, conversations_of
+from rove.train.message_files import SUFFIXES, Row, conversation_from_row, is_message_file, read_rows
+from rove.train.sequences import TrainingSequence, sequence_from_text, sequences_from_messages
+
+SFTSource = str | Path | Run | Iterable[Any]
+"""A run folder, a file of messages, a run, or in memory: rollouts, rows, lists of messages, or a `datasets.Dataset`."""
+
+
+class SFTData:
+    """The conversations to train on, read at first use.
+
+    Example:
+        >>> data = SFTData("chats.jsonl", config)
+        >>> data.conversations[0].messages[0]["role"]
+        'user'
+
+    Args:
+        source: Where they come from.
+        config: Settings that choose among them.
+
+    Raises:
+        ConfigError: The source is neither a run folder, nor a file of messages, nor an iterable of rows.
+        RunError: The run folder is damaged.
+    """
+
+    def __init__(self, source: SFTSource, config: SFTConfig):
+        self._source = source
+        self._config = config
+        self.run: Run | None = None
+        """The run; None if the data are messages."""
+        self.name = "the data"
+        self.dropped: Counter[str] = Counter()
+        """Number of rollouts or rows that are not trained on, by reason."""
+        if isinstance(source, Run):
+            self.run = source
+        elif isinstance(source, (str, Path)) and not is_message_file(source):
+            if Path(source).is_file():
+                raise ConfigError(f"'{source}' is neither a run folder nor a file that ends in {', '.join(SUFFIXES)}")
+            self.run = Run(source)
+        if self.run is not None:
+            self.run.config()
+            self.name = str(self.run.path)
+        elif isinstance(source, (str, Path)):
+            self.name = str(source)
+        elif isinstance(source, Mapping):
+            raise ConfigError(
+                f"the data are {short_repr(source)}; expected a list of rows (of a DatasetDict, one split)"
+            )
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the content: a run is continued only on the same data, wherever they are."""
+        if self.run is not None:
+            file = self.run.path / "rollouts.jsonl"
+            return f"rollouts#{digest_files([file] if file.exists() else [])}"
+        if isinstance(self._source, (str, Path)):
+            return f"file#{digest_files([Path(self._source)])}"
+        content = msgspec.json.encode(self.conversations, order="sorted")
+        return f"rows#{hashlib.blake2b(content, digest_size=6).hexdigest()}"
+
+    @cached_property
+    def conversations(self) -> list[Conversation]:
+        """The conversations that pass the filter, in the order of the data.
+
+        Raises:
+            ConfigError: A row is invalid, or fewer than two conversations pass.
+        """
+        count = taken = 0
+        conversations: list[Conversation] = []
+        for value in self._values():
+            count += 1
+            reason = self._reason_to_drop(value)
+            if reason is not None:
+                self.dropped[reason] += 1
+                continue
+            if 0 <= self._config.max_examples <= taken:
+                break
+            taken += 1
+            is_record = isinstance(value, RolloutRecord)
+            conversations += conversations_of(value) if is_record else [conversation_from_row(*value)]
+        if len(conversations) < 2:
+            reasons = "".join(f"; {number} {reason}" for reason, number in self.dropped.items())
+            raise ConfigError(
+                f"{len(conversations)} of {count} conversations in {self.name} are left{reasons}; SFT needs at least 2"
+            )
+        return conversations
+
+    @property
+    def example_keys(self) -> set[str]:
+        """The keys of the examples that are trained or validated on."""
+        return {conversation.example_key for conversation in self.conversations}
+
+    def _values(self) -> Iterator[RolloutRecord | Row]:
+        if self.run is not None:
+            yield from self.run.finished()
+        elif isinstance(self._source, (str, Path)):
+            yield from read_rows(Path(self._source))
+        else:
+            assert not isinstance(self._source, Run)
+            for number, value in enumerate(self._source, start=1):
+                yield value if isinstance(value, RolloutRecord) else (f"row {number}", value)
+
+    def _reason_to_drop(self, value: RolloutRecord | Row) -> str | None:
+        least = self._config.min_reward
+        if not isinstance(value, RolloutRecord):
+            return None if least is None or _reward(*value) >= least else f"have a reward below {least}"
+        if value.scores is None:
+            return "were not scored"
+        if least is not None and value.scores.reward < least:
+            return f"have a reward below {least}"
+        return None if value.completion else "have no response"  # the prompt was too long for the model
+
+
+def _reward(place: str, row: Any) -> float:
+    """Return the number in the column `reward`."""
+    reward = row.get("reward") if isinstance(row, Mapping) else None
+    if not isinstance(reward, (int, float)) or math.isnan(reward):
+        raise ConfigError(
+            f"{place}: the reward is {short_repr(reward)}; min_reward needs a number in the column 'reward' of every row"
+        )
+    return reward
+
+
+class TokenizedConversation(NamedTuple):
+    """A conversation as token sequences."""
+
+    conversation: Conversation
+    sequences: list[TrainingSequence]
+    """Sequences with trained tokens, none longer than the limit."""
+    truncated: int
+    """Number of tokens beyond the limit."""
+
+
+def tokenize(
+    renderer: Renderer,
+    conversations: Sequence[Conversation],
+    config: SFTConfig,
+    context: int,
+    on_progress: OnProgress = ignore,
+) -> list[TokenizedConversation]:
+    """Return conversations as token sequences, truncated at the end to `config.max_length` tokens (default: `context`).
+
+    As in TRL, a sequence without a trained token is left out.
+
+    Raises:
+        ConfigError: The chat template rejects a conversation; the message says which.
+    """
+    limit = config.max_length or context
+    tokenized: list[TokenizedConversation] = []
+    for conversation in counted(conversations, "conversations tokenized", on_progress):
+        try:
+            sequences = _sequences(renderer, conversation, config.loss_on)
+        except ConfigError as error:
+            raise ConfigError(f"{conversation.place}: {error}" if conversation.place else str(error)) from error
+        beyond = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
+        kept = [sequence.truncated(limit) for sequence in sequences if any(sequence.mask[:limit])]
+        tokenized.append(TokenizedConversation(conversation, kept, beyond))
+    return tokenized
+
+
+def _sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
+    if conversation.is_text:
+        prompt, completion = (str(message["content"]) for message in conversation.messages)
+        return [sequence_from_text(renderer, prompt, completion)]
+    trained = conversation.trained_messages(loss_on)
+    return sequences_from_messages(
+        renderer, conversation.messages, conversation.tools, trained, conversation.template_kwargs
+    )
+
+
+def split(
+    tokenized: Sequence[TokenizedConversation], config: SFTConfig
+) -> tuple[list[list[TrainingSequence]], list[TrainingSequence]]:
+    """Split conversations into training and validation data.
+
+    All conversations of an example are on the same side; if there is only one example, its conversations are split.
+
+    Returns:
+        The sequences of each training conversation, and all validation sequences.
+
+    Raises:
+        ConfigError: Fewer than two conversations have trained tokens.
+    """
+    kept = [one for one in tokenized if one.sequences]
+    if len(kept) < 2:
+        raise ConfigError(
+            f"{len(kept)} of {len(tokenized)} conversations have tokens to train on within max_length; SFT needs at least 2"
+        )
+    by_example: dict[str, list[list[TrainingSequence]]] = {}
+    for conversation, sequences, _ in kept:
+        by_example.setdefault(conversation.example_key, []).append(sequences)
+    groups = list(by_example.values()) if len(by_example) > 1 else [[sequences] for _, sequences, _ in kept]
+    random.Random(config.seed).shuffle(groups)
+    held_out = min(max(1, round(len(groups) * config.validation_fraction)), len(groups) - 1)
+    validation = [sequence for group in groups[:held_out] for sequences in group for sequence in sequences]
+    training = [sequences for group in groups[held_out:] for sequences in group]
+    return training, validation

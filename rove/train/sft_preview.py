@@ -1,0 +1,114 @@
+"""What SFT would train on, without training: rendered conversations, counts, lengths, and what is left out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import groupby
+
+import msgspec
+
+from rove.models.load import LoadedModel
+from rove.rendering.renderer import Renderer
+from rove.train.callbacks import OnProgress, ignore
+from rove.train.config import SFTConfig
+from rove.train.sequences import TrainingSequence
+from rove.train.sft_data import SFTData, SFTSource, split, tokenize
+
+SHOWN = 3
+"""Number of conversations that are rendered."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a rendered sequence."""
+
+    text: str
+    is_trained: bool
+
+
+class RenderedConversation(msgspec.Struct, frozen=True):
+    """A conversation as the model sees it."""
+
+    place: str
+    """Where it comes from, such as "chats.jsonl, line 3"; "" for a rollout."""
+    sequences: list[list[Piece]]
+    """More than one if the chat template rewrites earlier turns."""
+
+
+class SFTPreview(msgspec.Struct, frozen=True):
+    """What a run of SFT would train on."""
+
+    data: str
+    """Name of the data."""
+    training: int
+    """Number of conversations to train on."""
+    validation: int
+    """Number of conversations that are held out."""
+    sequences: int
+    """Number of token sequences of all conversations."""
+    tokens: int
+    """Number of tokens in all sequences."""
+    trained_tokens: int
+    min_tokens: int
+    """Tokens of the shortest sequence."""
+    median_tokens: float
+    max_tokens: int
+    max_length: int
+    """Maximum tokens of a sequence."""
+    truncated_tokens: int
+    """Number of tokens that are left out because they are beyond `max_length`."""
+    dropped: dict[str, int]
+    """Number of rows or conversations that are left out, by reason."""
+    shown: list[RenderedConversation]
+    """The first conversations."""
+
+
+def preview_sft(
+    config: SFTConfig, loaded: LoadedModel, data: SFTSource | SFTData | None = None, on_progress: OnProgress = ignore
+) -> SFTPreview:
+    """Return what `train_sft` would train on.
+
+    Args:
+        config: Settings.
+        loaded: Initial model.
+        data: Data to train on. Default: `config.data`.
+        on_progress: Called with the progress of tokenization.
+
+    Raises:
+        ConfigError: As `train_sft`, for invalid data.
+    """
+    data = data if isinstance(data, SFTData) else SFTData(config.data if data is None else data, config)
+    tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
+    training, _ = split(tokenized, config)
+    kept = [conversation for conversation in tokenized if conversation.sequences]
+    sequences = [sequence for conversation in kept for sequence in conversation.sequences]
+    lengths = [len(sequence.ids) for sequence in sequences]
+    dropped = dict(data.dropped)
+    if len(kept) < len(tokenized):
+        dropped["have no tokens to train on"] = len(tokenized) - len(kept)
+    return SFTPreview(
+        data=data.name,
+        training=len(training),
+        validation=len(kept) - len(training),
+        sequences=len(sequences),
+        tokens=sum(lengths),
+        trained_tokens=sum(sum(sequence.mask) for sequence in sequences),
+        min_tokens=min(lengths),
+        median_tokens=statistics.median(lengths),
+        max_tokens=max(lengths),
+        max_length=config.max_length or loaded.context,
+        truncated_tokens=sum(conversation.truncated for conversation in tokenized),
+        dropped=dropped,
+        shown=[
+            RenderedConversation(conversation.place, _rendered(loaded.renderer, sequences))
+            for conversation, sequences, _ in kept[:SHOWN]
+        ],
+    )
+
+
+def _rendered(renderer: Renderer, sequences: Sequence[TrainingSequence]) -> list[list[Piece]]:
+    rendered: list[list[Piece]] = []
+    for sequence in sequences:
+        runs = groupby(zip(sequence.ids, sequence.mask, strict=True), key=lambda token: token[1])
+        rendered.append([Piece(renderer.decode([id for id, _ in run]), is_trained) for is_trained, run in runs])
+    return rendered

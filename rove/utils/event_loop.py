@@ -1,0 +1,107 @@
+"""Run coroutines from synchronous code: in a script, in a command, in a thread, and in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine like `asyncio.run`, but react to Ctrl-C immediately.
+
+    asyncio alone cancels `main` at its next await, which a wave of sampled tokens or a training step delays. Here Ctrl-C also
+    interrupts the running Python code. `main` then cleans up; a second Ctrl-C interrupts the cleanup. Other threads than the
+    main one get no signals, so there it is `asyncio.run`.
+
+    Raises:
+        KeyboardInterrupt: On Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(main)
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        interrupted = False
+
+        def ignore_errors() -> None:
+            loop.set_exception_handler(lambda *_: None)  # errors of cancelled tasks are not reported
+
+        def interrupt(*_: object) -> None:
+            nonlocal interrupted
+            interrupted = True
+            ignore_errors()
+            current = asyncio.current_task(loop)
+            for other in asyncio.all_tasks(loop) - {current}:
+                if other is task or not _has_started(other):
+                    other.cancel()
+            if current is not None:
+                raise KeyboardInterrupt
+            loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            return loop.run_until_complete(task)
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            ignore_errors()
+            if not interrupted:
+                raise
+            if not task.done():
+                loop.run_until_complete(asyncio.wait([task]))
+            raise KeyboardInterrupt from error
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _has_started(task: asyncio.Task[Any]) -> bool:
+    coroutine = task.get_coro()
+    return not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
+
+
+def outside_event_loop(call: Callable[[], T]) -> T:
+    """Call a function that runs event loops of its own; in a thread if this thread already runs one, as in a notebook.
+
+    Raises:
+        KeyboardInterrupt: On Ctrl-C, or when the notebook's cell is interrupted.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # no loop runs here
+        return call()
+    results: list[T] = []
+    errors: list[BaseException] = []
+    done = threading.Event()  # an interrupted `Thread.join` takes the thread for dead
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, name="rove-stage")
+    thread.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    # A running loop may handle Ctrl-C by cancelling its task, which waits here.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
+    try:
+        done.wait()
+    except KeyboardInterrupt:
+        # Signals reach only the main thread, so the interrupt is passed on to the thread that does the work.
+        identity, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)
+        done.wait()
+        raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+    if errors:
+        raise errors[0]
+    return results[0]

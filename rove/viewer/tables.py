@@ -1,0 +1,240 @@
+"""Tables and texts for the terminal, at most 100 columns wide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from rove.core.messages import text_of
+from rove.core.records import RolloutRecord
+from rove.runs.metrics import DERIVED, panels, with_derived
+from rove.statistics import Comparison, Difference
+from rove.utils.console import styled
+from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
+from rove.viewer.html import cut
+
+NUMBER_COLUMNS = 53
+"""Columns of a comparison for numbers, the direction and borders."""
+SUMMARY_NAME = 26
+"""Columns for a name in the table of a summary."""
+MAX_COLUMNS = 100
+"""Width of the lines below a table."""
+
+
+def summary_table(summary: Mapping[str, Any], title: str) -> Table:
+    """Return the table of an evaluation's summary: reward, pass@k, reward functions and metrics with their intervals.
+
+    pass@k is shown if groups have two or more members and only some pass.
+    """
+    rows: list[tuple[str, Mapping[str, Any], str]] = [("reward", summary["reward"], "")]
+    rows += [(name, seen, "") for name, seen in _passes(summary)]
+    for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
+        rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
+    rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
+    noted = caveats(seen for _, seen, _ in rows)
+    table = Table(title=title, title_justify="left", width=72, caption=noted or None, caption_justify="left")
+    table.add_column("", style="bold")
+    table.add_column("mean", justify="right")
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    table.add_column("weight", justify="right")
+    for name, seen, weight in rows:
+        table.add_row(folded(name, SUMMARY_NAME), number(seen["mean"]), interval(seen), weight)
+    return table
+
+
+def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
+    """Return pass@1, pass@k and pass^k for the whole group size k."""
+    any_of, all_of = summary.get("pass@k", {}), summary.get("pass^k", {})
+    largest = max(map(int, any_of), default=0)
+    if largest < 2 or not 0.0 < (any_of["1"]["mean"] or 0.0) < 1.0:
+        return []
+    threshold = f"reward ≥ {summary['pass_threshold']:g}"
+    whole = str(largest)
+    return [
+        (f"pass@1 ({threshold})", any_of["1"]),
+        (f"pass@{whole} (one of {whole})", any_of[whole]),
+        (f"pass^{whole} (all of {whole})", all_of[whole]),
+    ]
+
+
+def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> Text:
+    """Return the counts of rollouts, failures, truncations and stop conditions, then usage in a unit, latency and cost.
+
+    Lines have at most 100 columns, unless a single part is longer.
+    """
+    parts = [styled(f"{summary['scored']} of {summary['rollouts']} rollouts scored")]
+    if summary["failed"]:
+        reasons = ", ".join(f"{count} × {name}" for name, count in sorted(summary["errors"].items()))
+        parts.append(styled((f"{summary['failed']} failed ({reasons})", "red"), _of_all(summary, "error_share")))
+    if summary.get("not_run", 0) != 0:
+        parts.append(styled((f"{summary['not_run'] or 'the rest'} not run: the budget is used up", "yellow")))
+    if summary["truncated"]:
+        parts.append(styled(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}"))
+    if summary.get("retries"):
+        parts.append(styled(f"{summary['retries']} requests retried"))
+    if summary["stops"]:
+        stops = ", ".join(f"{name} ({count})" for name, count in summary["stops"].items())
+        parts.append(styled(f"stop conditions: {stops}"))
+    lines = [*_packed(parts), *_packed([styled(part) for part in _usage(summary, unit)])]
+    if summary.get("too_few"):
+        lines.append(styled((summary["too_few"], "dim")))
+    return Text("\n").join(lines)
+
+
+def _of_all(summary: Mapping[str, Any], name: str) -> str:
+    """Return a percentage, if there are enough rollouts for it to be meaningful."""
+    share = summary.get(name)
+    return f", {percent(share)}%" if share is not None and summary["rollouts"] >= 20 else ""
+
+
+def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
+    """Return tokens or words, latency and cost."""
+    parts: list[str] = []
+    tokens = summary.get("tokens_per_rollout", {})
+    if tokens.get("completion"):
+        parts.append(
+            f"{unit} per rollout: {tokens['prompt']:,.0f} in prompts (all turns), {tokens['completion']:,.0f} in responses"
+        )
+    for name, label in (("answer", "response"), ("rollout", "rollout")):
+        seen = summary.get("latency", {}).get(name, {})
+        if (seen.get("p50") or 0.0) >= 0.001:
+            parts.append(f"{label}: {seconds(seen['p50'])} (p90 {seconds(seen['p90'])}, p99 {seconds(seen['p99'])})")
+    for role, used in summary.get("model_roles", {}).items():
+        tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
+        cost = f", cost {used['cost']:.4g}" if "cost" in used else ""
+        parts.append(f"{role}: {used['calls']:,} calls, {tokens}{cost}")
+    if "cost" in summary:
+        parts.append(f"cost: {summary['cost']['total']:.4g}, {summary['cost']['per_rollout'] or 0.0:.2g} per rollout")
+    return parts
+
+
+def _packed(parts: Sequence[Text]) -> list[Text]:
+    """Join parts with "; " into as few lines as possible."""
+    lines: list[Text] = []
+    for part in parts:
+        longer = Text("; ").join([lines[-1], part]) if lines else part
+        if lines and longer.cell_len <= MAX_COLUMNS:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
+
+
+def folded(name: str, width: int) -> str:
+    """Return a name with line breaks after its separators, so that a narrow column does not break it inside a word."""
+    lines = [""]
+    for part in re.findall(r"[^-_./ ]+[-_./ ]*|[-_./ ]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _name_width(width: int) -> int:
+    """Return the width of a name in a comparison of `width` columns: three columns have names, the others numbers."""
+    return (width - NUMBER_COLUMNS) // 3
+
+
+def comparison_table(comparison: Comparison, width: int = 98) -> Table:
+    """Return a table of two runs: all common values, their differences, and the direction, if any."""
+    width = min(98, width)
+    examples = "the examples of both" if comparison.paired else "different examples"
+    title = f"means over {examples}; a direction if the interval excludes 0"
+    values = (comparison.main, *comparison.others)
+    noted = caveats({"caveat": one.caveat} for one in values)
+    table = Table(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
+    table.add_column("", style="bold", overflow="fold")
+    run_width = min(_name_width(width), max(map(len, comparison.names)))
+    for name in comparison.names:
+        table.add_column(folded(name, run_width), justify="right", overflow="fold")
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for one in values:
+        name, *cells = comparison_row(one)
+        table.add_row(folded(name, width - NUMBER_COLUMNS - 2 * run_width), *cells)
+    return table
+
+
+def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
+    """Return name, both means, difference, interval and direction ("higher", "lower" or "") of a compared value."""
+    direction = {1: "higher", 0: "", -1: "lower"}[one.direction]
+    reach = interval({"low": one.low, "high": one.high, "caveat": one.caveat})
+    return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction
+
+
+def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingProxyType({}), width: int = 98) -> Table:
+    """Return a table of the examples that changed most, in both directions.
+
+    Args:
+        questions: The question of each example by its key; without one, the table shows the key.
+    """
+    width = min(98, width)
+    table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=width)
+    table.add_column("example_id", justify="right", no_wrap=True)
+    for name in comparison.names:
+        table.add_column(folded(name, _name_width(width)), justify="right", no_wrap=True)
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("question", no_wrap=True, overflow="ellipsis", ratio=1)
+    for group in (comparison.up, comparison.down):
+        for mover in group:
+            values = (number(mover.a), number(mover.b), signed(mover.b - mover.a))
+            question = " ".join(questions.get(mover.example_key, mover.example_key).split())
+            table.add_row(str(mover.example_id), *values, cut(question, MAX_COLUMNS))
+        table.add_section()
+    return table
+
+
+def curves_table(metrics: Sequence[Mapping[str, float]], title: str) -> Table:
+    """Return a table with the first value, last value and curve of the main metrics of a training run."""
+    table = Table(title=title, title_justify="left", width=96)
+    table.add_column("", style="bold")
+    table.add_column("first", justify="right")
+    table.add_column("last", justify="right")
+    table.add_column(f"over {metrics[-1]['step'] if metrics else 0:g} steps")
+    rows = [with_derived(row) for row in metrics]
+    for chart in panels(rows):
+        for metric in chart["curves"] if chart["in_table"] else ():
+            values = [row[metric] for row in rows if metric in row]
+            name = chart["title"] if metric.startswith(DERIVED) else metric
+            table.add_row(name, number(values[0]), number(values[-1]), sparkline(values))
+    return table
+
+
+MESSAGE_LIMIT = 2_000
+"""Maximum characters shown of one message."""
+
+
+def rollout_text(record: RolloutRecord, title: str = "") -> str:
+    """Return a rollout as text: scores or error, then all messages."""
+    facts = [title] if title else []
+    facts.append(f"example {record.example_id}, rollout {record.rollout_index}")
+    if record.scores is not None:
+        parts = [f"{name} {value:.3g}" for name, value in {**record.scores.rewards, **record.scores.metrics}.items()]
+        facts.append(
+            f"reward {record.scores.reward:.3g} ({', '.join(parts)})" if parts else f"{record.scores.reward:.3g}"
+        )
+    if record.error is not None:
+        facts.append(f"failed in {record.error.phase}: {record.error.type}: {record.error.message}")
+    facts.append(f"stop condition {record.stop_condition}" + (", truncated" if record.is_truncated else ""))
+    lines = [f"  {m['role']}: {message_text(m)}" for m in [*record.prompt, *record.completion]]
+    return "\n".join([" · ".join(facts), *lines])
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return a message's text and tool calls as one text."""
+    calls = message.get("tool_calls")
+    rendered = [_call_text(call) for call in calls] if isinstance(calls, list) else []
+    return " ".join([cut(text_of(message), MESSAGE_LIMIT), *rendered])
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):  # models and servers may send anything
+        return f"→ {cut(str(call), MESSAGE_LIMIT)}"
+    return f"→ {function.get('name')}({cut(str(function.get('arguments')), MESSAGE_LIMIT)})"

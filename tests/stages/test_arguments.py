@@ -1,0 +1,61 @@
+"""Settings from a config object and keyword arguments, and results as tables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import rove
+from rove.core.errors import ConfigError
+from rove.runs.run import Run
+from rove.stages.arguments import settings_from
+from rove.stages.models import ModelConfig
+from rove.stages.results import TrainingResult, ending_lines
+from rove.train.config import LoRAConfig, RLConfig
+
+
+def test_arguments_override_the_config_and_tables_are_merged() -> None:
+    config = RLConfig(env="tictactoe", model="a", lora=LoRAConfig(rank=4, alpha=8.0))
+    used = settings_from(
+        RLConfig, config, {"model": "b", "lora": {"rank": 8}, "steps": None, "run_dir": Path("runs/x")}
+    )
+    assert (used.env, used.model, used.steps, used.run_dir) == ("tictactoe", "b", config.steps, "runs/x")
+    assert (used.lora.rank, used.lora.alpha) == (8, 8.0)
+    assert settings_from(RLConfig, config, {"lora": LoRAConfig(rank=2)}).lora.rank == 2
+
+
+def test_wrong_arguments_are_reported_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'sizes'; .*size"):
+        settings_from(ModelConfig, None, {"env": "tictactoe", "sizes": "tiny"})
+    with pytest.raises(ConfigError, match="missing settings: model, data|missing settings: data, model"):
+        rove.sft()
+
+
+def made_result(folder: Path) -> TrainingResult:
+    with Run(folder) as run:
+        run.start("rl", {"env": "tictactoe"}, {})
+        for step in (1, 2):
+            run.append_metrics({"step": step, "reward/mean": 0.25 * step})
+        best = {"metric": "reward/mean", "value": 0.5, "step": 2}
+        run.finish({"steps": 2, "best": best, "stopped": "no new best"})
+    return TrainingResult(folder / "final", run)
+
+
+def test_a_result_has_metrics_best_step_table_and_figure(tmp_path: Path) -> None:
+    result = made_result(tmp_path / "run")
+    assert (result.kind, len(result.metrics), result.stopped) == ("rl", 2, "no new best")
+    assert result.best is not None and (result.best.value, result.best.step) == (0.5, 2)
+    assert result.table.title == "RL in tictactoe" and result.table.row_count == 1
+    assert result.plot().axes[0].get_title() == "reward"
+    kept, ended = ending_lines(result.run)
+    assert kept.startswith("best reward/mean: 0.5000 at step 2, kept in ")
+    assert ended == "stopped after step 2: no new best"
+
+
+def test_a_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made_result(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        result.to_pandas()

@@ -1,0 +1,234 @@
+"""The recipe that `rove train` chooses for an environment."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import rove as vf
+from rove.core.config import convert
+from rove.core.errors import ConfigError
+from rove.stages import examination
+from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
+from rove.stages.examination import Evidence, ModelEvidence, examine, read_evidence
+from rove.stages.recipe import RecipeFile
+from rove.stages.recipe_file import as_toml
+from rove.train.config import RLConfig, SFTConfig
+
+ARGUMENTS = frozenset({"num_examples", "seed"})
+
+
+def right(messages: Any, state: Any, rng: random.Random) -> str:
+    return "yes"
+
+
+def often(messages: Any, state: Any, rng: random.Random) -> str:
+    return "yes" if rng.random() < 0.5 else "no, never"
+
+
+def wrong(messages: Any, state: Any, rng: random.Random) -> str:
+    return "no"
+
+
+def correct(completion: Any) -> float:
+    return float(completion[-1].content == "yes")
+
+
+def env_with(**policies: Any) -> vf.Environment:
+    rows = [{"question": f"q{i}?"} for i in range(50)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct], [2.0]), policies=policies)
+
+
+async def evidence_of(**policies: Any) -> Evidence:
+    return (await examine(env_with(**policies), ARGUMENTS)).evidence
+
+
+async def test_policies_are_ordered_by_reward() -> None:
+    evidence = await evidence_of(right=right, often=often)
+    assert [policy.name for policy in evidence.policies] == ["often", "right"]
+    weak, best = evidence.policies
+    assert (best.reward, best.spread) == (2.0, 0.0)
+    assert 0 < weak.reward < 2 and weak.spread > 0
+    assert evidence.functions == ["correct"]
+    assert evidence.untrained_turns == 1
+    assert evidence.examples == 50
+    assert evidence.response_tokens == len(["no", ",", " never", "<|end|>"])
+
+
+async def test_evidence_with_diagnoses_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    values = msgspec.to_builtins(await evidence_of(right=right, often=often))
+    earlier = {"kind": "hidden_state", "text": "the policy knows more", "advice": "show it"}
+    (tmp_path / "evidence.json").write_bytes(msgspec.json.encode({**values, "diagnoses": [earlier]}))
+    [finding] = read_evidence(tmp_path / "evidence.json").diagnoses
+    assert str(finding) == "hidden_state: the policy knows more. To try: show it"
+
+
+async def test_an_environment_without_policies_needs_a_pretrained_model() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"no scripted policies to learn from; .*rove train NAME -m MODEL.*rove eval NAME -m TEACHER --train",
+    ):
+        await evidence_of()
+
+
+async def test_rollout_seconds_exclude_one_time_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([3.0, 1.0, 31.0, 1.0, 1.0, 1.0])  # the first, second and all rollouts of `right`, then of `often`
+
+    async def timed(work: Any) -> tuple[Any, float]:
+        return await work, next(seconds)
+
+    monkeypatch.setattr(examination, "_timed", timed)
+    evidence = await evidence_of(right=right, often=often)
+    rollouts = 2 * 50
+    assert (evidence.setup_seconds, evidence.teacher_seconds) == (3.0, 30.0 / rollouts)
+    assert evidence.rollout_seconds == 0.05 / rollouts  # the time of an evaluation of one rollout
+
+
+async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:
+    def broken(messages: Any, state: Any, rng: random.Random) -> str:
+        raise KeyError("board")
+
+    with pytest.raises(ConfigError, match="reward_error: rollouts fail; the first, of broken: .*board"):
+        choose("quiz", {}, await evidence_of(right=right, broken=broken))
+
+
+async def test_a_pretrained_model_with_one_policy_starts_from_its_own_reward() -> None:
+    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.1, response_tokens=4)
+    evidence = msgspec.structs.replace(await evidence_of(right=right), model=model)
+    (sft,) = (section for section in choose("quiz", {}, evidence) if section.name == "sft")
+    assert sft.values["target"] == pytest.approx(0.5 + SFT_GOAL * 1.5)
+    assert "of the way from the model to the best policy" in sft.reason
+    assert (evidence.task.weakest, evidence.task.lowest, evidence.task.best) == (0.5, 0.0, 2.0)
+    with_two_policies = msgspec.structs.replace(await evidence_of(right=right, wrong=wrong), model=model)
+    assert (with_two_policies.task.weakest, with_two_policies.task.lowest) == (0.0, None)
+
+
+async def test_a_new_model_needs_a_weak_policy_too() -> None:
+    with pytest.raises(ConfigError, match="one scripted policy, 'right'; expected a good one and a weak one"):
+        choose("quiz", {}, await evidence_of(right=right))
+
+
+async def test_policies_that_fail_are_reported() -> None:
+    def broken(messages: Any, state: Any, rng: random.Random) -> str:
+        raise ValueError("no move")
+
+    with pytest.raises(ConfigError, match="reward_error: every rollout fails; the first, of broken: .*no move"):
+        await evidence_of(broken=broken)
+
+
+async def test_equal_rewards_of_all_policies_are_rejected() -> None:
+    def also_right(messages: Any, state: Any, rng: random.Random) -> str:
+        return "yes"
+
+    with pytest.raises(ConfigError, match="no_spread: every rollout of 2 scripted policies has the reward 2"):
+        await evidence_of(right=right, also_right=also_right)
+
+
+async def test_a_recipe_can_be_written_and_read() -> None:
+    sections = choose("quiz", {"level": 3}, await evidence_of(right=right, often=often))
+    text = as_toml(sections, "Recipe.\nChange any line.")
+    assert text.startswith("# Recipe.\n# Change any line.\n")
+    recipe = convert(RecipeFile, tomllib.loads(text))
+    assert recipe.references == ["scripted:often", "scripted:right"]
+    assert recipe.data["model"] == "scripted:right"
+    assert recipe.data["env_args"] == {"num_examples": recipe.data["num_examples"], "level": 3}
+    sft = convert(SFTConfig, {"data": "runs/data", "model": "models/new", **recipe.sft})
+    sft.check()
+    (stage,) = recipe.rl
+    rl = convert(RLConfig, {"env": "quiz", "model": "models/new", **{k: v for k, v in stage.items() if k != "name"}})
+    rl.check()
+    assert rl.env_args["num_examples"] == rl.steps * rl.groups  # no example is repeated
+    assert all(
+        evaluation.env_args["seed"] != 0 for evaluation in (*sft.evaluation, *rl.evaluation)
+    )  # other rows than those of the results table
+
+
+async def test_the_sft_target_is_between_the_policies() -> None:
+    evidence = await evidence_of(right=right, often=often)
+    weak, best = (item.reward for item in evidence.policies)
+    (sft,) = (item.values for item in choose("quiz", {}, evidence) if item.name == "sft")
+    assert sft["target"] == pytest.approx(weak + SFT_GOAL * (best - weak), abs=1e-4)
+
+
+async def test_a_dataset_of_fixed_size_is_repeated() -> None:
+    evidence = (await examine(env_with(right=right, often=often), frozenset())).evidence
+    (data,) = (section.values for section in choose("quiz", {}, evidence) if section.name == "data")
+    assert (data["num_examples"], data["env_args"]) == (50, {})
+    assert data["rollouts_per_example"] == 1  # the best policy is deterministic
+    evidence = (await examine(env_with(often=often, wrong=wrong), frozenset())).evidence
+    (data,) = (section.values for section in choose("quiz", {}, evidence) if section.name == "data")
+    assert data["rollouts_per_example"] > 100
+
+
+async def test_a_small_dataset_is_repeated_for_at_most_100_epochs() -> None:
+    evidence = (await examine(env_with(right=right, often=often), ARGUMENTS)).evidence
+    sections = {section.name: section.values for section in choose("quiz", {"num_examples": 50, "seed": 1}, evidence)}
+    assert sections["data"]["num_examples"] == 50
+    assert sections["sft"]["epochs"] == 100
+    sampled, table = sections["sft"]["evaluation"][0], sections["evaluation"]
+    assert sampled["env_args"] == table["env_args"] == {"num_examples": 50, "seed": 1}
+    assert (sampled["num_examples"], table["skip_examples"], table["num_examples"]) == (16, 16, 34)
+    assert sections["model"]["env_args"] == {"num_examples": 50, "seed": 1}
+
+
+async def test_an_environment_with_fewer_examples_than_requested_gets_more_epochs() -> None:
+    evidence = await evidence_of(right=right, often=often)
+    sections = choose("quiz", {}, evidence)
+    requested = requested_examples(sections) or (0, 0)
+    assert requested == (40_000, 1000)
+    assert limited(evidence, requested, (None, 1000)) == evidence
+    chosen = choose("quiz", {}, limited(evidence, requested, (400, 80)))
+    recipe = convert(RecipeFile, tomllib.loads(as_toml(chosen, "Recipe.")))
+    # the environment argument does not change: environments may count rows before a split
+    assert (recipe.data["num_examples"], recipe.data["env_args"]) == (400, {"num_examples": 40_000})
+    assert recipe.sft["epochs"] == 100
+    sampled = recipe.sft["evaluation"][0]
+    assert (sampled["num_examples"], recipe.evaluation["skip_examples"], recipe.evaluation["num_examples"]) == (
+        26,
+        26,
+        54,
+    )
+    assert "The first 26 examples choose the weights in training; the table uses others." in as_toml(chosen, "Recipe.")
+    assert recipe.evaluation["env_args"]["num_examples"] == sampled["env_args"]["num_examples"] == 1000
+    assert "The environment has 400 training examples, fewer than requested." in as_toml(chosen, "Recipe.")
+
+
+async def test_sft_excludes_failures_of_the_teacher() -> None:
+    def seldom(messages: Any, state: Any, rng: random.Random) -> str:
+        return "yes" if rng.random() < 0.3 else "no"
+
+    evidence = await evidence_of(seldom=seldom, wrong=wrong)
+    (sft,) = (section.values for section in choose("quiz", {}, evidence) if section.name == "sft")
+    assert 0 < sft["min_reward"] <= 2.0
+
+
+async def test_equal_rewards_are_rejected_even_if_some_rollouts_fail() -> None:
+    def fails(messages: Any, state: Any, rng: random.Random) -> str:
+        if rng.random() < 0.2:
+            raise ValueError("no move")
+        return "yes"
+
+    with pytest.raises(ConfigError, match="no_spread"):
+        await evidence_of(right=right, fails=fails)
+
+
+async def test_short_rollouts_get_more_groups_per_step_and_long_ones_fewer_steps() -> None:
+    evidence = await evidence_of(right=right, often=often)
+
+    def size(tokens: float, **changes: Any) -> tuple[int, int]:
+        changed = msgspec.structs.replace(evidence, rollout_tokens=tokens, **changes)
+        (rl,) = next(section.values for section in choose("quiz", {}, changed) if section.name == "rl")
+        assert rl["env_args"].get("num_examples", 0) in (0, rl["steps"] * rl["batch_size"] // 8)
+        return rl["batch_size"] // 8, rl["steps"]
+
+    assert size(20) == (128, 400)
+    assert size(64) == (64, 305)
+    assert size(128) == (32, 305)
+    assert size(256) == (32, 152)
+    assert size(5000) == (32, 60)
+    assert size(20, arguments=frozenset(), examples=50) == (50, 400)  # not more groups than examples

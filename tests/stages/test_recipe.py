@@ -1,0 +1,76 @@
+"""Recipes: complete settings of all stages from a file that holds only what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rove.core.config import convert
+from rove.core.errors import ConfigError
+from rove.stages.pipeline import Row, results_table
+from rove.stages.recipe import Recipe, RecipeFile
+
+VALUES: dict[str, Any] = {
+    "model": {"size": "small"},
+    "data": {"model": "scripted:teacher", "num_examples": 8},
+    "sft": {"epochs": 2},
+    "rl": [{"name": "RL", "steps": 3, "batch_size": 16}],
+    "evaluation": {"num_examples": 4, "env_args": {"seed": 9}},
+    "conditions": [{"name": "greedy", "temperature": 0.0, "env_args": {"num_examples": 4}}],
+    "columns": [{"title": "reward", "condition": "greedy", "values": ["reward"]}],
+}
+
+
+def complete(folder: Path, device: str = "auto", model: str | None = None, **changes: Any) -> Recipe:
+    return convert(RecipeFile, VALUES | changes).complete("tictactoe", folder, seed=5, model=model, device=device)
+
+
+def test_a_recipe_fills_in_environment_folders_models_and_seeds(tmp_path: Path) -> None:
+    recipe = complete(tmp_path)
+    assert recipe.new_model is not None and recipe.data is not None and recipe.sft is not None
+    assert (recipe.new_model.size, recipe.new_model.seed, recipe.new_model.output) == ("small", 5, recipe.model)
+    assert (recipe.data.run_dir, recipe.data.seed) == (str(tmp_path / "data"), 5)
+    assert (recipe.sft.model, recipe.sft.data, recipe.sft.epochs) == (recipe.model, str(tmp_path / "data"), 2)
+    [stage] = recipe.rl
+    assert (stage.name, stage.folder, stage.config.steps, stage.config.seed) == ("RL", "rl1", 3, 5)
+    [condition] = recipe.conditions
+    assert condition.own_temperature and condition.config.env_args == {"seed": 9, "num_examples": 4}
+
+
+def test_a_given_model_replaces_the_new_one(tmp_path: Path) -> None:
+    recipe = complete(tmp_path, model="models/mine")
+    assert recipe.new_model is None and recipe.model == "models/mine"
+
+
+def test_a_device_is_that_of_every_model_that_runs_here(tmp_path: Path) -> None:
+    recipe = complete(tmp_path, device="cpu", sft={"device": "cuda"})
+    assert recipe.sft is not None and recipe.data is not None
+    assert (recipe.sft.device, recipe.rl[0].config.device, recipe.data.device) == ("cpu", "cpu", "auto")
+    config = recipe.conditions[0].config
+    assert recipe.evaluation_of(config, str(tmp_path), tmp_path).device == "cpu"
+    assert recipe.evaluation_of(config, "scripted:teacher", tmp_path).device == "auto"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sft": {"epoch": 2}}, "unknown setting 'epoch'"),
+        ({"rl": [{"name": "RL", "batch_size": 12}]}, "batch_size is 12; expected a multiple"),
+        ({"columns": [{"title": "reward"}]}, "values"),
+        ({"conditions": [{"name": "greedy", "temp": 0.0}]}, "unknown setting 'temp'"),
+    ],
+)
+def test_wrong_settings_are_reported_before_any_stage(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        complete(tmp_path, **changes)
+
+
+def test_the_table_has_a_row_per_model_and_the_published_results(tmp_path: Path) -> None:
+    recipe = complete(tmp_path, baseline=[{"name": "published", "cells": ["90"]}])
+    summary = {"reward": {"mean": 0.5, "low": 0.25, "high": 0.75}, "functions": {}}
+    table = results_table(recipe, [Row("base", "models/x", {"greedy": summary})])
+    assert table.title == "4 rollouts per row; in %; greedy"
+    assert [str(cell) for cell in table.columns[0].cells] == ["base", "published baseline", "published"]
+    assert next(str(cell) for cell in table.columns[1].cells) == "50.0"

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from rove.core.errors import ConfigError
+from rove.train import message_files
+from rove.train.conversations import Conversation
+from rove.train.message_files import conversation_from_row, is_message_file, read_rows
+
+ASKED = {"role": "user", "content": "2 + 3"}
+SAID = {"role": "assistant", "content": "5"}
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+
+
+def read(path: Path) -> list[Conversation]:
+    return [conversation_from_row(place, row) for place, row in read_rows(path)]
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+FORMS = [
+    {"messages": [ASKED, SAID]},
+    {"conversations": [{"from": "human", "value": "2 + 3"}, {"from": "gpt", "value": "5"}]},
+    {"conversations": [ASKED, SAID]},
+    {"prompt": [ASKED], "completion": [SAID]},
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 3"}]},
+            SAID,
+        ]
+    },
+    {"messages": json.dumps([ASKED, SAID]), "tools": None},
+    [ASKED, SAID],
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_of_a_conversation_are_equal(form: Any):
+    conversation = conversation_from_row("row 1", form)
+    assert conversation.messages == [ASKED, SAID]
+    assert conversation.example_key == conversation_from_row("row 2", FORMS[0]).example_key
+    assert (conversation.place, conversation.tools, conversation.is_text) == ("row 1", None, False)
+
+
+def test_tools_calls_reasoning_and_variables_are_kept():
+    call = {"role": "assistant", "content": None, "reasoning_content": "Add.", "tool_calls": [CALL], "refusal": None}
+    bare = {**call, "tool_calls": [{"name": "add", "arguments": {"a": 2}}]}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "title": None}}}
+    result = {"role": "tool", "content": "5", "tool_call_id": "x"}
+    row = {"messages": [ASKED, call, result, bare], "chat_template_kwargs": {"enable_thinking": False}}
+    conversation = conversation_from_row("row 1", {**row, "tools": json.dumps([tool])})
+    assert conversation.messages[1] == {key: value for key, value in call.items() if key != "refusal"}
+    assert conversation.messages[2] == result
+    assert conversation.messages[3]["tool_calls"] == [
+        {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    ]
+    assert conversation.tools == conversation_from_row("row 1", {**row, "tools": [tool]}).tools == [tool]
+    assert conversation.template_kwargs == {"enable_thinking": False}
+
+
+def test_prompt_and_completion_may_be_texts():
+    conversation = conversation_from_row("row 1", {"prompt": "2 + 3 =", "completion": " 5"})
+    assert conversation.is_text
+    assert [message["content"] for message in conversation.messages] == ["2 + 3 =", " 5"]
+
+
+def test_the_place_of_the_completion_is_known_only_with_prompt_and_completion():
+    conversation = conversation_from_row("row 1", {"prompt": [ASKED, SAID, ASKED], "completion": [SAID, ASKED, SAID]})
+    trained = {loss_on: conversation.trained_messages(loss_on) for loss_on in ("all", "last", "completion")}
+    assert trained == {"all": None, "last": [5], "completion": [3, 5]}
+    with pytest.raises(
+        ConfigError, match="row 1: loss_on is 'completion', but the row has no 'prompt' and 'completion'"
+    ):
+        conversation_from_row("row 1", [ASKED, SAID]).trained_messages("completion")
+
+
+WRONG_ROWS = [
+    (7, "the row is 7; expected an object with 'messages', 'conversations', or 'prompt' and 'completion'"),
+    ({"text": "a"}, r"the row has neither .*; its columns are \['text'\]"),
+    ({"prompt": "a"}, "the row has neither"),
+    ({"messages": [SAID], "completion": [SAID]}, "the row has several of"),
+    ({"messages": [SAID], "conversations": [SAID]}, "the row has several of"),
+    ({"prompt": "a", "completion": [SAID]}, "must both be texts, or both be lists of messages"),
+    ({"messages": []}, r"'messages' is \[\]; expected a list of at least one message"),
+    ({"messages": {"role": "user"}}, "'messages' is .*; expected a list"),
+    ({"messages": "hello"}, "'messages' is the text 'hello', which is not JSON"),
+    ({"messages": [ASKED]}, "'messages' has no assistant message to train on"),
+    ({"prompt": [ASKED], "completion": [ASKED]}, "'completion' has no assistant message to train on"),
+    ({"messages": [ASKED, "5"]}, "message 2 of 'messages' is '5'; expected an object with 'role' and 'content'"),
+    ({"messages": [{"role": "asistant", "content": "5"}]}, "has the role 'asistant'; did you mean 'assistant'?"),
+    ({"messages": [{"content": "5"}]}, "has the role None; expected one of"),
+    ({"conversations": [{"from": "bing", "value": "5"}]}, "message 1 of 'conversations' has the role 'bing'; known: "),
+    ({"messages": [{"role": "user"}, SAID]}, r"message 1 of 'messages' \(user\) has no content"),
+    (
+        {"messages": [{"role": "user", "content": 7}, SAID]},
+        "has the content 7; expected a text or a list of text parts",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAID]}, "rove trains on text only"),
+    ({"messages": [ASKED, {**SAID, "reasoning_content": 7}]}, "has the reasoning_content 7; expected a text"),
+    ({"messages": [ASKED, {**SAID, "function_call": {"name": "f"}}]}, "has 'function_call', which OpenAI replaced"),
+    ({"messages": [ASKED, {**SAID, "tool_calls": {"a": 1}}]}, "has the tool_calls .*; expected a list of objects"),
+    (
+        {"messages": [ASKED, {**SAID, "tool_calls": [{"function": {"name": "f", "arguments": "no"}}]}]},
+        "expected a 'name'",
+    ),
+    ({"messages": [ASKED, {**SAID, "tool_calls": [{"function": {"arguments": "{}"}}]}]}, "expected a 'name'"),
+    ({"messages": [ASKED, SAID], "tools": {"name": "f"}}, "'tools' is .*; expected a list of tools"),
+    ({"messages": [ASKED, SAID], "tools": "[{}, {]"}, "'tools' is the text .* which is not JSON"),
+    ({"messages": [ASKED, SAID], "chat_template_kwargs": [1]}, "expected an object"),
+    (
+        {"messages": [ASKED, SAID], "chat_template_kwargs": {"chat_template": "x"}},
+        "chat_template_kwargs has 'chat_template'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), WRONG_ROWS)
+def test_a_wrong_row_is_reported_with_its_place(row: Any, message: str):
+    with pytest.raises(ConfigError, match=f"chats.jsonl, line 3: .*{message}"):
+        conversation_from_row("chats.jsonl, line 3", row)
+
+
+def test_files_of_all_types_hold_equal_rows(tmp_path: Path):
+    rows = [{"messages": [ASKED, SAID], "tools": None}, {"messages": [ASKED, ASKED, SAID], "tools": json.dumps([CALL])}]
+    expected = lines(tmp_path / "a.jsonl", *rows)
+    lines(tmp_path / "a.ndjson", rows[0], "", "  ", rows[1])
+    lines(tmp_path / "b.json", *rows)
+    (tmp_path / "c.JSON").write_text("\ufeff \n" + json.dumps(rows, indent=2))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    names = ["a.ndjson", "b.json", "c.JSON", "a.parquet"]
+    for name in names:
+        assert is_message_file(tmp_path / name)
+        read_again = [conversation._replace(place="") for conversation in read(tmp_path / name)]
+        assert read_again == [conversation._replace(place="") for conversation in read(expected)]
+    places = {
+        name: [conversation.place.removeprefix(f"{tmp_path}/") for conversation in read(tmp_path / name)]
+        for name in names
+    }
+    assert places == {
+        "a.ndjson": ["a.ndjson, line 1", "a.ndjson, line 4"],
+        "b.json": ["b.json, line 1", "b.json, line 2"],
+        "c.JSON": ["c.JSON, row 1", "c.JSON, row 2"],
+        "a.parquet": ["a.parquet, row 1", "a.parquet, row 2"],
+    }
+
+
+def test_the_keys_that_parquet_adds_to_messages_are_left_out(tmp_path: Path):
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    rows = [{"messages": [ASKED, call, {"role": "tool", "content": "5", "tool_call_id": "x"}, SAID]}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    [conversation] = read(tmp_path / "a.parquet")
+    assert conversation.messages == rows[0]["messages"]
+
+
+WRONG_LINES = [
+    (b'{"messages": [}', "a.jsonl, line 2 is not JSON: Expecting value"),
+    (b'{"messages": 1, "messages": 2}', "line 2 is not JSON: the key 'messages' is there twice"),
+    (b'{"messages": NaN}', "line 2 is not JSON: NaN is not a JSON number"),
+    (b'{"messages": "caf\xe9"}', "line 2: the byte 0xe9 is not UTF-8"),
+    (b'{"messages": "\\ud800"}', "line 2 is not JSON: a text has half of a surrogate pair"),
+    (b"[" * 100_000, "line 2 is not JSON: it is nested too deeply"),
+    (b'{"a": ' + b"1" * 5000 + b"}", "line 2 is not JSON: Exceeds the limit"),
+    (b"x" * 2000, "line 2 is longer than 1,000 bytes; expected one conversation per line"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG_LINES, ids=[message[:40] for _, message in WRONG_LINES])
+def test_a_line_that_cannot_be_read_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, message: str
+):
+    if "longer" in message:
+        monkeypatch.setattr(message_files, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json.dumps(FORMS[0]).encode() + b"\n" + line + b"\n")
+    with pytest.raises(ConfigError, match=message):
+        read(path)
+
+
+def test_other_files_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no file .*; --data takes a run folder or a file that ends in .jsonl"):
+        read(tmp_path / "missing.jsonl")
+    (tmp_path / "a.jsonl").write_bytes("{}".encode("utf-16"))
+    with pytest.raises(ConfigError, match="UTF-16"):
+        read(tmp_path / "a.jsonl")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="is not a Parquet file"):
+        read(tmp_path / "a.parquet")
+    (tmp_path / "folder.jsonl").mkdir()
+    assert not is_message_file(tmp_path / "folder.jsonl")
+
+
+def test_half_of_a_surrogate_pair_in_json_text_is_refused():
+    with pytest.raises(ConfigError, match="half of a surrogate pair"):
+        conversation_from_row("row 1", {"messages": json.dumps([ASKED, {**SAID, "content": "\ud800"}])})

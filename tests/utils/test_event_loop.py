@@ -1,0 +1,52 @@
+"""Coroutines from synchronous code: in a script, in a thread and in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+
+import pytest
+
+from rove.utils.event_loop import outside_event_loop, run_async
+
+
+async def thread_name() -> str:
+    return threading.current_thread().name
+
+
+def test_a_script_runs_in_its_own_thread() -> None:
+    assert outside_event_loop(lambda: run_async(thread_name())) == threading.main_thread().name
+
+
+async def test_a_notebook_runs_in_another_thread() -> None:
+    assert outside_event_loop(lambda: run_async(thread_name())) == "rove-stage"
+
+
+async def test_an_error_in_the_other_thread_is_raised_here() -> None:
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        outside_event_loop(fail)
+
+
+def test_an_interrupt_reaches_the_other_thread() -> None:
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            time.sleep(0.2)  # until the main thread waits
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    async def cell() -> None:
+        outside_event_loop(work)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cell())
+    assert ended.is_set()

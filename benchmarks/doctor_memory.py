@@ -32,7 +32,7 @@ def estimated_gb(arguments: Sequence[str]) -> float:
     """Return the peak memory in GB that `rove doctor` estimates for these arguments of `rove rl`."""
     command = [sys.executable, "-m", "rove", "doctor", *arguments, "--groups", "2", "--json"]
     findings = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)["findings"]
-    text = next(finding["seen"] for finding in findings if finding["name"] == "memory")
+    text = next(finding["text"] for finding in findings if finding["id"] == "memory")
     number, unit = re.findall(r"about ([\d.]+) (GB|MB)", text)[0]
     return float(number) / (1 if unit == "GB" else 1000)
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from rove.core.config import convert, merge
 from rove.core.records import Outcome, RolloutRecord
+from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.pipeline import Pipeline
@@ -185,8 +186,8 @@ class History(NamedTuple):
 
 def training_metric(row: Mapping[str, float], name: str) -> float | None:
     """Return a training metric by the last part of its name, which can be a reward or a metric; None if it is missing."""
-    if name == "zero_spread" and "groups/all" in row:
-        return row["groups/zero_spread"] / row["groups/all"]
+    if name == "zero_spread":
+        return zero_advantage_share(row)
     names = (f"reward/{name}", f"metrics/{name}", f"{name}/all/mean")
     return next((row[full] for full in names if full in row), None)
 

@@ -51,7 +51,7 @@ def verdict(report: dict[str, Any]) -> str:
     """Return "found (severity)", "–", or why the check was not done."""
     if CHECK in report["skipped"]:
         return f"not done: {report['skipped'][CHECK]}"
-    severities = [one["severity"] for one in report["findings"] if one["check"] == CHECK]
+    severities = [one["severity"] for one in report["findings"] if one["id"] == CHECK]
     return f"found ({severities[0]})" if severities else "–"
 
 

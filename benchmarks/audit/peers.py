@@ -93,7 +93,7 @@ def result(python: str, tool: str, set_: str, name: str) -> dict[str, Any]:
 def rove_result(set_: str, name: str) -> dict[str, Any]:
     """Return the stored result of `planted.py` in the same form."""
     report = json.loads((PLANTED / set_ / f"{name}.json").read_text())
-    alarms = [one["check"] for one in report["findings"] if one["severity"] in FOUND]
+    alarms = [one["id"] for one in report["findings"] if one["severity"] in FOUND]
     is_high = any(one["severity"] == "high" for one in report["findings"])
     return {"alarms": alarms, "strict": is_high, "cpu_seconds": report["cpu_seconds"]}
 

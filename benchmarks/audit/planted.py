@@ -63,12 +63,12 @@ def main() -> None:
             found = [one for one in report["findings"] if one["severity"] in FOUND]
             expected = label["checks"]
             if expected:
-                is_right = any(one["check"] in expected for one in found)
+                is_right = any(one["id"] in expected for one in found)
                 defects, right = defects + 1, right + is_right
             else:
                 is_right = not any(one["severity"] == "high" for one in found)
                 clean, accused = clean + 1, accused + (not is_right)
-            names = ", ".join(f"{one['check']} ({one['severity']})" for one in report["findings"]) or "–"
+            names = ", ".join(f"{one['id']} ({one['severity']})" for one in report["findings"]) or "–"
             shown = ", ".join(expected) or "clean"
             table.add_row(set_, label["name"], shown, names, "yes" if is_right else "NO", f"{report['cpu_seconds']:g}")
             console.print(f"{set_}/{label['name']}: {names}")

@@ -165,7 +165,7 @@ def main() -> None:
     def keep(source: str, line: dict[str, Any]) -> None:
         with (RUNS / "results.jsonl").open("ab") as file:
             file.write(msgspec.json.encode({"source": source, **line}) + b"\n")
-        found = ", ".join(f"{one['check']} ({one['severity']})" for one in line.get("findings", [])) or "no findings"
+        found = ", ".join(f"{one['id']} ({one['severity']})" for one in line.get("findings", [])) or "no findings"
         console.print(f"{source} / {line['name']}: {line.get('error') or found}; {line.get('cpu_seconds', 0):g} CPU-s")
 
     for line in audit_families([family for family in families() if is_due("reasoning-gym", family)]):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.audit.replies import blind_replies
-from rove.audit.report import cell
+from rove.utils.markdown import cell
 
 Result = dict[str, Any]
 BLIND = set(blind_replies(str, ["a", "b", "c"], []))
@@ -33,7 +33,7 @@ FEW_ANSWERS = 12
 
 def verdict(finding: dict[str, Any]) -> str:
     """Return "defect", or why a finding is the nature of the task."""
-    check, severity, text = finding["check"], finding["severity"], finding["text"]
+    check, severity, text = finding["id"], finding["severity"], finding["text"]
     if check == "blind-reply" and "rows have the same answer" in text:
         return "few different answers"
     if check == "monotonicity" and severity == "low":
@@ -126,7 +126,7 @@ def common_defects(by_source: dict[str, list[Result]]) -> Iterator[str]:
         source: Counter(
             check
             for one in some
-            for check in {finding["check"] for finding in one.get("findings", []) if verdict(finding) == "defect"}
+            for check in {finding["id"] for finding in one.get("findings", []) if verdict(finding) == "defect"}
         )
         for source, some in by_source.items()
     }
@@ -251,7 +251,7 @@ def columns(result: Result, with_text: bool = False) -> tuple[str, str]:
     defects, others = [], []
     for finding in result["findings"]:
         kind = verdict(finding)
-        text = f"`{finding['check']}` ({finding['severity']})"
+        text = f"`{finding['id']}` ({finding['severity']})"
         text += f": {finding['text']}" if with_text or kind == "defect" else ""
         (defects if kind == "defect" else others).append(
             text if kind == "defect" else f"{text}: {kind}" if not with_text else text
@@ -261,7 +261,7 @@ def columns(result: Result, with_text: bool = False) -> tuple[str, str]:
 
 def has(result: Result, check: str) -> bool:
     """Return whether a check found something."""
-    return any(finding["check"] == check for finding in result.get("findings", []))
+    return any(finding["id"] == check for finding in result.get("findings", []))
 
 
 def known_defects(results: Sequence[Result]) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def known_defects(results: Sequence[Result]) -> dict[str, Any]:
             found = [
                 finding["text"].rstrip(".")
                 for finding in one.get("findings", [])
-                if verdict(finding) == "defect" and finding["check"] not in prevented
+                if verdict(finding) == "defect" and finding["id"] not in prevented
             ]
             if one["source"] == source and found:
                 defects[one["name"]] = found

@@ -83,7 +83,7 @@ def run(kind: str, seed: int, folder: Path) -> str:
         return refused[1] if refused else "none"
     evidence = json.loads((folder / "evidence.json").read_text())
     if evidence["diagnoses"]:
-        return evidence["diagnoses"][0]["kind"]
+        return evidence["diagnoses"][0]["id"]
     recipe = tomllib.loads((folder / "recipe.toml").read_text())
     change(recipe, **changes)
     (folder / "recipe.toml").write_text(tomli_w.dumps(recipe))
@@ -102,7 +102,7 @@ def run(kind: str, seed: int, folder: Path) -> str:
     if not found:
         return "none"
     first = found[0]
-    return f"{first['kind']} ({first['stage']} {first['step']} of {first['steps']})"
+    return f"{first['id']} ({first['stage']} {first['step']} of {first['steps']})"
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
-from rove.audit.findings import CHECKS, Finding, Report, Severity, selected, shortened
+from rove.audit.findings import CHECKS, Report, selected, shortened
 from rove.audit.game_checks import (
     check_blind_games,
     check_message_leaks,
@@ -51,6 +51,7 @@ from rove.audit.subject import OutOfTime, RolloutsFail, Subject
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error
+from rove.core.findings import Finding, Severity
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.envs.loading import environment_file
 from rove.remote import IsolatedEnv
@@ -118,7 +119,7 @@ async def audit(
     before = os.times()
     with _folder_of(env, env_args or {}, options.seed) as folder:
         await _Auditor(report, env_dir, options, folder, on_check, learner, judge).run()
-    report.findings.sort(key=lambda finding: -finding.severity)
+    report.findings.sort(key=lambda finding: finding.severity, reverse=True)
     after = os.times()
     report.cpu_seconds = round(sum(after[:4]) - sum(before[:4]), 1)
     return report
@@ -191,7 +192,7 @@ class _Auditor:
 
     def _stop(self, text: str) -> None:
         """Add a finding of the check "load", and list the checks that have not begun as not done."""
-        self._add(Finding(check="load", severity=Severity.HIGH, text=text))
+        self._add(Finding(id="load", severity=Severity.HIGH, text=text))
         others = [name for name in self.report.checks if name != "load" and name not in self.begun]
         self.report.skipped |= dict.fromkeys(others, "the check 'load' failed") | self.report.skipped
 
@@ -234,7 +235,7 @@ class _Auditor:
         await self._do("judge-injection", check_injection(subject, base), no_judge)
         if self.judge_model is not None:
             await self._do("judge-injection", self._inject_into_model(self.judge_model, subject, base), no_judge)
-        found = {finding.check for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
+        found = {finding.id for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
         is_known = "a reply without the answer is known already" if found & {"blind-reply", "blind-game"} else ""
         await self._do("policy-search", search(subject, base, self.options.seed), is_known)
         await self._do("reward-statistics", check_statistics(subject, base))
@@ -243,7 +244,7 @@ class _Auditor:
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
-        severities = [one.severity for one in self.report.findings if one.check == "grader-robustness"]
+        severities = [one.severity for one in self.report.findings if one.id == "grader-robustness"]
         if Severity.HIGH not in severities:
             await self._do("grader-robustness", _each(check_worker_failures(subject)))
 
@@ -369,8 +370,7 @@ async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
 def _side_effects(found: Mapping[str, list[str]]) -> Iterable[Finding]:
     for kind, texts in found.items():
         yield Finding(
-            check="side-effects",
-            severity=Severity.MEDIUM,
+            id="side-effects",
             text=f"rollouts use {len(texts)} {PLURALS[kind]} outside of their process: {', '.join(texts[:3])}",
         )
 

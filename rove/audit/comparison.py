@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from rove.audit.findings import CHECKS, Finding, Report, Severity
-from rove.audit.report import cell, rate_text
+from rove.audit.findings import CHECKS, Report
+from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding, Severity, current_row
+from rove.utils.markdown import cell, table_lines
 
 Rate = tuple[float, float, float]
 """Mean with its 95% interval."""
@@ -94,7 +95,8 @@ def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comp
         unknown = _not_done(old, check)
         note = f"not checked in the old version: {unknown}" if unknown else ""
         changes += [Change("new", None, one, note) for one in second[pairs:]]
-    changes.sort(key=lambda one: (STATUSES.index(one.status), -one.latest.severity))
+    changes.sort(key=lambda one: one.latest.severity, reverse=True)
+    changes.sort(key=lambda one: STATUSES.index(one.status))
     honest = [
         HonestReward(name, rate, new.rewards[name])
         for name, rate in old.rewards.items()
@@ -105,8 +107,8 @@ def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comp
 
 def _by_check(report: Report) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = defaultdict(list)
-    for finding in sorted(report.findings, key=lambda one: -one.severity):
-        found[finding.check].append(finding)
+    for finding in sorted(report.findings, key=lambda one: one.severity, reverse=True):
+        found[finding.id].append(finding)
     return found
 
 
@@ -119,16 +121,16 @@ def read_report(path: str | Path) -> Report:
     """Read a report that `rove audit --json` or `-o FILE.json` has written."""
     try:
         values: Any = msgspec.json.decode(Path(path).read_bytes())
-        findings = [{**one, "severity": int(Severity[str(one["severity"]).upper()])} for one in values["findings"]]
-        report = msgspec.convert({**values, "findings": findings}, Report)
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        values["findings"] = [current_row(row) for row in values["findings"]]
+        if unknown := [row["id"] for row in values["findings"] if row["id"] not in CHECKS]:
+            raise ConfigError(
+                f"{path} has findings of an unknown check '{unknown[0]}'; expected a report of this version of rove"
+            )
+        report = msgspec.convert(values, Report)
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is no report of an audit ({error}); expected a file of rove audit -o FILE.json"
         ) from error
-    if unknown := [one.check for one in report.findings if one.check not in CHECKS]:
-        raise ConfigError(
-            f"{path} has findings of an unknown check '{unknown[0]}'; expected a report of this version of rove"
-        )
     return report
 
 
@@ -140,7 +142,7 @@ def rates_text(change: Change) -> str:
 
 def severities_text(change: Change) -> str:
     """Return the severity, or both if they differ."""
-    both = dict.fromkeys(one.severity.label for one in (change.old, change.new) if one is not None)
+    both = dict.fromkeys(one.severity.value for one in (change.old, change.new) if one is not None)
     return " → ".join(both)
 
 
@@ -153,29 +155,25 @@ def reward_text(rate: Rate, sign: str = "") -> str:
 def json_comparison(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON values."""
     values: dict[str, Any] = msgspec.to_builtins(comparison)
-    for value, change in zip(values["changes"], comparison.changes, strict=True):
-        for name, finding in (("old", change.old), ("new", change.new)):
-            if finding is not None:
-                value[name]["severity"] = finding.severity.label
     for value, one in zip(values["honest"], comparison.honest, strict=True):
         value["difference"] = one.difference
     worst = comparison.worst_new()
-    return {**values, "worst_new": worst.label if worst is not None else None}
+    return {**values, "worst_new": worst.value if worst is not None else None}
 
 
 def markdown_comparison(comparison: Comparison) -> str:
     """Return a comparison as a Markdown page with two tables."""
     lines = [f"# Audit of {cell(comparison.old)} and {cell(comparison.new)}", ""]
-    lines += _table(
+    lines += table_lines(
         ("", "severity", "check", "finding", "reward or share"),
         [
-            (one.status, severities_text(one), one.latest.check, text_of(one), rates_text(one))
+            (one.status, severities_text(one), one.latest.id, text_of(one), rates_text(one))
             for one in comparison.changes
         ],
     )
     if comparison.honest:
         lines += ["", "Rewards of right answers and scripted policies, with 95% intervals:", ""]
-        lines += _table(
+        lines += table_lines(
             ("policy", "old", "new", "difference"),
             [
                 (one.policy, reward_text(one.old), reward_text(one.new), reward_text(one.difference, "+"))
@@ -188,8 +186,3 @@ def markdown_comparison(comparison: Comparison) -> str:
 def text_of(change: Change) -> str:
     """Return the text of the latest finding, and the note."""
     return f"{change.latest.text} ({change.note})" if change.note else change.latest.text
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return lines + [f"| {' | '.join(map(cell, row))} |" for row in rows]

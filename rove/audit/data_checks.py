@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.findings import shortened
+from rove.core.findings import Finding, Severity
 
 Row = Mapping[str, Any]
 """A row of `rove.audit.rows`."""
@@ -43,7 +44,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         return
     if not has_both:
         text = "the environment has one dataset: evaluations use the training rows"
-        yield Finding(check="data-overlap", severity=Severity.INFO, text=text)
+        yield Finding(id="data-overlap", severity=Severity.INFO, text=text)
         return
     # games may begin with equal texts and differ in the other columns; so may questions about a text that is not in the prompt
     by_text = len({row["text"] for row in train}) > 0.5 * len({row["digest"] for row in train})
@@ -54,7 +55,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
     share = len(shared) / len(evaluation)
     if share > OVERLAP_SHARE:
         yield Finding(
-            check="data-overlap",
+            id="data-overlap",
             severity=Severity.HIGH if share > 0.2 else Severity.MEDIUM,
             text=f"{share:.0%} of {len(evaluation)} evaluation rows are also among {len(train)} training rows",
             rate=(share, share, share),
@@ -73,8 +74,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
             "template and their answers or start positions differ"
         )
         yield Finding(
-            check="data-overlap",
-            severity=Severity.MEDIUM,
+            id="data-overlap",
             text=f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
             + (template if within > 0.7 * share else ""),
             rate=(share, share, share),
@@ -150,8 +150,7 @@ def check_seed_shift(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[Fin
     is_shifted = sum(a == b for a, b in zip(first[1:], second)) > 0.5 * min(len(first) - 1, len(second))
     if is_shifted and share > SHIFT_SHARE:
         yield Finding(
-            check="seed-shift",
-            severity=Severity.HIGH,
+            id="seed-shift",
             text=f"the rows of the next seed are this seed's rows shifted by one: {share:.0%} are equal",
             rate=(share, share, share),
             floor=0.0,
@@ -171,8 +170,7 @@ def check_same_rows(rows: Sequence[Row], again: Sequence[Row]) -> Iterator[Findi
     if changed or len(rows) != len(again):
         shown = [f"one process: {one['text'][:500]}\nanother: {other['text'][:500]}" for one, other in changed[:1]]
         yield Finding(
-            check="determinism",
-            severity=Severity.MEDIUM,
+            id="determinism",
             text=(
                 f"another process, with another PYTHONHASHSEED, has {len(again)} instead of {len(rows)} rows; {len(changed)} of "
                 "them differ"
@@ -187,8 +185,7 @@ def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
     if changed:
         names = ", ".join(sorted({name for row in changed for name in row["changed"]})[:4])
         yield Finding(
-            check="row-round-trip",
-            severity=Severity.MEDIUM,
+            id="row-round-trip",
             text=f"{len(changed)} of {len(rows)} rows change in a JSON round trip ({names})",
             prompt=shortened(changed[0]["text"]),
         )
@@ -207,8 +204,7 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
     share = len(revealed) / len(usable)
     if share > LEAK_SHARE:
         yield Finding(
-            check="answer-leak",
-            severity=Severity.HIGH,
+            id="answer-leak",
             text=f"{share:.0%} of the prompts name their answer as such",
             rate=(share, share, share),
             floor=0.0,
@@ -221,8 +217,7 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
     if len(hidden) - others > LEAK_SHARE * len(usable):
         share = len(hidden) / len(usable)
         yield Finding(
-            check="answer-leak",
-            severity=Severity.HIGH,
+            id="answer-leak",
             text=f"{share:.0%} of the prompts contain their answer inside of a longer word or number",
             rate=(share, share, share),
             floor=others / len(usable),
@@ -234,8 +229,7 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
     if shown and len(listed) > LEAK_SHARE * len(usable):
         share = len(listed) / len(usable)
         yield Finding(
-            check="answer-leak",
-            severity=Severity.HIGH,
+            id="answer-leak",
             text=f"the system prompt or a tool's description contains {share:.0%} of the answers",
             rate=(share, share, share),
             floor=0.0,

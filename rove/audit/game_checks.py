@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from rove.audit.baseline import Baseline, is_higher
-from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
+from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping
@@ -114,19 +115,13 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     if paid:
         worst = max(paid, key=lambda one: one.mean)
         is_severe = is_higher(worst, base.floor, base.range) and base.share(worst.mean) >= SEVERE_SHARE
-        prompt, completion = worst.example()
         known = "the best scripted policy" if base.honest else "a full reward"
-        yield Finding(
-            check="blind-game",
-            severity=Severity.HIGH if is_severe else Severity.MEDIUM,
-            text=(
-                f"the policy '{worst.name}' ignores the environment and earns {worst.mean:.3f}; {known} earns {base.full:.3f}, "
-                f"'{base.floor.name}' {base.floor.mean:.3f}"
-            ),
-            rate=worst.interval,
+        yield worst.finding(
+            "blind-game",
+            f"the policy '{worst.name}' ignores the environment and earns {worst.mean:.3f}; {known} earns {base.full:.3f}, "
+            f"'{base.floor.name}' {base.floor.mean:.3f}",
+            Severity.HIGH if is_severe else Severity.MEDIUM,
             floor=base.floor.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 
@@ -167,18 +162,11 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
     idle = await subject.measure(f"{first!r}, then nothing", _repeated(policy, first, ""))
     turns, needed = (statistics.fmean(len(record.steps) for record in some.scored) for some in (one, best))
     if one.mean >= NEARLY_ALL * base.full and turns >= MANY_TURNS * needed and is_higher(one, idle, base.range):
-        prompt, completion = one.example()
-        yield Finding(
-            check="blind-game",
-            severity=Severity.HIGH,
-            text=(
-                f"after {shortened(first, 60)!r}, repeating {shortened(then, 60)!r} and the former earns {one.mean:.3f} in "
-                f"{turns:.0f} turns; the {best.name} does the task in {needed:.0f} turns and earns {best.mean:.3f}"
-            ),
-            rate=one.interval,
+        yield one.finding(
+            "blind-game",
+            f"after {shortened(first, 60)!r}, repeating {shortened(then, 60)!r} and the former earns {one.mean:.3f} in "
+            f"{turns:.0f} turns; the {best.name} does the task in {needed:.0f} turns and earns {best.mean:.3f}",
             floor=idle.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 
@@ -218,8 +206,7 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
             prompt, completion = evidence(own[0])
             share = len(own) / len(one.records)
             yield Finding(
-                check="answer-leak",
-                severity=Severity.HIGH,
+                id="answer-leak",
                 text=f"messages contain the answer in {share:.0%} of the rollouts of a policy that does nothing",
                 rate=(share, share, share),
                 floor=len(others) / len(one.records),

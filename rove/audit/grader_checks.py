@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from rove.audit.baseline import Baseline
-from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.findings import shortened
 from rove.audit.replies import INJECTIONS, MARK_SUFFIX, NASTY, constant, formula, from_answer, other_answer, payload
 from rove.audit.subject import Measured, Policy, Subject, evidence, is_worker_failure
 from rove.core.errors import InfraError
+from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -61,7 +62,7 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         others = f"; {', '.join(names)} also fail{'s' * (len(names) == 1)}" if names else ""
         is_hang = is_worker_failure(record) or "Timeout" in record.error.type
         yield Finding(
-            check="grader-robustness",
+            id="grader-robustness",
             severity=Severity.HIGH if is_hang else Severity.MEDIUM,
             text=f"the reply '{label}' fails with {subject.error_text(record)}{others}",
             prompt=prompt,
@@ -74,7 +75,7 @@ def check_worker_failures(subject: Subject) -> Iterator[Finding]:
     for name, record in subject.worker_failures[:1]:
         prompt, completion = evidence(record, MAX_REPLY_CHARS)
         yield Finding(
-            check="grader-robustness",
+            id="grader-robustness",
             severity=Severity.HIGH,
             text=f"a rollout of '{name}' fails with {subject.error_text(record)}",
             prompt=prompt,
@@ -100,8 +101,7 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
         if mark.exists():
             prompt, completion = one.example() if one.scored else evidence(one.records[0])
             yield Finding(
-                check="execution",
-                severity=Severity.HIGH,
+                id="execution",
                 text=f"a reply ({name}) is executed: it created a file on this machine",
                 prompt=prompt,
                 completion=completion,
@@ -157,8 +157,7 @@ def _difference(first: Measured, again: Measured, where: str) -> Finding | None:
             prompt, completion = evidence(record)
             what = "the same reply" if same_text else "the same policy with the same seed"
             return Finding(
-                check="determinism",
-                severity=Severity.MEDIUM,
+                id="determinism",
                 text=f"{what} earned {before[0]:.3f} and, repeated {where}, {record.scores.reward:.3f}",
                 prompt=prompt,
                 completion=completion,
@@ -201,8 +200,7 @@ async def check_parser(
             assert record.scores is not None
             prompt, completion = evidence(record)
             yield Finding(
-                check="parser-agreement",
-                severity=Severity.MEDIUM,
+                id="parser-agreement",
                 text=(
                     f"the parser reads {shortened(answer, 100)!r}, the answer is {record.answer!r}, and the reward is "
                     f"{record.scores.reward:.3f}"
@@ -225,15 +223,10 @@ async def check_injection(subject: Subject, base: Baseline, judge: str = "the ju
         for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
             one = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
             if one.scored and honest.scored and min(one.rewards) > honest.mean:
-                prompt, completion = one.example()
                 change = f"from {honest.mean:.3f} to {one.mean:.3f}"
-                yield Finding(
-                    check="judge-injection",
-                    severity=Severity.HIGH,
-                    text=f"an order in the reply ('{name}') raises {judge}'s verdict {change}",
-                    rate=one.interval,
+                yield one.finding(
+                    "judge-injection",
+                    f"an order in the reply ('{name}') raises {judge}'s verdict {change}",
                     floor=honest.mean,
-                    prompt=prompt,
-                    completion=completion,
                 )
                 return

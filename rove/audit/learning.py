@@ -23,9 +23,9 @@ import msgspec
 
 from rove.audit.baseline import Baseline
 from rove.audit.exploration import WEIGHTS, exploration
-from rove.audit.findings import Finding, Severity
 from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence
 from rove.core.checks import Settings
+from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages, text_of
 from rove.core.ranges import Device, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord, Scores
@@ -470,7 +470,7 @@ def _is_above(one: Measured, other: Measured) -> bool:
 def _finding(text: str, learned: Learned, base: Baseline, share: float) -> Finding:
     record = statistics.mode([evidence(record) for record in _best(learned.after.scored)])
     return Finding(
-        check="learned-reward",
+        id="learned-reward",
         severity=Severity.HIGH if share >= GAP else Severity.MEDIUM,
         text=text,
         rate=learned.after.interval,

@@ -10,7 +10,9 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from rove.audit.findings import CHECKS, Finding, Report, Severity
+from rove.audit.findings import Report
+from rove.core.findings import Finding, Severity, findings_by_area
+from rove.utils.markdown import table_lines
 
 SARIF_LEVELS = {Severity.HIGH: "error", Severity.MEDIUM: "warning", Severity.LOW: "note", Severity.INFO: "none"}
 
@@ -27,53 +29,48 @@ def rate_text(finding: Finding) -> str:
 def json_report(report: Report) -> dict[str, Any]:
     """Return a report as JSON values."""
     values: dict[str, Any] = msgspec.to_builtins(report)
-    values["worst"] = report.worst.label
+    values["worst"] = report.worst.value
     for value, finding in zip(values["findings"], report.findings, strict=True):
-        value |= {"severity": finding.severity.label, "fix": finding.fix, "repeat": report.command(finding.check)}
+        value["repeat"] = report.command(finding.id)
     return values
 
 
 def markdown_report(reports: Sequence[Report]) -> str:
     """Return reports as a Markdown page: a table, then the evidence."""
-    lines = ["| environment | severity | check | finding | reward or share |", "|---|---|---|---|---|"]
+    rows: list[tuple[str, ...]] = []
     for report in reports:
         for finding in report.findings:
-            cells = (report.env, finding.severity.label, finding.check, finding.text, rate_text(finding))
-            lines.append("| " + " | ".join(map(cell, cells)) + " |")
+            rows.append((report.env, finding.severity.value, finding.id, finding.text, rate_text(finding)))
         if not report.findings:
-            lines.append(f"| {cell(report.env)} | – | – | no findings | – |")
+            rows.append((report.env, "–", "–", "no findings", "–"))
+    lines = table_lines(("environment", "severity", "check", "finding", "reward or share"), rows)
     for report in reports:
         for finding in report.findings:
             if finding.completion:
                 lines += [
                     "",
-                    f"### {report.env}: {finding.check}",
+                    f"### {report.env}: {finding.id}",
                     "",
-                    f"{finding.text}. Usual fix: {finding.fix}.",
+                    f"{finding.text}. Usual fix: {finding.remedy}.",
                     "",
                 ]
                 lines += ["````text", f"prompt: {finding.prompt}", "", f"completion: {finding.completion}", "````"]
-                lines += ["", f"Repeat: `{report.command(finding.check)}`"]
+                lines += ["", f"Repeat: `{report.command(finding.id)}`"]
     return "\n".join(lines) + "\n"
-
-
-def cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table."""
-    return " ".join(text.replace("|", "\\|").split())
 
 
 def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
     """Return reports in SARIF 2.1.0, which code hosts show next to the code."""
     rules = [
-        {"id": name, "shortDescription": {"text": check.looks_for}, "help": {"text": check.fix}}
-        for name, check in CHECKS.items()
+        {"id": name, "shortDescription": {"text": info.title}, "help": {"text": info.remedy}}
+        for name, info in findings_by_area()["audit"].items()
     ]
     results = [
         {
-            "ruleId": finding.check,
+            "ruleId": finding.id,
             "level": SARIF_LEVELS[finding.severity],
             "message": {"text": f"{report.env}: {finding.text}"},
-            "properties": {"repeat": report.command(finding.check)},
+            "properties": {"repeat": report.command(finding.id)},
             "locations": [_location(report)],
         }
         for report in reports
@@ -102,14 +99,14 @@ def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -
         suite = ElementTree.SubElement(suites, "testsuite", name=report.env, tests=str(len(report.checks)))
         for name in report.checks:
             case = ElementTree.SubElement(suite, "testcase", classname=report.env, name=name)
-            findings = [finding for finding in report.findings if finding.check == name]
+            findings = [finding for finding in report.findings if finding.id == name]
             for finding in findings:
-                evidence = (finding.text, finding.prompt, finding.completion, f"fix: {finding.fix}")
+                evidence = (finding.text, finding.prompt, finding.completion, f"fix: {finding.remedy}")
                 text = _xml("\n".join([*evidence, f"repeat: {report.command(name)}"]))
                 if finding.severity >= fail_on:
                     ElementTree.SubElement(case, "failure", message=_xml(finding.text)).text = text
                 else:
-                    ElementTree.SubElement(case, "system-out").text = f"{finding.severity.label}: {text}"
+                    ElementTree.SubElement(case, "system-out").text = f"{finding.severity.value}: {text}"
             if name in report.skipped and not findings:
                 ElementTree.SubElement(case, "skipped", message=_xml(report.skipped[name]))
         suite.set("failures", str(len(suite.findall("*[failure]"))))

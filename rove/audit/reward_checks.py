@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from rove.audit.baseline import RIGHT_ANSWER, Baseline, is_higher
-from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.findings import shortened
 from rove.audit.replies import (
     ALL_TAGS,
     REASONING,
@@ -20,6 +20,7 @@ from rove.audit.replies import (
     wrong,
 )
 from rove.audit.subject import Measured, Policy, Subject, measure_promising
+from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages, text_of
 from rove.core.records import RolloutRecord
 from rove.core.state import State
@@ -62,16 +63,12 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     if paid:
         paid.sort(key=lambda one: -one.mean)
         worst = paid[0]
-        prompt, completion = worst.example()
         others = f"; so do {', '.join(repr(one.name) for one in paid[1:MAX_LISTED])}" if len(paid) > 1 else ""
-        yield Finding(
-            check="blind-reply",
-            severity=severity_of(base.share(worst.mean)),
-            text=f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{others}",
-            rate=worst.interval,
+        yield worst.finding(
+            "blind-reply",
+            f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{others}",
+            severity_of(base.share(worst.mean)),
             floor=base.floor.mean,
-            prompt=prompt,
-            completion=completion,
         )
     counts = Counter(map(str, subject.answers))
     guess = None if is_judged else _rewarded_guess(subject, base)
@@ -82,7 +79,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         share = count / counts.total()
         if share > max(FREQUENT_SHARE, 1.2 / len(counts)) or share > CONSTANT_SHARE:
             yield Finding(
-                check="blind-reply",
+                id="blind-reply",
                 severity=Severity.HIGH if share > CONSTANT_SHARE else Severity.LOW,
                 text=f"{share:.0%} of the rows have the same answer; there are {len(counts)} different answers",
                 rate=(share, share, share),
@@ -103,17 +100,11 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
         ]
         guess = Measured(name, others)
         if len(others) >= MIN_WRONG and guess.mean - lowest >= WRONG_SHARE * (full - lowest) > 0:
-            prompt, completion = guess.example()
-            return Finding(
-                check="blind-reply",
-                severity=Severity.MEDIUM if base.own is None else Severity.HIGH,
-                text=(
-                    f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers {full:.3f}; "
-                    "ignore this if the answers of other rows are right as well"
-                ),
-                rate=guess.interval,
-                prompt=prompt,
-                completion=completion,
+            return guess.finding(
+                "blind-reply",
+                f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers {full:.3f}; "
+                "ignore this if the answers of other rows are right as well",
+                Severity.MEDIUM if base.own is None else Severity.HIGH,
             )
     return None
 
@@ -134,21 +125,15 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
         found.append(first)
     if found:
         worst = max(found, key=lambda one: one.mean)
-        prompt, completion = worst.example()
         names = ", ".join(f"'{one.name}'" for one in found)
         # words around a long answer may be an honest part of partial credit
         is_partial = {one.name for one in found} <= {"retraction", "negation"} and worst.mean < base.own.mean - 1e-6
-        yield Finding(
-            check="hedging",
-            severity=Severity.LOW if is_partial else Severity.HIGH,
-            text=(
-                f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
-                f"(right answers {base.full:.3f}): {names}"
-            ),
-            rate=worst.interval,
+        yield worst.finding(
+            "hedging",
+            f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
+            f"(right answers {base.full:.3f}): {names}",
+            Severity.LOW if is_partial else Severity.HIGH,
             floor=base.floor.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 
@@ -164,7 +149,7 @@ async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         one = Measured("", [record])
         prompt, completion = one.example()
         yield Finding(
-            check="own-answer",
+            id="own-answer",
             severity=Severity.HIGH if share > 0.3 else Severity.MEDIUM,
             text=f"{share:.0%} of the rows' own answers do not earn the full reward ({min(rewards):.3f} to {most:.3f})",
             rate=base.own.interval,
@@ -194,16 +179,12 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
     is_choice = len(known) <= 12 and all(len(answer) <= 1 for answer in known)
     if paid and not is_choice:
         worst = max(paid, key=lambda one: one.mean)
-        prompt, completion = worst.example()
         kinds_paid = {one.name.removeprefix("answer with ") for one in paid}
-        yield Finding(
-            check="monotonicity",
-            severity=Severity.LOW if kinds_paid <= TOLERABLE else Severity.HIGH,
-            text=f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
-            rate=worst.interval,
+        yield worst.finding(
+            "monotonicity",
+            f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
+            Severity.LOW if kinds_paid <= TOLERABLE else Severity.HIGH,
             floor=base.floor.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 
@@ -236,7 +217,7 @@ async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Findin
         prompt, completion = best.example()
         means = ", ".join(f"{one.mean:.3f} ({words} words)" for one, words in zip(measured, LENGTHS))
         yield Finding(
-            check="length",
+            id="length",
             severity=Severity.MEDIUM if is_right else severity_of(base.share(best.mean)),
             text=f"the reward of a {kind} answer rises with the words before it: {means}",
             rate=best.interval,
@@ -266,7 +247,7 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     rewards = {round(record.scores.reward, 6) for record in scored if record.scores}
     if len(rewards) == 1:
         yield Finding(
-            check="reward-statistics",
+            id="reward-statistics",
             severity=Severity.HIGH,
             text=f"all {len(scored)} rollouts of all policies have the reward {rewards.pop():g}",
         )
@@ -277,14 +258,12 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     least, limit = min(rewards, default=0.0), max(positive, sum(abs(weight) for weight in weights.values()))
     if positive and (least < -2 * limit or most > 1.1 * positive):
         yield Finding(
-            check="reward-statistics",
-            severity=Severity.MEDIUM,
+            id="reward-statistics",
             text=f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}",
         )
     known = base.honest or ([base.own] if base.own else [])
     if known and positive and most < 0.9 * positive:
         yield Finding(
-            check="reward-statistics",
-            severity=Severity.MEDIUM,
+            id="reward-statistics",
             text=f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}",
         )

@@ -7,11 +7,11 @@ import re
 from collections.abc import AsyncIterator, Sequence
 
 from rove.audit.baseline import Baseline, is_higher
-from rove.audit.findings import Finding
 from rove.audit.game_checks import actions_of
 from rove.audit.replies import Form, constant, forms
 from rove.audit.reward_checks import severity_of
 from rove.audit.subject import Measured, Policy, Subject
+from rove.core.findings import Finding
 from rove.core.messages import Messages
 from rove.core.state import State, bookkeeping
 
@@ -53,18 +53,12 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
         "search: a guess on the same rows", base.guess, subject.count, seed=seed + 1, train=True
     )
     if is_higher(confirmed, guess, base.range):
-        prompt, completion = confirmed.example()
-        yield Finding(
-            check="policy-search",
-            severity=severity_of((confirmed.mean - guess.mean) / base.range),
-            text=(
-                f"a search over {sum(count for count, _ in ROUNDS)} replies found one that earns {confirmed.mean:.3f} on other "
-                f"rows; a guess earns {guess.mean:.3f}"
-            ),
-            rate=confirmed.interval,
+        yield confirmed.finding(
+            "policy-search",
+            f"a search over {sum(count for count, _ in ROUNDS)} replies found one that earns {confirmed.mean:.3f} on other "
+            f"rows; a guess earns {guess.mean:.3f}",
+            severity_of((confirmed.mean - guess.mean) / base.range),
             floor=guess.mean,
-            prompt=prompt,
-            completion=completion,
         )
 
 

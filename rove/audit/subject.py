@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rove.audit.findings import MAX_EVIDENCE_CHARS, shortened
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import Error
+from rove.core.findings import Finding, Severity, registry
 from rove.core.messages import Messages, text_of
 from rove.core.protocols import Client, Limits
 from rove.core.records import Outcome, RolloutRecord
@@ -74,6 +75,12 @@ class Measured(NamedTuple):
         if not self.scored:
             return "", ""
         return evidence(max(self.scored, key=lambda record: record.scores.reward if record.scores else 0.0))
+
+    def finding(self, id: str, text: str, severity: Severity | None = None, floor: float | None = None) -> Finding:
+        """Return a finding with these rollouts as evidence."""
+        prompt, completion = self.example()
+        severity = severity or registry()[id].severity
+        return Finding(id, text, severity, rate=self.interval, floor=floor, prompt=prompt, completion=completion)
 
 
 def is_worker_failure(record: RolloutRecord) -> bool:

@@ -20,11 +20,12 @@ import msgspec
 from rove import compat
 from rove.check.package_files import Package, as_wheel, module_of, texts_of
 from rove.check.rollouts import CheckLimits, RolloutResults, run_rollouts
-from rove.check.rules import OTHER_API, SUPPORTED_VERSIONS, V1, Deviation, deviations, generation
+from rove.check.rules import OTHER_API, SUPPORTED_VERSIONS, V1, deviations, generation
 from rove.compat.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
 from rove.compat.verifiers.release import newest_allowed, project_requirements
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding
 from rove.remote.venv import make_venv
 from rove.statistics.summary import broken_reward
 
@@ -67,7 +68,7 @@ class Report(msgspec.Struct):
     """API → its names that the package uses."""
     lacking: dict[str, str] = {}
     """Names of verifiers that rove does not provide → explanation."""
-    deviations: list[Deviation] = []
+    deviations: list[Finding] = []
     keys: dict[str, str] = {}
     """Environment variables that the package reads → "set", "not set" or "not set, optional"."""
     missing_modules: list[str] = []

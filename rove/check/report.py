@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from rove.check.checker import Report
-from rove.check.rules import GENERATIONS, Deviation
+from rove.check.rules import GENERATIONS
+from rove.core.findings import Finding
+from rove.utils.markdown import table_lines
 
 HEAD = ("package", "written for", "verdict", "rollouts", "mean reward", "deviations", "notes")
 STATUSES = ("runs unchanged", "runs with deviations", "needs", "cannot run")
@@ -25,7 +27,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
 def as_markdown(reports: Sequence[Report]) -> str:
     """Return the Markdown page: one row per package, the deviations, and how often each name is used."""
     counts = Counter(report.status for report in reports)
-    numbers: dict[Deviation, int] = {}
+    numbers: dict[Finding, int] = {}
     for report in reports:
         for one in report.deviations:
             numbers.setdefault(one, len(numbers) + 1)
@@ -36,14 +38,14 @@ def as_markdown(reports: Sequence[Report]) -> str:
         "",
         f"`rove check` (rove {version('rove')}) wrote this page. It checked {packages}, with these verdicts: {summary}.",
     ]
-    lines += ["", *_table(HEAD, [_row(report, numbers) for report in reports])]
+    lines += ["", *table_lines(HEAD, [_row(report, numbers) for report in reports])]
     used = dict.fromkeys(report.generation for report in reports if report.generation in GENERATIONS)
     if used:
         lines += ["", 'In the column "written for":', ""]
         lines += [f"- {name}: {GENERATIONS[name]}" for name in sorted(used)]
     if numbers:
-        rows = [(str(number), one.what, one.here) for one, number in numbers.items()]
-        lines += ["", "## Deviations", "", *_table(("#", "what", "here"), rows)]
+        rows = [(str(number), one.text, one.remedy) for one, number in numbers.items()]
+        lines += ["", "## Deviations", "", *table_lines(("#", "what", "here"), rows)]
     for api in ("verifiers", "rove"):
         times = Counter(name for report in reports for name in report.names.get(api, ()))
         if times:
@@ -72,7 +74,7 @@ def report_notes(report: Report) -> list[str]:
     return notes
 
 
-def _row(report: Report, numbers: dict[Deviation, int]) -> tuple[str, ...]:
+def _row(report: Report, numbers: dict[Finding, int]) -> tuple[str, ...]:
     rollouts = report.rollouts
     failed = f", {rollouts.failed} failed" if rollouts.failed else ""
     rewards = ", ".join(f"{name} {value:g}" for name, value in rollouts.rewards.items())
@@ -85,12 +87,3 @@ def _row(report: Report, numbers: dict[Deviation, int]) -> tuple[str, ...]:
         ", ".join(str(numbers[one]) for one in report.deviations),
         "; ".join(report_notes(report)),
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *([_cell(text) for text in row] for row in rows)]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())

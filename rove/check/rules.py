@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-import msgspec
 from packaging.version import Version
 
 from rove.compat.verifiers.release import RELEASES
+from rove.core.findings import Finding
 
 G0, G1, G2, G3 = "G0", "G1", "G2", "G3"
 V1, ROVE, NEITHER = "verifiers v1", "rove", "neither"
@@ -31,15 +31,6 @@ GENERATIONS = {
 
 BEFORE = {G0: Version("0.1.3"), G1: Version("0.1.8"), G2: Version("0.1.11")}
 """Generation → first release of the next generation."""
-
-
-class Deviation(msgspec.Struct, frozen=True):
-    """A row of docs/compat.md that applies to a package."""
-
-    what: str
-    """First cell of the row."""
-    here: str
-    """What rove does instead, or the newer way to write it."""
 
 
 class Rule(NamedTuple):
@@ -254,7 +245,7 @@ def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:
     return min(last, default=G3)
 
 
-def deviations(names: Collection[str]) -> list[Deviation]:
+def deviations(names: Collection[str]) -> list[Finding]:
     """Return the rows of docs/compat.md that apply to a package, in the order of the page."""
-    hits = (Deviation(rule.what, rule.here) for rule in RULES if not set(rule.noted).isdisjoint(names))
-    return list(dict.fromkeys(hits))
+    rules = (rule for rule in RULES if not set(rule.noted).isdisjoint(names))
+    return list(dict.fromkeys(Finding("api_difference", rule.what, remedy=rule.here) for rule in rules))

@@ -13,14 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.audit.auditor import AuditOptions, audit
-from rove.audit.findings import CHECKS, Report, Severity, selected, shortened
+from rove.audit.findings import Report, selected, shortened
 from rove.audit.judge import JudgeModel
-from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
+from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits, located
 from rove.cli.common import check_outputs, console_for, hint, print_json
+from rove.cli.findings import print_findings
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
 from rove.core.errors import ConfigError, needs_train_extra
+from rove.core.findings import Severity, findings_by_area
 from rove.stages.clients import make_client, show_device
 from rove.stages.naming import run_folder
 from rove.stages.reporter import WIDTH, ConsoleReporter
@@ -28,8 +30,7 @@ from rove.utils.console import styled
 from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
 
-STYLES = {Severity.HIGH: "red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan", Severity.INFO: "dim"}
-LEVELS = [severity.label for severity in Severity]
+LEVELS = [severity.value for severity in Severity if severity > Severity.SKIPPED]
 MAX_SHOWN_CHARS = 300
 """Maximum characters of a prompt or completion on the screen."""
 SUFFIXES = (".md", ".json", ".sarif", ".xml")
@@ -39,33 +40,27 @@ SUFFIXES = (".md", ".json", ".sarif", ".xml")
 def print_checks(console: Console) -> None:
     """Print the catalogue."""
     table = Table("id", "looks for", "usual fix", width=WIDTH)
-    for name, check in CHECKS.items():
-        table.add_row(name, check.looks_for, check.fix)
+    for name, info in findings_by_area()["audit"].items():
+        table.add_row(name, info.title, info.remedy)
     console.print(table)
 
 
 def print_report(report: Report, console: Console) -> None:
     """Print the findings, the most severe first, with their evidence."""
-    table = Table(title=f"audit of {report.env}", width=min(WIDTH, console.width))
-    for title in ("severity", "check", "finding", "reward or share"):
-        table.add_column(title, overflow="fold")
-    for finding in report.findings:
-        severity = styled((finding.severity.label, STYLES[finding.severity]))
-        table.add_row(severity, finding.check, finding.text, rate_text(finding))
     if report.findings:
-        console.print(table)
+        print_findings(report.findings, f"audit of {report.env}", console)
     else:
         incomplete = ", but the time budget was used up" if OUT_OF_TIME in report.skipped.values() else ""
         console.print(styled((report.env, "bold"), f": no findings{incomplete}"))
     for finding in report.findings:
         if finding.severity >= Severity.MEDIUM:
-            console.print(f"\n{finding.check}", style="bold", soft_wrap=True)
+            console.print(f"\n{finding.id}", style="bold", soft_wrap=True)
             for name in ("prompt", "completion"):
                 text = shortened(" ".join(getattr(finding, name).split()), MAX_SHOWN_CHARS)
                 if text:
                     console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
-            console.print(f"  usual fix: {finding.fix}", markup=False, soft_wrap=True)
-            console.print(f"  repeat: {report.command(finding.check)}", markup=False, soft_wrap=True)
+            console.print(f"  usual fix: {finding.remedy}", markup=False, soft_wrap=True)
+            console.print(f"  repeat: {report.command(finding.id)}", markup=False, soft_wrap=True)
     total = len(report.checks)
     done = f"{total - len(report.skipped)} of {total} check{'s' * (total > 1)} done"
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")
@@ -225,7 +220,7 @@ def command(
             )
         run = partial(run_audit, env_args=args, options=settings, console=console, judge=judge)
         worst = compare_audits(compare, env_dir, run, console, output, as_json)
-        ctx.exit(int(worst is not None and worst >= Severity[fail_on.upper()]))
+        ctx.exit(int(worst is not None and worst >= Severity(fail_on)))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
     if "learned-reward" in only and not learn:
@@ -236,11 +231,11 @@ def command(
     learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, console, learner, judge)
     for one in output:
-        write(report, one, Severity[fail_on.upper()])
+        write(report, one, Severity(fail_on))
     if as_json:
         print_json(json_report(report))
     else:
         print_report(report, console)
         curves = [f"curves and transcripts of the learner: rove view {folder}"] if learn else []
         hint(console, "all checks: rove audit --list", *curves)
-    ctx.exit(int(report.worst >= Severity[fail_on.upper()] and bool(report.findings)))
+    ctx.exit(int(report.worst >= Severity(fail_on) and bool(report.findings)))

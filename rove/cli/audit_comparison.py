@@ -21,9 +21,10 @@ from rove.audit.comparison import (
     severities_text,
     text_of,
 )
-from rove.audit.findings import Report, Severity
+from rove.audit.findings import Report
 from rove.cli.common import check_outputs, print_json
 from rove.core.errors import ConfigError
+from rove.core.findings import Severity
 from rove.envs.loading import environment_file
 from rove.stages.reporter import WIDTH
 from rove.utils.console import styled
@@ -66,7 +67,7 @@ def compare_audits(
 def _is_checked(report: Report) -> bool:
     """Return whether the environment has loaded, so that checks were done."""
     others = set(report.checks) - {"load"}
-    return not any(finding.check == "load" for finding in report.findings) or bool(others - set(report.skipped))
+    return not any(finding.id == "load" for finding in report.findings) or bool(others - set(report.skipped))
 
 
 def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Report]) -> Report:
@@ -100,7 +101,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             table.add_column(name, overflow="fold")
         for one in comparison.changes:
             status = styled((one.status, STYLES[one.status]))
-            cells = (severities_text(one), one.latest.check, text_of(one), rates_text(one))
+            cells = (severities_text(one), one.latest.id, text_of(one), rates_text(one))
             table.add_row(status, *cells)
         console.print(table)
     else:

@@ -54,7 +54,7 @@ def print_report(report: Report, console: Console) -> None:
         if text:
             console.print(f"  {name}: {text}", soft_wrap=True)
     for one in report.deviations:
-        console.print(f"  differs: {one.what}: {one.here}", soft_wrap=True)
+        console.print(f"  differs: {one.text}: {one.remedy}", soft_wrap=True)
     for text in report_notes(report):
         console.print(f"  {text}", soft_wrap=True)
 

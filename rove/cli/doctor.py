@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json
+from rove.cli.findings import STYLES, print_findings
 from rove.cli.options import (
     SETTINGS,
     api_key_var_option,
@@ -32,19 +32,19 @@ from rove.cli.options import (
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, MissingKeyError, needs_train_extra
+from rove.core.findings import HIGH, Finding, Severity
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.doctor.endpoint import CHECKS, check_endpoint
-from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
 from rove.server import base_url_of, listening, make_app
 from rove.stages.clients import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, refuse_device, show_device
 from rove.stages.naming import RUNS, short
-from rove.stages.reporter import WIDTH, ConsoleReporter, TaskProgress
+from rove.stages.reporter import ConsoleReporter, TaskProgress
+from rove.utils.console import styled
 from rove.utils.event_loop import run_async
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig
 
-SIGNS = {OK: ("✓", "green"), WARN: ("!", "yellow"), FAIL: ("✗", "red"), SKIP: ("–", "dim")}
 TIMEOUT_S, MAX_RETRIES = 600.0, 1
 """Per request to an endpoint; the timeout is long because slow servers are not broken."""
 GROUPS = 8
@@ -94,14 +94,14 @@ async def diagnose_endpoint(
     trust_remote_code: bool = False,
     device: str = "auto",
 ) -> list[Finding]:
-    """Return all findings about `-m MODEL`; those of several replicas are named by their address."""
+    """Return all findings about `-m MODEL`; those of several replicas begin with their address."""
     findings: list[Finding] = []
     total = CHECKS
 
     async def collect(client: EndpointClient, name: str, title: str = "") -> None:
         async for finding in check_endpoint(client, name, lambda check: report(len(findings), f"{check} …", total)):
-            findings.append(msgspec.structs.replace(finding, name=f"{title}{finding.name}"))
-            report(len(findings), finding.name, total)
+            findings.append(msgspec.structs.replace(finding, text=f"{title}{finding.text}"))
+            report(len(findings), finding.id, total)
 
     if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
         async with served(model, trust_remote_code, device) as client:
@@ -112,7 +112,7 @@ async def diagnose_endpoint(
     total = CHECKS * len(clients)
     for client, name in clients:
         try:
-            await collect(client, name, f"{client.base_url} " if len(clients) > 1 else "")
+            await collect(client, name, f"{client.base_url}: " if len(clients) > 1 else "")
         finally:
             await client.close()
     return findings
@@ -128,28 +128,22 @@ async def diagnose_training(config: RLConfig, groups: int, report: TaskProgress)
     return [finding async for finding in check_training(config, groups, RUNS, on_progress)]
 
 
-def findings_table(findings: Sequence[Finding], title: str, width: int = WIDTH) -> Table:
-    """Return a table of findings with this many columns."""
-    table = Table(title=title, title_justify="left", width=width)
-    table.add_column("")
-    table.add_column("check", style="bold", max_width=22)
-    table.add_column("result", ratio=1, overflow="fold")
-    table.add_column("advice", ratio=1, overflow="fold")
-    for finding in findings:
-        sign, style = SIGNS[finding.status]
-        table.add_row(Text(sign, style), Text(finding.name), Text(finding.seen), Text(finding.advice, style="dim"))
-    return table
-
-
-def print_findings(findings: Sequence[Finding], title: str, as_json: bool, console: Console, next_step: str) -> None:
-    """Print the findings as a table or JSON, with counts and a hint."""
+def print_result(findings: Sequence[Finding], title: str, as_json: bool, console: Console, next_step: str) -> bool:
+    """Print the findings as a table or JSON, with counts and a hint; return whether a check failed."""
+    failed = any(finding.severity is HIGH for finding in findings)
     if as_json:
-        print_json({"failed": failed(findings), "findings": findings})
-        return
-    console.print(findings_table(findings, title, min(WIDTH, console.width)))
-    counts = [(sum(f.status == status for f in findings), SIGNS[status][0], status) for status in SIGNS]
-    console.print("  ".join(f"{sign} {count} {status}" for count, sign, status in counts if count))
-    hint(console, "fix what is marked ✗, then repeat this command" if failed(findings) else next_step)
+        print_json({"failed": failed, "findings": findings})
+        return failed
+    print_findings(findings, title, console)
+    counts = Counter(finding.severity for finding in findings)
+    console.print(styled(*_counts(counts)))
+    hint(console, "fix the findings of severity high, then repeat this command" if failed else next_step)
+    return failed
+
+
+def _counts(counts: Counter[Severity]) -> Iterator[tuple[str, str]]:
+    for severity in sorted(counts, reverse=True):
+        yield f"{counts[severity]} {severity.value}  ", STYLES[severity]
 
 
 def _mark_files(words: Sequence[str]) -> Iterator[str]:
@@ -255,6 +249,5 @@ def command(
         raise click.UsageError(
             "give a model (-m MODEL, with -b URL for an endpoint), or the settings of a training run"
         )
-    print_findings(findings, title, as_json, console, next_step)
-    if failed(findings):
+    if print_result(findings, title, as_json, console, next_step):
         ctx.exit(1)

@@ -32,7 +32,7 @@ from rove.stages.curves import CURVES
 from rove.stages.naming import environment_args
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.results import TrainingResult, ending_lines
-from rove.stages.rl import progress_note, run_rl
+from rove.stages.rl import progress_finding, run_rl
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig
@@ -43,9 +43,9 @@ def print_rl(config: RLConfig, result: TrainingResult, console: Console) -> None
     console.print(result.table)
     for line in ending_lines(result.run):
         console.print(line, soft_wrap=True)
-    note = progress_note(config, result.metrics)
-    if note is not None:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    finding = progress_finding(config, result.metrics)
+    if finding is not None:
+        console.print(str(finding), style="yellow", markup=False, soft_wrap=True)
     env, model = environment_args(config), shlex.quote(str(result.model))
     hint(
         console,

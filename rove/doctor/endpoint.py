@@ -13,10 +13,11 @@ import msgspec
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.core.errors import Error, InfraError, nearest
+from rove.core.findings import MEDIUM, OK, SKIPPED, Finding
 from rove.core.messages import UserMessage, text_of
 from rove.core.protocols import Request, Response, SamplingParams
-from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, human_seconds
 from rove.rendering.tool_calls import calls_of
+from rove.utils.units import human_seconds
 
 CHECKS = 10
 """Number of checks of a responding endpoint."""
@@ -33,7 +34,7 @@ FAST_RESPONSE_S = 5.0
 """A server is fast if its first response takes at most this many seconds."""
 IMPOSSIBLE_TOKENS = 1 << 30
 """A number of tokens that exceeds every model's context."""
-SLOW_ADVICE = "the server is slow or hangs: see its log; rove eval waits 600 s for each response"
+SLOW_REMEDY = "the server is slow or hangs: see its log; rove eval waits 600 s for each response"
 SLOW_RESPONSE_S = 30.0
 """Seconds for a few tokens above which latency is a warning."""
 CONTEXT_NAMES = (
@@ -69,7 +70,7 @@ async def check_endpoint(
     except Error as error:
         listed = error
     if isinstance(listed, InfraError) and "HTTP" not in str(listed):
-        yield Finding(FAIL, "reachable", _error_text(listed), f"is a server listening at {client.base_url}? check -b")
+        yield Finding("reachable", f"{client.base_url}: {_error_text(listed)}")
         return
     on_check("response")
     first, max_tokens = await _first_response(client, model)
@@ -77,12 +78,12 @@ async def check_endpoint(
     yield check_models(listed, model)
     yield check_response(first, max_tokens)
     if isinstance(first, Error):
-        yield Finding(SKIP, "other checks", "not run", "run rove doctor again when the server responds")
+        yield Finding("other_checks", "not run: the server does not respond", SKIPPED)
         return
     checks: dict[str, Callable[[EndpointClient, str], Awaitable[Finding]]] = {
         "tools": lambda client, model: check_tools(client, model, max(max_tokens, TOOL_TOKENS)),
-        "log-probs": check_logprobs,
-        "temperature 0": check_greedy,
+        "logprobs": check_logprobs,
+        "temperature_0": check_greedy,
         "seed": check_seed,
         "streaming": check_streaming,
         "latency": check_latency,
@@ -95,12 +96,10 @@ async def check_endpoint(
             yield await check(client, model)
         except Error as error:
             if _timed_out(error):
-                yield Finding(WARN, name, _error_text(error), SLOW_ADVICE)
-                yield Finding(
-                    SKIP, "other checks", "not run: the server is too slow", "run rove doctor again when it is faster"
-                )
+                yield Finding(name, _error_text(error), MEDIUM, SLOW_REMEDY)
+                yield Finding("other_checks", "not run: the server is too slow", SKIPPED)
                 return
-            yield Finding(WARN, name, _error_text(error), "not supported; see the server's settings")
+            yield Finding(name, _error_text(error), MEDIUM, "not supported; see the server's settings")
 
 
 async def _first_response(client: EndpointClient, model: str) -> tuple[Response | Error, int]:
@@ -133,88 +132,70 @@ def check_key(listed: Sequence[Any] | Error, response: Response | Error) -> Find
     """Check whether the key is accepted: some servers list their models without one."""
     for result in (response, listed):
         if isinstance(result, Error) and re.search(r"HTTP 40[13]\b", str(result)):
-            return Finding(
-                FAIL, "key", _error_text(result), "set the variable of -k to a key of this server; see its account page"
-            )
+            return Finding("key", _error_text(result))
     if isinstance(response, Error):
-        return Finding(SKIP, "key", "unknown without a response")
-    return Finding(OK, "key", "accepted, or not needed")
+        return Finding("key", "unknown without a response", SKIPPED)
+    return Finding("key", "accepted, or not needed", OK)
 
 
 def check_models(listed: Sequence[Mapping[str, Any]] | Error, model: str) -> Finding:
     """Check whether the model is in the list."""
     if isinstance(listed, Error):
-        return Finding(
-            SKIP, "models", f"no list: {_error_text(listed)}", "many servers have none; see the response below"
-        )
+        return Finding("models", f"no list, as on many servers: {_error_text(listed)}", SKIPPED)
     names = [str(one["id"]) for one in listed]
     if not names:
-        return Finding(SKIP, "models", "the list is empty", "many servers have none; see the response below")
+        return Finding("models", "the list is empty, as on many servers", SKIPPED)
     if model in names:
-        return Finding(OK, "models", f"'{model}' is one of {len(names)}")
-    return Finding(WARN, "models", f"'{model}' is not among {len(names)}", _short(nearest(model, names)))
+        return Finding("models", f"'{model}' is one of {len(names)}", OK)
+    return Finding("models", f"'{model}' is not among {len(names)}", MEDIUM, _short(nearest(model, names)))
 
 
 def check_response(response: Response | Error, max_tokens: int = MAX_TOKENS) -> Finding:
     """Check whether a short prompt gets a complete response within `max_tokens`."""
     if isinstance(response, Error) and _timed_out(response):
-        return Finding(WARN, "response", _error_text(response), SLOW_ADVICE)
+        return Finding("response", _error_text(response), MEDIUM, SLOW_REMEDY)
     if isinstance(response, Error):
-        return Finding(
-            FAIL,
-            "response",
-            _error_text(response),
-            "check the name of the model, the base URL (…/v1) and the server's log",
-        )
+        return Finding("response", _error_text(response))
     text = text_of(response.message).strip()
     seen = f"'{_short(text, 40)}' ({response.usage.completion_tokens} tokens, {response.finish_reason})"
     if response.finish_reason == "length":
         if max_tokens < MAX_TOKENS:
-            return Finding(OK, "response", seen, f"truncated at {max_tokens} tokens, because the server is slow")
-        return Finding(
-            WARN, "response", seen, f"does not end within {max_tokens} tokens: raise -t, or check the chat template"
-        )
+            return Finding("response", seen, OK, f"truncated at {max_tokens} tokens, because the server is slow")
+        seen += f", which does not end within {max_tokens} tokens"
+        return Finding("response", seen, MEDIUM, "raise -t, or check the chat template")
     if not text and response.message.get("reasoning_content"):
-        return Finding(WARN, "response", seen, "only reasoning, no text: raise -t")
+        return Finding("response", seen, MEDIUM, "only reasoning, no text: raise -t")
     if not text:
-        advice = "the model sometimes returns nothing: check its chat template, or train it"
-        return Finding(WARN, "response", "empty", advice)
-    return Finding(OK, "response", seen)
+        return Finding("response", "empty", MEDIUM, "check the model's chat template, or train it")
+    return Finding("response", seen, OK)
 
 
 async def check_tools(client: EndpointClient, model: str, max_tokens: int = MAX_TOKENS) -> Finding:
     """Check whether the model calls a tool when it should."""
     if isinstance(client, CompletionsClient):
-        return Finding(SKIP, "tools", "not part of text completions")
+        return Finding("tools", "not part of text completions", SKIPPED)
     question = "What is the weather in Oslo? Use the tool."
-    advice = "vLLM: --enable-auto-tool-choice --tool-call-parser …; or use a model whose chat template supports tools"
     try:
         response = await client.respond(_request(client, model, question, max_tokens=max_tokens, tools=[TOOL]))
     except Error as error:
         if _timed_out(error):
             raise
-        return Finding(WARN, "tools", f"refused: {_error_text(error)}", advice)
+        return Finding("tools", f"refused: {_error_text(error)}")
     calls = calls_of(response.message)
     if not calls and response.finish_reason == "length" and max_tokens < MAX_TOKENS:
-        return Finding(
-            SKIP, "tools", f"no call within {max_tokens} tokens (slow server)", "test it with rove eval and tools"
-        )
+        return Finding("tools", f"no call within {max_tokens} tokens (slow server)", SKIPPED)
     if not calls:
-        return Finding(WARN, "tools", f"answered without a call: '{_short(text_of(response.message), 40)}'", advice)
+        return Finding("tools", f"answered without a call: '{_short(text_of(response.message), 40)}'")
     name, arguments = calls[0].name, calls[0].arguments
     if name != "get_weather" or not isinstance(arguments, Mapping) or "city" not in arguments:
-        return Finding(
-            WARN, "tools", f"called {name}({_short(str(arguments), 40)})", "expected get_weather(city=…): " + advice
-        )
-    return Finding(OK, "tools", f"called get_weather(city={arguments['city']!r})")
+        return Finding("tools", f"called {name}({_short(str(arguments), 40)}), expected get_weather(city=…)")
+    return Finding("tools", f"called get_weather(city={arguments['city']!r})", OK)
 
 
 async def check_logprobs(client: EndpointClient, model: str) -> Finding:
     """Check whether the API returns valid log-probabilities of the sampled tokens."""
-    name = "log-probs"
-    advice = "evaluation needs none; training needs them"
     if not isinstance(client, OpenAIClient):
-        return Finding(SKIP, name, "this API has none", advice)
+        return Finding("logprobs", "this API has none", SKIPPED)
     request = _request(client, model, STORY, max_tokens=16, temperature=1.0, logprobs=0)
     path, body = client.translate(request)
     if path == "completions":
@@ -225,21 +206,15 @@ async def check_logprobs(client: EndpointClient, model: str) -> Finding:
     except (Error, msgspec.DecodeError) as error:
         if isinstance(error, Error) and _timed_out(error):
             raise
-        return Finding(WARN, name, f"refused: {_error_text(error)}", advice)
+        return Finding("logprobs", f"refused: {_error_text(error)}")
     values = logprobs_in(answer)
     if not values:
-        return Finding(WARN, name, "none returned", advice)
+        return Finding("logprobs", "none returned")
     if any(not isinstance(v, (int, float)) or not math.isfinite(v) or v > 1e-4 or v < -999 for v in values):
-        return Finding(
-            WARN, name, f"not log-probabilities: {_short(str(values), 40)}", "expected finite values up to 0"
-        )
+        text = f"not log-probabilities: {_short(str(values), 40)}; expected finite values up to 0"
+        return Finding("logprobs", text)
     total = math.fsum(values)
-    return Finding(
-        OK,
-        name,
-        f"{len(values)} tokens, finite, sum {total:.2f}",
-        "vLLM: before sampling parameters, unless --logprobs-mode processed_logprobs",
-    )
+    return Finding("logprobs", f"{len(values)} tokens, finite, sum {total:.2f}", OK)
 
 
 def logprobs_in(answer: Any) -> list[Any]:
@@ -257,18 +232,16 @@ async def check_greedy(client: EndpointClient, model: str) -> Finding:
     """Check whether temperature 0 gives the same response twice."""
     same, first = await _twice(client, model, temperature=0.0)
     if same:
-        return Finding(OK, "temperature 0", "the same response twice")
-    advice = "runs are not repeatable: batched kernels round differently; use more rollouts instead"
-    return Finding(WARN, "temperature 0", f"a different second response: '{_short(first, 30)}'", advice)
+        return Finding("temperature_0", "the same response twice", OK)
+    return Finding("temperature_0", f"a different second response: '{_short(first, 30)}'")
 
 
 async def check_seed(client: EndpointClient, model: str) -> Finding:
     """Check whether a seed makes sampling repeatable."""
     same, first = await _twice(client, model, temperature=1.0, seed=7)
     if same:
-        return Finding(OK, "seed", "the same response twice at temperature 1")
-    advice = "the server ignores seeds: rollouts cannot be sampled again, but rove saves them"
-    return Finding(WARN, "seed", f"a different second response: '{_short(first, 30)}'", advice)
+        return Finding("seed", "the same response twice at temperature 1", OK)
+    return Finding("seed", f"a different second response: '{_short(first, 30)}'")
 
 
 async def check_context(client: EndpointClient, model: str, listed: Sequence[Mapping[str, Any]] | Error) -> Finding:
@@ -276,7 +249,7 @@ async def check_context(client: EndpointClient, model: str, listed: Sequence[Map
     known = [] if isinstance(listed, Error) else [one for one in listed if one["id"] == model]
     for name in CONTEXT_NAMES:
         if known and isinstance(known[0].get(name), int):
-            return Finding(OK, "context", f"{known[0][name]:,} tokens (its {name})")
+            return Finding("context", f"{known[0][name]:,} tokens (its {name})", OK)
     # The prompt is as short as before, so this costs little even if the server responds.
     response = await _respond(client, _request(client, model, HELLO, max_tokens=IMPOSSIBLE_TOKENS))
     if isinstance(response, Error):
@@ -284,8 +257,8 @@ async def check_context(client: EndpointClient, model: str, listed: Sequence[Map
             r"(?:context|maximum|at most|up to|limit)\D{0,40}?(\d{3,9})", str(response).replace(",", ""), re.I
         )
         if found and int(found[1]) != IMPOSSIBLE_TOKENS:
-            return Finding(OK, "context", f"{int(found[1]):,} tokens (from an error message)")
-    return Finding(SKIP, "context", "unknown", "see the model's card; a prompt that is too long truncates the rollout")
+            return Finding("context", f"{int(found[1]):,} tokens (from an error message)", OK)
+    return Finding("context", "unknown: see the model's card", SKIPPED)
 
 
 async def check_streaming(client: EndpointClient, model: str) -> Finding:
@@ -297,10 +270,9 @@ async def check_streaming(client: EndpointClient, model: str) -> Finding:
             if line.startswith(b"data:"):
                 first = first or time.perf_counter() - started
                 events += 1
-    advice = "rove does not need streaming for evaluation and training"
     if first is None:
-        return Finding(WARN, "streaming", "not streamed", advice)
-    return Finding(OK, "streaming", f"{events} events, the first after {human_seconds(first)}")
+        return Finding("streaming", "not streamed")
+    return Finding("streaming", f"{events} events, the first after {human_seconds(first)}", OK)
 
 
 async def check_latency(client: EndpointClient, model: str) -> Finding:
@@ -318,10 +290,8 @@ async def check_latency(client: EndpointClient, model: str) -> Finding:
     speed = f", {tokens / sum(taken):.0f} tokens/s" if tokens else ""
     seen = f"{human_seconds(median)} for up to {STORY_MAX_TOKENS} tokens{speed}"
     if median > SLOW_RESPONSE_S:
-        return Finding(
-            WARN, "latency", seen, "slow: raise -c if the server has capacity, else use a nearer or larger server"
-        )
-    return Finding(OK, "latency", seen, "one request at a time; rove eval adapts its concurrency")
+        return Finding("latency", seen)
+    return Finding("latency", f"{seen}, one request at a time", OK)
 
 
 def _request(client: EndpointClient, model: str, text: str, tools: Any = None, **sampling: Any) -> Request:

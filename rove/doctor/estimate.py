@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from rove.core.protocols import SamplingParams
-from rove.doctor.findings import human_bytes, human_seconds
 from rove.doctor.machine import memory_needed, position_bytes, resident_memory, try_training
 from rove.engine.engine import Engine, default_cache_bytes
 from rove.engine.kv_cache import common_prefix
@@ -24,6 +23,7 @@ from rove.train.learner import Learner, add_lora
 from rove.train.sequences import TrainingSequence
 from rove.train.sft import OBJECTIVE
 from rove.utils.processes import peak_memory
+from rove.utils.units import human_bytes, human_seconds
 
 MAX_TURN_TOKENS = 9
 """Tokens per turn up to which sampling is measured; more are extrapolated."""

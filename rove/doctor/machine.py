@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rove.doctor.findings import FAIL, OK, WARN, Finding, human_bytes, human_seconds
+from rove.core.findings import HIGH, MEDIUM, OK, Finding, Severity
 from rove.engine import decoder
 from rove.engine.engine import default_cache_bytes
 from rove.models.bf16_layers import mixed_precision
@@ -24,6 +24,7 @@ from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.config import RLConfig
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import MAX_LOGITS_BYTES, scores_natively, token_logprobs
+from rove.utils.units import human_bytes, human_seconds
 
 ADAM_TENSORS = 2
 """Tensors that AdamW stores per trained weight."""
@@ -129,10 +130,10 @@ def check_drift(trial: Trial, in_bf16: bool = False) -> Finding:
     drift = trial.drift or 0.0
     seen = f"log-probs differ by at most {drift:.1g}"
     if not drift <= (MAX_BF16_DRIFT if in_bf16 else MAX_DRIFT):  # NaN fails too
-        return Finding(WARN, "sampler = trainer", seen, "importance ratios are wrong from the first step: use fp32")
+        return Finding("logprob_mismatch", seen)
     if in_bf16:
-        return Finding(OK, "sampler = trainer", seen, "usual in bf16; the importance ratio of the loss corrects it")
-    return Finding(OK, "sampler = trainer", seen)
+        return Finding("logprob_mismatch", seen, OK, "usual in bf16; the importance ratio of the loss corrects it")
+    return Finding("logprob_mismatch", seen, OK)
 
 
 def memory_needed(
@@ -244,15 +245,10 @@ def check_memory(needed: dict[str, float], free: int | None) -> Finding:
     shown = {name: needed[name] for name in largest} | {"other": total - sum(needed[name] for name in largest)}
     parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in shown.items() if size > 0.005 * total)
     if free is None:
-        return Finding(OK, "memory", f"about {human_bytes(total)} ({parts})")
+        return Finding("memory", f"about {human_bytes(total)} ({parts})", OK)
     available = free + needed["weights"] + needed.get("Python and its libraries", 0)
     seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(available)} free"
-    advice = "lower --micro-batch-tokens, or use --activation-checkpointing, --lora.rank 8, a smaller model or a larger machine"
-    if total > UNCERTAINTY * available:
-        return Finding(FAIL, "memory", seen, advice)
-    if UNCERTAINTY * total > available:
-        return Finding(WARN, "memory", seen, f"tight: {advice}")
-    return Finding(OK, "memory", seen)
+    return Finding("memory", seen, _severity(total, available))
 
 
 def check_time(config: RLConfig, sampling: float, training: float) -> Finding:
@@ -263,13 +259,11 @@ def check_time(config: RLConfig, sampling: float, training: float) -> Finding:
         f"{human_seconds(step * config.steps)} in total"
     )
     if step * config.steps > LONG_RUN_S:
-        return Finding(
-            WARN, "time", seen, "lower --steps, or use shorter rollouts, a smaller model or a faster machine"
-        )
+        return Finding("time", seen)
     if step * config.checkpoint_every > 3600:
-        advice = f"an interruption may cost {human_seconds(step * config.checkpoint_every)}: lower --checkpoint-every"
-        return Finding(WARN, "time", seen, advice)
-    return Finding(OK, "time", seen, "more if rollouts become longer during training")
+        seen += f"; an interruption may cost {human_seconds(step * config.checkpoint_every)}"
+        return Finding("time", seen, remedy="lower --checkpoint-every")
+    return Finding("time", seen, OK, "more if rollouts become longer during training")
 
 
 def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float, folder: Path) -> Finding:
@@ -286,11 +280,14 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
     free = shutil.disk_usage(folder).free
     parts = f"checkpoints {human_bytes(checkpoints)}" + (f", rollouts {human_bytes(rollouts)}" if rollouts else "")
     seen = f"{parts}; {human_bytes(free)} free"
-    if checkpoints + rollouts > free:
-        return Finding(FAIL, "disk", seen, "use --keep-checkpoints 1 or another --run-dir, or free some space")
-    if UNCERTAINTY * (checkpoints + rollouts) > free:
-        return Finding(WARN, "disk", seen, "tight: use --keep-checkpoints 1 or another --run-dir, or free some space")
-    return Finding(OK, "disk", seen)
+    return Finding("disk", seen, _severity(checkpoints + rollouts, free, certain=1.0))
+
+
+def _severity(needed: float, available: float, certain: float = UNCERTAINTY) -> Severity:
+    """Return how bad it is to need so many bytes; it fails if they are more than `certain` times what is available."""
+    if needed > certain * available:
+        return HIGH
+    return MEDIUM if UNCERTAINTY * needed > available else OK
 
 
 def _lines(path: str) -> list[str]:

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rove.core.errors import Error
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, registry
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
-from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding
 from rove.envs.environment import Environment
 from rove.rendering.renderer import Renderer
+from rove.runs.metrics import zero_advantage_share
 from rove.statistics import mean
-from rove.train.advantages import turn_advantages
-from rove.train.collect import turn_rewards
+from rove.train.collect import training_sequences
 from rove.train.sequences import sequences_from_record
 
 EASY_REWARD = 0.8
@@ -27,7 +27,6 @@ MAX_ZERO_ADVANTAGE = 0.5
 """Fraction of zero-advantage groups above which a step is much smaller than it looks."""
 BAD_FORMAT = 0.5
 """Mean of a format reward below which most responses cannot be parsed."""
-SFT_ADVICE = "warm up first: rove sft on good rollouts (of a scripted policy, or a larger model)"
 
 
 class Lengths(NamedTuple):
@@ -70,13 +69,9 @@ def check_failures(records: Sequence[RolloutRecord]) -> Finding:
     """Check whether rollouts fail."""
     errors = [record.error for record in records if record.error is not None]
     if not errors:
-        return Finding(OK, "rollouts", f"{len(records)} sampled, none failed")
+        return Finding("rollouts", f"{len(records)} sampled, none failed", OK)
     seen = f"{len(errors)} of {len(records)} failed; {errors[0].phase}: {errors[0].type}: {errors[0].message}"
-    if len(errors) == len(records):
-        return Finding(
-            FAIL, "rollouts", seen, "rove rl stops if all rollouts of a step fail: test with rove eval first"
-        )
-    return Finding(WARN, "rollouts", seen, "failed rollouts are left out of their group; rove eval shows the errors")
+    return Finding("rollouts", seen, HIGH if len(errors) == len(records) else MEDIUM)
 
 
 def check_reward(scored: Sequence[RolloutRecord]) -> Finding:
@@ -87,34 +82,23 @@ def check_reward(scored: Sequence[RolloutRecord]) -> Finding:
     best = max(sum(weight for weight in scores.weights.values() if weight > 0), *rewards)
     seen = f"mean {mean(rewards):.3f}, from {min(rewards):.3g} to {max(rewards):.3g} (at most about {best:.3g})"
     if max(rewards) <= 0 and max(rewards) - min(rewards) < EQUAL_REWARDS * best:
-        return Finding(FAIL, "base reward", seen, f"nothing to reinforce; {SFT_ADVICE}, or start with easier examples")
+        return Finding("base_reward", f"{seen}: nothing to reinforce", HIGH)
     if best > 0 and mean(rewards) > EASY_REWARD * best:
-        return Finding(WARN, "base reward", seen, "little left to learn: use harder examples")
-    return Finding(OK, "base reward", seen)
+        return Finding("base_reward", f"{seen}: little left to learn", MEDIUM, "use harder examples")
+    return Finding("base_reward", seen, OK)
 
 
 def check_advantages(scored: Sequence[RolloutRecord]) -> Finding:
     """Check whether rewards differ within groups: zero-advantage groups give no gradient."""
-    groups, useful = len({record.example_key for record in scored}), len(groups_with_advantages(scored))
-    zero = groups - useful
-    seen = f"{zero} of {groups} groups have zero advantage"
-    if zero == groups:
-        return Finding(FAIL, "advantages", seen, f"no gradient; {SFT_ADVICE}, or use a more gradual reward")
-    if zero > MAX_ZERO_ADVANTAGE * groups:
-        advice = (
-            f"a step trains on {useful / groups:.0%} of its rollouts: raise -r, or use examples of medium difficulty"
-        )
-        return Finding(WARN, "advantages", seen, advice)
-    return Finding(OK, "advantages", seen)
-
-
-def groups_with_advantages(records: Sequence[RolloutRecord]) -> list[list[RolloutRecord]]:
-    """Return the scored members of each group with nonzero advantages."""
-    groups: dict[str, list[RolloutRecord]] = {}
-    for record in records:
-        if record.reward is not None:
-            groups.setdefault(record.example_key, []).append(record)
-    return [group for group in groups.values() if turn_advantages(turn_rewards(group)) is not None]
+    _, counts = training_sequences(scored)
+    share = zero_advantage_share(counts) or 0.0
+    text = f"{counts['groups/zero_spread']:.0f} of {counts['groups/all']:.0f} groups have zero advantage"
+    if share == 1:
+        return Finding("zero_advantage_groups", f"{text}: no gradient", HIGH, registry()["base_reward"].remedy)
+    if share > MAX_ZERO_ADVANTAGE:
+        text += f": a step trains on {1 - share:.0%} of its groups"
+        return Finding("zero_advantage_groups", text, MEDIUM, "raise -r, or use examples of medium difficulty")
+    return Finding("zero_advantage_groups", text, OK)
 
 
 def check_format(scored: Sequence[RolloutRecord]) -> Finding:
@@ -127,13 +111,14 @@ def check_format(scored: Sequence[RolloutRecord]) -> Finding:
                 values.setdefault(name, []).append(value)
     if not values:
         return Finding(
-            SKIP, "format", "no reward function has 'format' in its name", "one with a small weight helps weak models"
+            "format",
+            "no reward function has 'format' in its name",
+            SKIPPED,
+            "one with a small weight helps weak models",
         )
     worst = min(values, key=lambda name: mean(values[name]))
     seen = f"{worst} {mean(values[worst]):.2f}"
-    if mean(values[worst]) < BAD_FORMAT:
-        return Finding(WARN, "format", seen, f"most responses cannot be parsed; {SFT_ADVICE}")
-    return Finding(OK, "format", seen)
+    return Finding("format", seen, OK if mean(values[worst]) >= BAD_FORMAT else MEDIUM)
 
 
 def check_truncation(records: Sequence[RolloutRecord], scripted: Lengths, max_tokens: int) -> Finding:
@@ -142,12 +127,9 @@ def check_truncation(records: Sequence[RolloutRecord], scripted: Lengths, max_to
     truncated = sum(step.finish_reason == "length" for step in steps) / max(1, len(steps))
     seen = f"{truncated:.0%} of responses truncated at {max_tokens}"
     if scripted.response > max_tokens:
-        advice = f"a scripted policy needs {scripted.response}: -t {scripted.response * 3 // 2}"
-        return Finding(WARN, "max_tokens", seen, advice)
-    if truncated > MAX_TRUNCATED:
-        advice = "raise -t, or warm up with rove sft if the model rambles. --truncated sets how they are scored"
-        return Finding(WARN, "max_tokens", seen, advice)
-    return Finding(OK, "max_tokens", seen)
+        seen += f"; a scripted policy needs {scripted.response}"
+        return Finding("max_tokens", seen, MEDIUM, f"-t {scripted.response * 3 // 2}")
+    return Finding("max_tokens", seen, OK if truncated <= MAX_TRUNCATED else MEDIUM)
 
 
 def check_context(sampled: Lengths, scripted: Lengths, max_tokens: int, context: int) -> Finding:
@@ -155,18 +137,14 @@ def check_context(sampled: Lengths, scripted: Lengths, max_tokens: int, context:
     longest = max(sampled.prompt, scripted.prompt)
     seen = f"longest prompt {longest:,} + {max_tokens:,} of {context:,} tokens"
     if not longest:
-        return Finding(SKIP, "context", "no prompts to measure")
+        return Finding("context", "no prompts to measure", SKIPPED)
     if max(sampled.shortest_prompt, scripted.shortest_prompt) >= context:
-        return Finding(FAIL, "context", seen, "no prompt leaves room for a response: use a model with a larger context")
+        return Finding("context", f"{seen}: no prompt leaves room for a response", HIGH)
     shortest = min(one.shortest_prompt for one in (sampled, scripted) if one.prompt)
     if shortest + max_tokens > context:
         less = f"at most -t {context - longest}" if longest < context else "a much smaller -t"
-        advice = f"no prompt leaves room for a response of this length; responses may be truncated earlier: {less}"
-        return Finding(FAIL, "context", seen, advice)
-    if longest + max_tokens > context:
-        advice = "long rollouts are truncated: lower -t or the number of turns, or use a model with a larger context"
-        return Finding(WARN, "context", seen, advice)
-    return Finding(OK, "context", seen)
+        return Finding("context", f"{seen}: no prompt leaves room for a response of this length", HIGH, less)
+    return Finding("context", seen, OK if longest + max_tokens <= context else MEDIUM)
 
 
 def check_history(records: Sequence[RolloutRecord], scripted: Sequence[RolloutRecord], renderer: Renderer) -> Finding:
@@ -177,27 +155,23 @@ def check_history(records: Sequence[RolloutRecord], scripted: Sequence[RolloutRe
     try:
         rewritten = forks + sum(len(renderer.training_branches(*conversation)) > 1 for conversation in turns)
     except Error as error:
-        return Finding(WARN, "history", str(error), "the model cannot read this environment's conversations")
+        return Finding("history", f"the model cannot read this environment's conversations: {error}")
     if not long and not turns:
-        return Finding(SKIP, "history", "no rollout had a second turn")
+        return Finding("history", "no rollout had a second turn", SKIPPED)
     seen = f"the history of {rewritten} of {len(long) + len(turns)} longer rollouts is rewritten"
     if rewritten:
-        advice = (
-            "each turn becomes its own sequence: slower. A chat template that only appends (keeps <think>) avoids it"
-        )
-        return Finding(WARN, "history", seen, advice)
-    return Finding(OK, "history", "every turn extends the one before it")
+        return Finding("history", f"{seen}: each turn becomes its own sequence, which is slower")
+    return Finding("history", "every turn extends the one before it", OK)
 
 
 def check_tokens(records: Sequence[RolloutRecord]) -> Finding:
     """Check whether every response has tokens and log-probabilities."""
     steps = [step for record in records for step in record.steps]
     if not steps:
-        return Finding(SKIP, "tokens", "no responses to check")
+        return Finding("tokens", "no responses to check", SKIPPED)
     without = sum(step.tokens is None for step in steps)
     if without:
-        advice = "only responses of the embedded engine can be trained on"
-        return Finding(FAIL, "tokens", f"{without} of {len(steps)} responses have none", advice)
+        return Finding("tokens", f"{without} of {len(steps)} responses have none")
     tokens = [step.tokens for step in steps if step.tokens is not None]
     wrong = sum(
         len(t.logprobs) != len(t.completion_ids) or not all(math.isfinite(p) and p < 1e-4 for p in t.logprobs)
@@ -205,9 +179,9 @@ def check_tokens(records: Sequence[RolloutRecord]) -> Finding:
     )
     if wrong:
         return Finding(
-            FAIL, "tokens", f"{wrong} responses have invalid log-probs", "NaN weights? try another checkpoint"
+            "tokens", f"{wrong} responses have invalid log-probs", remedy="NaN weights? try another checkpoint"
         )
-    return Finding(OK, "tokens", f"{sum(len(t.completion_ids) for t in tokens):,}, each with a log-prob")
+    return Finding("tokens", f"{sum(len(t.completion_ids) for t in tokens):,}, each with a log-prob", OK)
 
 
 def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:

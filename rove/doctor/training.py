@@ -11,9 +11,9 @@ import torch
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, registry
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
-from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding
 from rove.doctor.machine import (
     Trial,
     check_disk,
@@ -30,10 +30,8 @@ from rove.doctor.rollouts import (
     check_context,
     check_samples,
     first_prompts,
-    groups_with_advantages,
     lengths_of,
 )
-from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.linear import has_bf16_products, use_fast_linear
@@ -46,10 +44,11 @@ from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.batch import can_pack, micro_batches
-from rove.train.collect import plan_groups
+from rove.train.collect import plan_groups, training_sequences
 from rove.train.config import RLConfig
 from rove.train.learner import add_lora
-from rove.train.sequences import sequences_from_record
+from rove.train.sequences import TrainingSequence, sequences_from_record
+from rove.train.settings_checks import check_environment, check_learning_rate, check_model_name, check_settings
 
 SCRIPTED_ROLLOUTS = 8
 """Rollouts of each scripted policy."""
@@ -79,7 +78,7 @@ async def check_training(
     """
     for finding in check_settings(config):
         yield finding
-        if finding.status == FAIL:
+        if finding.severity is HIGH:
             return
     try:
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
@@ -89,7 +88,7 @@ async def check_training(
         if sandbox is not None:
             yield sandbox
     except Exception as error:  # user code may raise anything
-        yield Finding(FAIL, "environment", _error_text(error), "rove eval shows the traceback")
+        yield Finding("environment", _error_text(error))
         return
     unfit = check_model_name(config.model)
     if unfit is not None:
@@ -102,13 +101,12 @@ async def check_training(
         libraries = libraries if loaded.model.device.type == "cpu" else 0  # they take nothing of a GPU's memory
         torch.set_num_threads(config.threads or default_threads(loaded.model))
     except Exception as error:  # a broken file may raise anything
-        advice = "RL trains a model folder; an endpoint's weights are not available"
-        yield Finding(FAIL, "model", _error_text(error), advice)
+        yield Finding("model", _error_text(error))
         return
     try:
         loaded = add_lora(config, loaded)
     except ConfigError as error:
-        yield Finding(FAIL, "adapter", str(error), "rove rl refuses this setting")
+        yield Finding("adapter", str(error), HIGH, registry()["settings"].remedy)
         return
     use_fast_linear(loaded.model, config.bf16_backward or config.mixed_precision, config.mixed_precision)
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]
@@ -127,9 +125,9 @@ async def check_sandbox(env: Environment) -> Finding | None:
         return None
     missing = (await backend.describe()).missing
     if not missing:
-        return Finding(OK, "sandbox", "namespaces, control groups and system call filters are active")
+        return Finding("sandbox", "namespaces, control groups and system call filters are active", OK)
     refused = not backend.unsafe and any(line.split(":")[0] in ESSENTIAL for line in missing)
-    return Finding(FAIL if refused else WARN, "sandbox", "; ".join(missing), REMEDY if refused else CONTROL_GROUPS)
+    return Finding("sandbox", "; ".join(missing), HIGH if refused else MEDIUM, REMEDY if refused else CONTROL_GROUPS)
 
 
 async def _check_with_model(
@@ -154,14 +152,14 @@ async def _check_with_model(
         lengths = [lengths_of(records, loaded.renderer) for records in (sampled.records, scripted)]
         longest = min(context, max(one.prompt for one in lengths) + config.max_tokens)
     else:
-        yield Finding(SKIP, "samples", "none: rewards, lengths, time and tokens are unknown", "omit --quick")
+        yield Finding("samples", "none: rewards, lengths, time and tokens are unknown", SKIPPED, "omit --quick")
         yield check_context(first_prompts(env, loaded.renderer), Lengths(), config.max_tokens, context)
     on_progress("one micro-batch", 1, 1)
     samples = [s for r in sampled.records if r.steps and r.error is None for s in sequences_from_record(r, 1.0)]
     try:
         trial = try_training(config, loaded, samples)
     except Exception as error:  # such as out of memory
-        yield Finding(FAIL, "micro-batch", _error_text(error), "lower --micro-batch-tokens, or use another model")
+        yield Finding("micro_batch", _error_text(error))
         return
     for finding in _check_machine(config, loaded, libraries, sampled, trial, longest, folder):
         yield finding
@@ -181,22 +179,24 @@ def _check_machine(
         yield check_drift(trial, in_bf16 and has_bf16_products(loaded.model.device))
     records = [record for record in sampled.records if record.error is None]
     step = config.batch_size / max(1, len(records))  # training steps are this many times as large
-    tokens = round(step * _computed_tokens(config, loaded, records)) if records else None
+    sequences = [sequence for record in records for sequence in sequences_from_record(record, 1.0)]
+    tokens = round(step * _computed_tokens(config, loaded, sequences)) if records else None
     needed = memory_needed(config, loaded, trial, longest, tokens, libraries)
     yield check_memory(needed, memory_free(loaded.model.device))
     if records:
-        useful = [record for group in groups_with_advantages(records) for record in group]
-        trained = step * _computed_tokens(config, loaded, useful or records)
+        rollouts, _ = training_sequences(records)  # without zero-advantage groups
+        useful = [sequence for rollout in rollouts for sequence in rollout]
+        trained = step * _computed_tokens(config, loaded, useful or sequences)
         sampling = sampled.seconds_per_rollout * config.batch_size
         yield check_time(config, sampling, trial.seconds / trial.tokens * trained)
     written = sum(len(encode_record(record)) for record in sampled.records) / max(1, len(sampled.records))
     yield check_disk(config, needed, written, folder)
 
 
-def _computed_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[RolloutRecord]) -> int:
-    """Return the tokens that training on these rollouts computes; common prefixes are shared."""
-    samples = [sample for record in records for sample in sequences_from_record(record, 1.0)]
-    return sum(b.ids.numel() for b in micro_batches(samples, config.micro_batch_tokens, pack=can_pack(loaded.model)))
+def _computed_tokens(config: RLConfig, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
+    """Return the tokens that training on these sequences computes; common prefixes are shared."""
+    batches = micro_batches(sequences, config.micro_batch_tokens, pack=can_pack(loaded.model))
+    return sum(batch.ids.numel() for batch in batches)
 
 
 async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, on_progress: OnProgress) -> Sampled:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import RunError
+from rove.core.findings import current_row
 from rove.runs.schema import Config, Stopped, Summary, decoded, decoded_row
 from rove.utils.files import open_regular, read_lines, read_regular
 
@@ -71,8 +72,8 @@ class RunFiles:
         return self._rows("metrics.jsonl")
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return every alert, oldest first; see `metrics`."""
-        return self._rows("alerts.jsonl")
+        """Return every alert, a finding with its `step`, oldest first; see `metrics`."""
+        return [current_row(row) for row in self._rows("alerts.jsonl")]
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         rows = []

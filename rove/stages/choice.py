@@ -183,9 +183,9 @@ def _check_policies(evidence: Evidence) -> None:
             "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
             "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
         )
-    errors = [one for one in evidence.diagnoses if one.kind == "reward_error"]
+    errors = [one for one in evidence.diagnoses if one.id == "reward_error"]
     if model is None and len(policies) == 1 and errors:  # all rollouts of the other policies fail
-        raise ConfigError(f"reward_error: {errors[0].text}; {errors[0].advice}")
+        raise ConfigError(str(errors[0]))
     if model is None and len(policies) == 1:
         raise ConfigError(
             f"the environment has one scripted policy, '{policies[0].name}'; expected a good one and a weak one. Add a "

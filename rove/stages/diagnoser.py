@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
+from rove.core.findings import Finding, current_row
 from rove.models.load import load_model
 from rove.runs.run import Run
-from rove.stages.examination import Evidence
+from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
 from rove.stages.results import ending_lines
-from rove.train.diagnosis import Diagnosis, Task, after_sft, during_rl, during_sft, is_stuck, with_teacher_data
+from rove.train.diagnosis import Task, after_sft, during_rl, during_sft, is_stuck, with_teacher_data
 from rove.train.teacher_data import measure_token_classes, unseen_answers
 from rove.utils.files import atomic_write
 
@@ -44,10 +45,10 @@ class Diagnoser:
         path = folder / EVIDENCE
         if not path.exists():
             return
-        evidence = msgspec.json.decode(path.read_bytes(), type=Evidence)
+        evidence = read_evidence(path)
         if (folder / DIAGNOSES).exists():  # of training stages: a resumed run may not see the reason again
             before = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[dict[str, Any]])
-            self.found = [one for one in before if one["stage"] != EXAMINE]
+            self.found = [current_row(one) for one in before if one["stage"] != EXAMINE]
         self._report(EXAMINE, evidence.diagnoses)
         if evidence.policies:
             self.task = evidence.task
@@ -86,7 +87,7 @@ class Diagnoser:
         if self.task.has_learned(history):  # the process may have been killed before it withdrew them
             self._withdraw(stage.name)
         found = after_sft(history, classes, self._with_data(self.task), config.target)
-        if any(one.kind == "memorized" for one in found):
+        if any(one.id == "memorized" for one in found):
             unseen = unseen_answers(Run(config.data), Run(held_out), config.min_reward)
             self.task = msgspec.structs.replace(self.task, unseen=unseen)
             found = after_sft(history, classes, self.task, config.target)
@@ -103,10 +104,10 @@ class Diagnoser:
 
     def _withdraw(self, stage: str, kind: str | None = None) -> None:
         """Remove the diagnoses of a stage that has learned after all; by default those of any kind."""
-        wrong = [one for one in self.found if one["stage"] == stage and kind in (None, one["kind"])]
+        wrong = [one for one in self.found if one["stage"] == stage and kind in (None, one["id"])]
         for one in wrong:
             self.found.remove(one)
-            text = f"the diagnosis of {stage} ({one['kind']}) no longer applies: the reward has risen since"
+            text = f"the diagnosis of {stage} ({one['id']}) no longer applies: the reward has risen since"
             self.reporter.note(text, important=True)
         if wrong:
             atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
@@ -122,15 +123,15 @@ class Diagnoser:
                 self.reporter.note(text, important=True)
 
     def _print(self, one: Mapping[str, Any]) -> None:
-        text = f"diagnosis of {one['stage']} ({one['kind']}): {one['text']}. To try: {one['advice']}"
+        text = f"diagnosis of {one['stage']}: {msgspec.convert(one, Finding)}"
         self.reporter.note(text, important=True)
 
-    def _report(self, stage: str, diagnoses: Sequence[Diagnosis], step: int = 0, steps: int = 0) -> None:
+    def _report(self, stage: str, diagnoses: Sequence[Finding], step: int = 0, steps: int = 0) -> None:
         """Print and store diagnoses that are new, made after `step` of at most `steps` steps."""
-        known = {one["kind"] for one in self.found if one["stage"] == stage}
-        sudden = [one["step"] for one in self.found if (one["stage"], one["kind"]) == (stage, "learning_rate")]
+        known = {one["id"] for one in self.found if one["stage"] == stage}
+        sudden = [one["step"] for one in self.found if (one["stage"], one["id"]) == (stage, "learning_rate")]
         known |= {"collapse"} if sudden and step - sudden[0] <= SAME_FALL_STEPS else set()
-        new = [one for one in diagnoses if one.kind not in known]
+        new = [one for one in diagnoses if one.id not in known]
         for one in new:
             self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})
             self._print(self.found[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -12,6 +13,7 @@ import msgspec
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding, current_row
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -19,7 +21,7 @@ from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
-from rove.train.diagnosis import Diagnosis, Task, before_training
+from rove.train.diagnosis import Task, before_training
 from rove.train.policy_comparison import longest_response
 from rove.train.predictability import hidden_share
 
@@ -112,7 +114,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None
     """How much the best policy uses what the conversation does not show; see `hidden_share`."""
-    diagnoses: list[Diagnosis] = []
+    diagnoses: list[Finding] = []
     """What may prevent learning."""
     split: str = ""
     """How the environment splits its rows into training and held-out ones, if it says so."""
@@ -137,6 +139,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         if self.model is not None and weakest is best:
             return MODEL, min(self.model.reward, best.reward)
         return weakest.name, weakest.reward
+
+
+def read_evidence(file: Path) -> Evidence:
+    """Read the evidence in the folder of a `rove train`."""
+    values = msgspec.json.decode(file.read_bytes())
+    values["diagnoses"] = [current_row(row) for row in values["diagnoses"]]
+    return msgspec.convert(values, Evidence)
 
 
 class Examination(NamedTuple):
@@ -180,9 +189,9 @@ async def examine(
     diagnoses = before_training(
         {name: [one.reward or 0.0 for one in some] for name, some in scored.items()}, errors, hidden
     )
-    fatal = next((one for one in diagnoses if one.kind == "no_spread" or not scored), None)
+    fatal = next((one for one in diagnoses if one.id == "no_spread" or not scored), None)
     if fatal is not None:
-        raise ConfigError(f"{fatal.kind}: {fatal.text}; {fatal.advice}")
+        raise ConfigError(str(fatal))
     texts = [text for some in scored.values() for text in conversation_texts(some)]
     renderer = Renderer(cast("Tokenizer", train_tokenizer(texts, **tokenizer) if loaded is None else loaded.tokenizer))
     model: ModelEvidence | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,7 +41,7 @@ def begin(
     overwrite: bool,
     reporter: Reporter,
     ranks: Ranks,
-    warnings: Callable[[], Sequence[str]],
+    warnings: Callable[[], Iterable[str]],
 ) -> LoadedModel | None:
     """Start or resume a run; return the initial model, or None if the run is complete.
 

@@ -8,13 +8,13 @@ import msgspec
 from rich.table import Table
 
 from rove.doctor.estimate import Estimate, Workload, estimate
-from rove.doctor.findings import human_bytes, human_seconds
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel
 from rove.stages.examination import Examination
 from rove.stages.recipe import Recipe
 from rove.stages.request import ESTIMATE, RECIPE, REQUEST, recipe_digest
 from rove.utils.event_loop import run_async
+from rove.utils.units import human_bytes, human_seconds
 
 
 def estimate_stages(recipe: Recipe, examination: Examination, pretrained: LoadedModel | None) -> Estimate:

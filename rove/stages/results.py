@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
-from rove.stages.curves import figure_of, table_metrics
+from rove.stages.curves import figure_of
 from rove.viewer.tables import curves_table
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TrainingResult:
         """A table of the most important metrics, with their first and last values and their curves."""
         config = self.run.config()["config"]
         title = f"RL in {config.get('env', 'an environment')}" if self.kind == "rl" else "SFT"
-        return curves_table(self.metrics, table_metrics(self.metrics, self.kind), title)
+        return curves_table(self.metrics, title)
 
     def to_pandas(self) -> DataFrame:
         """Return the metrics as a `pandas.DataFrame` with one row per step.

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rove.core.errors import needs_train_extra
+from rove.core.findings import HIGH, Finding
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
 from rove.remote.loading import open_environment
+from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.stages.arguments import name_and_environment, settings_from
 from rove.stages.curves import draw
@@ -40,7 +42,6 @@ BOOKKEEPING = {  # settings that a resumed run may change: they do not affect wh
     "show_every",
     "log_token_stats",
 }
-SMALL_BATCH = 256
 
 
 def rl(
@@ -101,6 +102,7 @@ def run_rl(
         env: The environment, if it is loaded already. Default: the one that the settings name.
     """
     from rove.train.rl import train_rl
+    from rove.train.settings_checks import start_warnings
     from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
@@ -113,13 +115,15 @@ def run_rl(
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
-        loaded = begin(run, "rl", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, env))
+        loaded = begin(
+            run, "rl", config, identity, overwrite, reporter, ranks, lambda: map(str, start_warnings(config, env))
+        )
         if loaded is None:
             return TrainingResult(run.path / "final", run)
         resumed = run.last_checkpoint()
         if resumed is None and config.max_tokens >= loaded.context:
-            cut = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
-            reporter.warning(f"{cut}; responses are truncated there")
+            text = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
+            reporter.warning(str(Finding("context", text)))
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             progress(step, _status(metrics))
@@ -141,7 +145,7 @@ def run_rl(
                     loaded,
                     run,
                     on_step,
-                    on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert.text}", important=True),
+                    on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert}", important=True),
                     on_sample=on_sample,
                     on_progress=progress.step,
                     ranks=ranks,
@@ -149,30 +153,6 @@ def run_rl(
             )
         draw(run)
     return TrainingResult(final, run)
-
-
-def warnings_of(config: RLConfig, env: Environment) -> list[str]:
-    """Return warnings about unwise settings, and about evaluation rows that are also training rows."""
-    from rove.train.contamination import find_overlaps, trained_keys
-
-    found: list[str] = []
-    if config.batch_size < SMALL_BATCH:
-        found.append(f"batch_size is {config.batch_size}; training is unstable below {SMALL_BATCH} rollouts per step")
-    groups, buckets = config.batch_size // config.rollouts_per_example, config.env_args.get("num_groups", 1)
-    if groups % buckets:
-        found.append(
-            f"num_groups is {buckets}, but a step has {groups} groups, so steps contain some difficulties more often"
-        )
-    if config.warmup_steps >= config.steps:
-        found.append(
-            f"warmup_steps is {config.warmup_steps}, but the run has {config.steps} steps; the learning rate never peaks"
-        )
-    if config.evaluation:
-        shared = find_overlaps(
-            config.evaluation, config.env_dir, set(trained_keys(config, env)), config.environment_isolation
-        )
-        found += [f"evaluation {one}" for one in shared if one.shared]
-    return found
 
 
 def _status(metrics: Mapping[str, float]) -> str:
@@ -188,13 +168,14 @@ def _status(metrics: Mapping[str, float]) -> str:
     return "  ".join(parts)
 
 
-def progress_note(config: RLConfig, metrics: list[dict[str, float]]) -> str | None:
-    """Return a sentence if nothing was learned, or if the reward did not rise in a run in which it should have."""
-    from rove.train.evaluation import plateau_warning
+def progress_finding(config: RLConfig, metrics: list[dict[str, float]]) -> Finding | None:
+    """Return a finding if nothing was learned, or if the reward did not rise in a run in which it should have."""
+    from rove.train.evaluation import flat_reward
 
     steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
-    if steps and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in steps):
-        return "nothing was learned: in every step all groups had zero advantage. `rove doctor` suggests what to change"
+    if zero_advantage_share(*steps) == 1:
+        text = "nothing was learned: in every step all groups had zero advantage"
+        return Finding("zero_advantage_groups", text, HIGH, "see what `rove doctor` suggests")
     # Rewards of harder examples need not increase.
     expects_no_gain = config.keep_best or config.curriculum.column or config.filter.skips_examples
-    return None if expects_no_gain else plateau_warning([row["reward/mean"] for row in steps])
+    return None if expects_no_gain else flat_reward([row["reward/mean"] for row in steps])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rove.core.errors import needs_train_extra
+from rove.core.findings import OK, Finding
 from rove.runs.run import Run
 from rove.stages.arguments import settings_from
 from rove.stages.curves import draw
@@ -107,7 +108,9 @@ def run_sft(
     identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
-        loaded = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
+        loaded = begin(
+            run, "sft", config, identity, overwrite, reporter, ranks, lambda: map(str, warnings_of(config, data))
+        )
         if loaded is None:
             return TrainingResult(run.path / "final", run)
         losses = {"loss": "–", "validation_loss": "–"}
@@ -126,7 +129,7 @@ def run_sft(
                 loaded,
                 run,
                 on_step,
-                on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert.text}", important=True),
+                on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert}", important=True),
                 on_progress=progress.step,
                 ranks=ranks,
             )
@@ -135,14 +138,15 @@ def run_sft(
     return TrainingResult(final, run)
 
 
-def warnings_of(config: SFTConfig, data: SFTData) -> list[str]:
+def warnings_of(config: SFTConfig, data: SFTData) -> list[Finding]:
     """Return warnings about evaluating on training examples."""
     from rove.train.contamination import find_overlaps
+    from rove.train.settings_checks import check_held_out
 
-    trained = data.example_keys
-    single = ["all conversations are of one example: validation_loss is measured on the training example"]
-    if not config.evaluation:
-        return single * (len(trained) == 1)
-    found = [one for one in find_overlaps(config.evaluation, config.env_dir, trained) if one.shared]
-    advice = "collect training data with rove eval --train"
-    return [*single * (len(trained) == 1), *(f"evaluation {one}; {advice}" for one in found)]
+    trained, remedy = data.example_keys, "collect training data with rove eval --train"
+    findings: list[Finding] = []
+    if len(trained) == 1:
+        text = "all conversations are of one example: validation_loss is measured on the training example"
+        findings.append(Finding("held_out", text, remedy="collect rollouts of more examples"))
+    overlaps = find_overlaps(config.evaluation, config.env_dir, trained) if config.evaluation else []
+    return [*findings, *(one for one in check_held_out(overlaps, 0, remedy) if one.severity > OK)]

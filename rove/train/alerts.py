@@ -1,7 +1,7 @@
-"""Training alerts: sentences about what goes wrong in a run.
+"""Training alerts: findings about a run that goes wrong.
 
-An alert is a function of the metrics of all steps so far (oldest first) and of limits; it returns a sentence while something is
-wrong, else None. `new_alerts` applies it to earlier steps too, to report only what is new.
+An alert is a function of the metrics of all steps so far (oldest first) and of limits; it returns a finding while something is
+wrong, else None. Its name is the id of the finding. `new_alerts` applies it to earlier steps too, to report only what is new.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from rove.core.checks import Settings
+from rove.core.findings import Finding
 from rove.core.ranges import PositiveFloat, PositiveFraction, PositiveInt
+from rove.runs.metrics import zero_advantage_share
 
 History = Sequence[Mapping[str, float]]
 
@@ -27,6 +29,10 @@ REPEAT_AFTER_STEPS = 20
 """Steps before an alert is repeated; some values oscillate around their limit."""
 MIN_ENTROPY_CHANGE = 0.5
 """Entropy changes up to this many nats per token cause no alert: a model that was almost certain may well explore more."""
+
+
+SLOW_ROLLOUTS = "a few rollouts are much slower than the others"
+SLOW_ROLLOUTS_REMEDY = "raise max_off_policy_steps, or end slow rollouts sooner in the environment"
 
 
 class AlertLimits(Settings, frozen=True, kw_only=True):
@@ -60,14 +66,6 @@ class AlertLimits(Settings, frozen=True, kw_only=True):
     """Maximum fraction of the time that the trainer or the sampler may be idle in asynchronous training."""
 
 
-class Alert(msgspec.Struct, frozen=True):
-    """A problem that has just begun."""
-
-    step: int
-    name: str
-    text: str
-
-
 def _values(history: History, name: str) -> list[float]:
     return [row[name] for row in history if name in row]
 
@@ -97,110 +95,91 @@ def _rate(history: History) -> str:
     return f" (up to {max(rates):g} so far)" if rates else ""
 
 
-def entropy_collapse(history: History, limits: AlertLimits) -> str | None:
-    """The model has stopped exploring. Not for SFT, where certainty is wanted."""
+def entropy_collapse(history: History, limits: AlertLimits) -> Finding | None:
+    """Not for SFT, where certainty is wanted."""
     if "reward/mean" not in history[-1]:
         return None
     means = _first_and_last(history, "entropy/all/mean", limits.window)
     if means is None or means[1] >= limits.entropy_share * means[0]:
         return None
-    return (
-        f"entropy collapse: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; the model hardly explores "
-        "any more. Lower the learning rate, or raise entropy_bonus or the temperature"
-    )
+    return Finding("entropy_collapse", f"{means[1]:.3g} nats per token, {means[0]:.3g} in the first steps")
 
 
-def entropy_growth(history: History, limits: AlertLimits) -> str | None:
-    """The output becomes random."""
+def entropy_growth(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare the last steps with the first ones."""
     means = _first_and_last(history, "entropy/all/mean", limits.window)
     if means is None or means[1] <= max(MIN_ENTROPY_CHANGE, limits.entropy_factor * means[0]):
         return None
-    return (
-        f"entropy growth: {means[1]:.3g} nats per token, {means[0]:.3g} in the first steps; the output becomes random. "
-        "Lower entropy_bonus, the learning rate or the temperature, or train the model longer with SFT first"
-    )
+    return Finding("entropy_growth", f"{means[1]:.3g} nats per token, {means[0]:.3g} in the first steps")
 
 
-def ratio_drift(history: History, limits: AlertLimits) -> str | None:
-    """The trained model differs from the sampling model."""
+def ratio_drift(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare the mean importance ratio with 1."""
     ratio = _last(history, "ratio/mean", limits.window)
     if ratio is None or abs(ratio - 1) <= limits.ratio:
         return None
-    return (
-        f"ratio drift: the trainer gives sampled tokens {ratio:.3g} times the sampler's probability, expected about 1. The "
-        "rollouts were sampled with other weights or another temperature than training assumes"
-    )
+    text = f"the trainer gives sampled tokens {ratio:.3g} times the sampler's probability, expected about 1"
+    return Finding("ratio_drift", text)
 
 
-def logprob_mismatch(history: History, limits: AlertLimits) -> str | None:
-    """Sampler and trainer disagree on log-probabilities."""
+def logprob_mismatch(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare the log-probabilities of sampler and trainer."""
     kl = _last(history, "mismatch_kl/all/mean", limits.window)
     if kl is None or kl <= limits.mismatch_kl:
         return None
     worst = max(_values(history[-limits.window :], "logprob_diff/max"), default=0.0)
-    seen = (
-        f"log-prob mismatch: sampler and trainer are {kl:.3g} nats per token apart, at most {worst:.3g} for one token"
-    )
+    text = f"sampler and trainer are {kl:.3g} nats per token apart, at most {worst:.3g} for one token"
     age = max(_values(history[-limits.window :], "off_policy/max"), default=0.0)
-    if age > 1:
-        rate = _rate(history)
-        return (
-            f"{seen}, with weights up to {age:g} versions old. Lower max_off_policy_steps, or the learning rate{rate}"
-        )
-    return (
-        f"{seen}; expected about 0. Look for a sampler with stale weights, coarser numbers, or a truncated distribution (top_p, "
-        "top_k)"
+    if age <= 1:
+        return Finding("logprob_mismatch", f"{text}; expected about 0")
+    return Finding(
+        "logprob_mismatch",
+        f"{text}, with weights up to {age:g} versions old",
+        remedy=f"lower max_off_policy_steps, or the learning rate{_rate(history)}",
+        cause="the weights of the sampler are too old",
     )
 
 
-def length_growth(history: History, limits: AlertLimits) -> str | None:
-    """Completions get longer and longer."""
+def length_growth(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare the last steps with the first ones."""
     means = _first_and_last(history, "length/mean", limits.window)
     if means is None or means[1] <= limits.length_factor * means[0]:
         return None
-    return (
-        f"length growth: {means[1]:.0f} tokens per rollout, {means[0]:.0f} in the first steps. Check whether the reward "
-        "favors length itself"
-    )
+    return Finding("length_growth", f"{means[1]:.0f} tokens per rollout, {means[0]:.0f} in the first steps")
 
 
-def zero_advantage_groups(history: History, limits: AlertLimits) -> str | None:
-    """Most groups have no advantages."""
-    zero_advantage = _last(history, "groups/zero_spread", limits.window)
-    groups = _last(history, "groups/all", limits.window)
-    if (
-        zero_advantage is None
-        or not groups
-        or zero_advantage <= limits.zero_advantage_groups * groups
-        or _reward_crash(history) is not None
-    ):
+def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | None:
+    """Not after a policy collapse, which explains it."""
+    rows = [row for row in history[-4 * limits.window :] if "groups/all" in row][-limits.window :]
+    share = zero_advantage_share(*rows) if len(rows) == limits.window else None
+    if share is None or share <= limits.zero_advantage_groups or _reward_crash(history) is not None:
         return None
-    seen = f"zero-advantage groups: {zero_advantage / groups:.0%} of the groups have equal rewards and no effect"
+    text = f"{share:.0%} of the groups have equal rewards and no effect"
     rewards = _first_and_last(history, "reward/mean", limits.window)
     entropies = _values(history, "entropy/all/mean")
-    got_worse = rewards is not None and rewards[1] < rewards[0]
-    if got_worse:
-        return f"{seen}, and the reward has fallen. Lower the learning rate{_rate(history)} first; otherwise use easier examples"
-    if entropies and entropies[-1] < limits.entropy_share * entropies[0]:
-        return (
-            f"{seen}, and the model has become certain of its answers. If they do not earn the most, lower the learning "
-            f"rate{_rate(history)} first; if they do, the examples are too easy by now"
+    if rewards is not None and rewards[1] < rewards[0]:
+        return Finding(
+            "zero_advantage_groups",
+            f"{text}, and the reward has fallen",
+            remedy=f"lower the learning rate{_rate(history)} first; otherwise use easier examples",
+            cause="the learning rate is too high",
         )
-    return (
-        f"{seen}. The examples are too easy or too hard: change their mix, skip them (hard_threshold, easy_threshold), or fill "
-        "the batch (dynamic_sampling_rounds)"
-    )
+    if entropies and entropies[-1] < limits.entropy_share * entropies[0]:
+        return Finding(
+            "zero_advantage_groups",
+            f"{text}, and the model has become certain of its answers",
+            remedy=f"lower the learning rate{_rate(history)} first, unless they earn the most; then use harder examples",
+            cause="the model explores too little, or the examples are too easy by now",
+        )
+    return Finding("zero_advantage_groups", text)
 
 
-def policy_collapse(history: History, limits: AlertLimits) -> str | None:
-    """One update was far too large: the model repeats itself, or gets no reward any more."""
-    seen = _entropy_crash(history, limits) or _reward_crash(history)
-    if seen is None:
+def policy_collapse(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare single steps: one update was far too large."""
+    text = _entropy_crash(history, limits) or _reward_crash(history)
+    if text is None:
         return None
-    return (
-        f"policy collapse: {seen}. The learning rate{_rate(history)} is probably too high: start again (--overwrite) with a "
-        "tenth of it or less; rove doctor estimates which ones work"
-    )
+    return Finding("policy_collapse", f"{text}; the learning rate{_rate(history)} is probably too high")
 
 
 def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
@@ -215,12 +194,11 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
 
 def _reward_crash(history: History) -> str | None:
     rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
-    zero_advantage = [row["groups/zero_spread"] == row["groups/all"] for row in rows]
-    if len(rows) <= COLLAPSE_STEPS or not all(zero_advantage[-COLLAPSE_STEPS:]) or all(zero_advantage):
+    is_zero_advantage = [zero_advantage_share(row) == 1 for row in rows]
+    if len(rows) <= COLLAPSE_STEPS or not all(is_zero_advantage[-COLLAPSE_STEPS:]) or all(is_zero_advantage):
         return None
-    last = len(zero_advantage) - zero_advantage[::-1].index(
-        False
-    )  # number of steps up to the last one with an advantage
+    # number of steps up to the last one with an advantage
+    last = len(rows) - is_zero_advantage[::-1].index(False)
     before, after = ([row["reward/mean"] for row in part] for part in (rows[:last], rows[last:]))
     if max(after) >= min(before) or _chance_of_zero_advantage(rows[:last], rows[-COLLAPSE_STEPS:]) >= MAX_CHANCE:
         return None
@@ -239,8 +217,8 @@ def _chance_of_zero_advantage(before: History, now: History) -> float:
     return ((zero_advantage + 1) / (groups + 2)) ** sum(row["groups/all"] for row in now)
 
 
-def loss_growth(history: History, limits: AlertLimits) -> str | None:
-    """SFT diverges. In RL the loss does not measure progress."""
+def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
+    """Only for SFT: in RL the loss does not measure progress."""
     if "loss" not in history[-1] or "reward/mean" in history[-1]:
         return None
     values = _values(history, "loss")
@@ -252,28 +230,27 @@ def loss_growth(history: History, limits: AlertLimits) -> str | None:
         last, best, steps = means[-1], min(means), limits.window
     if last <= max(limits.loss_factor * best, best + MIN_ENTROPY_CHANGE):
         return None
-    return (
-        f"loss growth: {last:,.4g} nats per token{f' over {steps} steps' if steps > 1 else ''}, and it was {best:.3g} before. "
-        f"Training diverges: start again (--overwrite) with a tenth of the learning rate{_rate(history)}, or more warmup_steps"
+    over = f" over {steps} steps" if steps > 1 else ""
+    return Finding(
+        "loss_growth",
+        f"{last:,.4g} nats per token{over}, and it was {best:.3g} before",
+        remedy=f"start again (--overwrite) with a tenth of the learning rate{_rate(history)}, or more warmup_steps",
     )
 
 
-def format_drift(history: History, limits: AlertLimits) -> str | None:
-    """The model stops following the required format."""
+def format_drift(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare scores with "format" in their names with their best values."""
     names = {name for row in history[-limits.window :] for name in row if name.startswith(("reward/", "metrics/"))}
     for name in sorted(name for name in names if "format" in name.rsplit("/", 1)[-1]):
         values = _values(history, name)
         means = _window_means(values, limits.window)
         if means and means[-1] < max(means) - limits.format_drop:
-            return (
-                f"format drift: {name} is {means[-1]:.3g}, and was {max(means):.3g}. Give the format more weight, or lower the "
-                "learning rate"
-            )
+            return Finding("format_drift", f"{name} is {means[-1]:.3g}, and was {max(means):.3g}")
     return None
 
 
-def held_out_flat(history: History, limits: AlertLimits) -> str | None:
-    """The model improves only on the training examples."""
+def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare the rewards on training examples and on held-out ones."""
     names = {name for row in history[-1:] for name in row if name.startswith("eval/") and name.endswith("/reward/mean")}
     for name in sorted(names):
         measured = [i for i, row in enumerate(history) if name in row]
@@ -283,60 +260,58 @@ def held_out_flat(history: History, limits: AlertLimits) -> str | None:
         if sum(i > best for i in measured) < limits.held_out_measurements or before is None or now is None:
             continue
         if now - before > limits.held_out_gain:
-            return (
-                f"reward up, held-out flat: since step {history[best]['step']:g} the reward in training has risen from "
-                f"{before:.3g} to {now:.3g}, {name} has not ({history[best][name]:.3g} then, {history[-1][name]:.3g} now). "
-                "Look for memorized examples, or for reward hacking"
+            text = (
+                f"since step {history[best]['step']:g} the reward in training has risen from {before:.3g} to {now:.3g}, "
+                f"{name} has not ({history[best][name]:.3g} then, {history[-1][name]:.3g} now)"
             )
+            return Finding("held_out_flat", text)
     return None
 
 
-def grad_norm_spike(history: History, limits: AlertLimits) -> str | None:
-    """One gradient is much larger than the others."""
+def grad_norm_spike(history: History, limits: AlertLimits) -> Finding | None:
+    """Compare one gradient with the median of the others."""
     values = _values(history[-10 * limits.window :], "optim/grad_norm")
     if len(values) <= limits.window or "optim/grad_norm" not in history[-1]:
         return None
     usual = statistics.median(values[:-1])
     if values[-1] <= limits.grad_norm_factor * usual:
         return None
-    return (
-        f"grad-norm spike: {values[-1]:.3g}, usually {usual:.3g}. It is clipped to max_grad_norm; if this repeats, lower the "
-        "learning rate or look at the rollouts of this step"
-    )
+    return Finding("grad_norm_spike", f"{values[-1]:.3g}, usually {usual:.3g}; it is clipped to max_grad_norm")
 
 
-def trainer_idle(history: History, limits: AlertLimits) -> str | None:
-    """The trainer waits for rollouts most of the time."""
+def trainer_idle(history: History, limits: AlertLimits) -> Finding | None:
+    """Only in asynchronous training."""
     idle = _last(history, "idle/trainer", limits.window)
     if idle is None or idle <= limits.idle:
         return None
-    seen = f"trainer idle: {idle:.0%} of the time it waits for rollouts"
-    if _last(history, "queue/late", limits.window):
-        return (
-            f"{seen}, in particular for slow ones that would be too old for a later step. Raise max_off_policy_steps, or "
-            "end them sooner in the environment"
-        )
-    return (
-        f"{seen}. Sampling takes longer than training: more samplers, or faster environments, save time; a faster trainer does "
-        "not"
+    text = f"{idle:.0%} of the time the trainer waits for rollouts"
+    if not _last(history, "queue/late", limits.window):
+        return Finding("trainer_idle", text)
+    return Finding(
+        "trainer_idle",
+        f"{text}, in particular for slow ones that would be too old for a later step",
+        remedy=SLOW_ROLLOUTS_REMEDY,
+        cause=SLOW_ROLLOUTS,
     )
 
 
-def sampler_idle(history: History, limits: AlertLimits) -> str | None:
-    """The sampler waits most of the time."""
+def sampler_idle(history: History, limits: AlertLimits) -> Finding | None:
+    """Only in asynchronous training."""
     idle = _last(history, "idle/sampler", limits.window)
     if idle is None or idle <= limits.idle:
         return None
-    seen = f"sampler idle: {idle:.0%} of the slots for rollouts are empty"
+    text = f"{idle:.0%} of the slots for rollouts are empty"
     if (_last(history, "idle/trainer", limits.window) or 0.0) <= 1 - limits.idle:
-        return f"{seen}: the trainer is slower than sampling. A faster trainer saves time; more samplers do not"
-    return (
-        f"{seen}, because few more rollouts could be trained in time next to the slow ones that are running. Raise "
-        "max_off_policy_steps, or end them sooner in the environment"
+        return Finding("sampler_idle", text)
+    return Finding(
+        "sampler_idle",
+        f"{text}, because few more rollouts could be trained in time next to the slow ones that are running",
+        remedy=SLOW_ROLLOUTS_REMEDY,
+        cause=SLOW_ROLLOUTS,
     )
 
 
-ALERTS: dict[str, Callable[[History, AlertLimits], str | None]] = {
+ALERTS: dict[str, Callable[[History, AlertLimits], Finding | None]] = {
     alert.__name__: alert
     for alert in (
         entropy_collapse,
@@ -356,14 +331,14 @@ ALERTS: dict[str, Callable[[History, AlertLimits], str | None]] = {
 }
 
 
-def new_alerts(history: History, limits: AlertLimits) -> list[Alert]:
+def new_alerts(history: History, limits: AlertLimits) -> list[Finding]:
     """Return the alerts after the last step that none of the `REPEAT_AFTER_STEPS` steps before it had."""
     if not history:
         return []
-    found: list[Alert] = []
+    alerts: list[Finding] = []
     before = range(len(history) - 1, max(0, len(history) - 1 - REPEAT_AFTER_STEPS), -1)
-    for name, alert in ALERTS.items():
-        text = alert(history, limits)
-        if text is not None and all(alert(history[:end], limits) is None for end in before):
-            found.append(Alert(int(history[-1]["step"]), name, text))
-    return found
+    for alert in ALERTS.values():
+        finding = alert(history, limits)
+        if finding is not None and all(alert(history[:end], limits) is None for end in before):
+            alerts.append(msgspec.structs.replace(finding, step=int(history[-1]["step"])))
+    return alerts

@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rove.core.findings import Finding
 from rove.runs.run import Run
-from rove.train.alerts import Alert, AlertLimits, new_alerts
+from rove.train.alerts import AlertLimits, new_alerts
 from rove.train.loggers import open_loggers, scalars
 
 T = TypeVar("T")
 
-OnAlert = Callable[[Alert], None]
+OnAlert = Callable[[Finding], None]
 OnProgress = Callable[[str, int, int], None]
 """(what is counted, such as "rollouts"; how many are done; the total) → None. May be called from any thread."""
 

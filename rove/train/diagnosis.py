@@ -1,6 +1,6 @@
 """Find out why training does not progress: from the environment's rollouts, the losses of SFT, and the metrics of RL.
 
-Each function returns diagnoses, the most likely cause first; an empty list means that nothing looks wrong.
+Each function returns findings, the most likely cause first; an empty list means that nothing looks wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from itertools import islice
 
 import msgspec
 
+from rove.core.findings import Finding, registry
 from rove.rendering.renderer import Renderer
+from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.train.predictability import merged_symbols, prompts_are_related
 from rove.train.teacher_data import CERTAIN_NATS, TokenClass, entropy_of, good_rollouts, sequences_of
@@ -48,8 +50,6 @@ MIN_STUCK_EQUAL_SHARE = 0.5
 """Share of zero-advantage groups from which RL that is no better than the weakest policy makes no progress."""
 EASIER = "easier examples, or a larger model"
 """Advice if SFT no longer makes progress."""
-MORE_SFT = "teach more of the task in SFT before RL, or make examples easier"
-"""Advice if RL starts from a model that is too weak."""
 MAX_TEACHER_ROLLOUTS = 4000
 """The teacher's rollouts in which relations between prompts and responses, and repeated examples, are searched."""
 MAX_DISTINCT_SHARE = 0.5
@@ -62,18 +62,6 @@ UNLEARNED_SHARE = 0.9
 """Share of the entropy of token frequencies above which a loss means that nothing has been learned."""
 SUDDEN_STEPS = 15
 """A reward that falls within this many steps fell because of updates that are too large."""
-
-
-class Diagnosis(msgspec.Struct, frozen=True):
-    """A cause of missing progress."""
-
-    kind: str
-    """reward_error, no_spread, hidden_state, merged_tokens, learning_rate, guessing, unfinished, unpredictable, memorized,
-    saturated, no_progress, or collapse."""
-    text: str
-    """What was measured, and what it means."""
-    advice: str
-    """What to change."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +118,7 @@ def is_stuck(history: History, total: int, task: Task) -> bool:
     return is_measured and len(history) >= STUCK_AFTER * total and not task.has_learned(history)
 
 
-def during_sft(history: History, task: Task) -> list[Diagnosis]:
+def during_sft(history: History, task: Task) -> list[Finding]:
     """Return why SFT is stuck, as far as the loss and the teacher's rollouts show it.
 
     Args:
@@ -146,7 +134,7 @@ def during_sft(history: History, task: Task) -> list[Diagnosis]:
 
 def after_sft(
     history: History, classes: Sequence[TokenClass], task: Task, target: float | None = None
-) -> list[Diagnosis]:
+) -> list[Finding]:
     """Return why SFT learned little of the task, or no longer progressed below its target; nothing if it did neither.
 
     Args:
@@ -169,18 +157,15 @@ def after_sft(
         return found
     if _has_memorized(unsure):
         return [
-            _unpredictable(
-                f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes"
+            Finding(
+                "unpredictable",
+                f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes",
             )
         ]
-    return [
-        Diagnosis(
-            "guessing", seen, 'train longer (sft.epochs), with more data, or with a larger model (model.size = "small")'
-        )
-    ]
+    return [Finding("guessing", seen)]
 
 
-def _cause(seen: str, task: Task) -> list[Diagnosis]:
+def _cause(seen: str, task: Task) -> list[Finding]:
     """Return the cause of guessing that the teacher's rollouts show, if any."""
     if task.hidden is not None and task.hidden > MIN_HIDDEN_SHARE:
         return [_hidden_state(seen, task.hidden)]
@@ -188,12 +173,15 @@ def _cause(seen: str, task: Task) -> list[Diagnosis]:
         return [_merged_tokens(task.merged, f"{seen}. ")]
     if task.is_related is False:
         return [
-            _unpredictable(f"{seen}. No single token of the prompts is related to any token of the teacher's responses")
+            Finding(
+                "unpredictable",
+                f"{seen}. No single token of the prompts is related to any token of the teacher's responses",
+            )
         ]
     return []
 
 
-def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> list[Diagnosis]:
+def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> list[Finding]:
     """Return why SFT that has learned more than the format is not better than the weakest policy.
 
     Args:
@@ -211,14 +199,14 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     if _has_memorized(unsure):
         return [_memorized_data(seen, unsure, task)]
     seen += "The model has learned more than the format"
-    advice = "train longer (sft.epochs), with more data, or with a larger model"
+    remedy = ""
     if _is_flat(rewards, task):
         seen += ", but the reward did not rise in the second half of the steps"
-        advice = EASIER
-    return [Diagnosis("unfinished", f"{seen}. {_largest_loss(unsure)}" if unsure else seen, advice)]
+        remedy = EASIER
+    return [Finding("unfinished", f"{seen}. {_largest_loss(unsure)}" if unsure else seen, remedy=remedy)]
 
 
-def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, target: float | None) -> list[Diagnosis]:
+def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, target: float | None) -> list[Finding]:
     """Return why the reward stopped rising below the target of SFT; nothing if it was still rising or has reached it."""
     rewards = _sampled_rewards(history)
     if target is None or max(rewards) >= target or not _is_flat(rewards, task):
@@ -229,7 +217,7 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
     )
     if _has_memorized(unsure):
         return [_memorized_data(f"{seen}. ", unsure, task)]
-    return [Diagnosis("unfinished", seen, f"a third of sft.learning_rate, {EASIER}")]
+    return [Finding("unfinished", seen, remedy=f"a third of sft.learning_rate, {EASIER}")]
 
 
 def _largest_loss(unsure: Sequence[TokenClass]) -> str:
@@ -258,41 +246,28 @@ def _has_memorized(unsure: Sequence[TokenClass]) -> bool:
     return bool(unsure) and _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss")
 
 
-def _memorized_data(seen: str, unsure: Sequence[TokenClass], task: Task) -> Diagnosis:
+def _memorized_data(seen: str, unsure: Sequence[TokenClass], task: Task) -> Finding:
     losses = (
         f"{_mean(unsure, 'training_loss'):.2f} nats on training data and {_mean(unsure, 'loss'):.2f} on held-out data"
     )
     return _memorized(f"{seen}The loss is {losses}: the model has memorized the training data", task)
 
 
-def _memorized(seen: str, task: Task) -> Diagnosis:
-    advice = "use more different training examples: a larger num_examples if the environment makes new ones, else more data in it"
+def _memorized(seen: str, task: Task) -> Finding:
+    remedy = ""
     count, distinct = task.examples or (0, 0)
     if distinct < MAX_DISTINCT_SHARE * count:
         seen += f". Only {distinct:,} of the first {count:,} training examples differ"
-        advice = "add more different examples to the environment: a larger num_examples only repeats them"
+        remedy = "add more different examples to the environment: a larger num_examples only repeats them"
     unseen, answers = task.unseen or (0, 0)
     if unseen > MAX_UNSEEN_SHARE * answers:
         seen += f". {unseen:,} of the {answers:,} different held-out answers occur in no response that SFT trained on"
-        advice = "list the possible answers in the prompt, train on examples that cover them, or use a pretrained model"
-    return Diagnosis("memorized", seen, advice)
+        remedy = "list the possible answers in the prompt, train on examples that cover them, or use a pretrained model"
+    return Finding("memorized", seen, remedy=remedy)
 
 
-def _learning_rate(seen: str) -> Diagnosis:
-    return Diagnosis(
-        "learning_rate",
-        f"SFT did not even learn the format: {seen}",
-        "lower sft.learning_rate to a tenth, or train longer if the loss is still falling",
-    )
-
-
-def _unpredictable(seen: str) -> Diagnosis:
-    return Diagnosis(
-        "unpredictable",
-        seen,
-        "check that answers belong to their questions, and that the prompt determines the answer. If the answer takes several "
-        "words of the prompt at once, as a sum does, train longer, with more data or a larger model",
-    )
+def _learning_rate(seen: str) -> Finding:
+    return Finding("learning_rate", f"SFT did not even learn the format: {seen}")
 
 
 def _mean(classes: Sequence[TokenClass], name: str) -> float:
@@ -300,26 +275,24 @@ def _mean(classes: Sequence[TokenClass], name: str) -> float:
     return sum(one.count * getattr(one, name) for one in classes) / total
 
 
-def _hidden_state(seen: str, hidden: float) -> Diagnosis:
-    return Diagnosis(
+def _hidden_state(seen: str, hidden: float) -> Finding:
+    return Finding(
         "hidden_state",
         f"{seen}{'. ' if seen else ''}For equal conversations, the scripted policy's responses agree within an example, but not "
         f"across examples (excess agreement {hidden:.0%}): it uses something that the model does not see",
-        "show everything that the policy uses in the prompt or in env_response",
     )
 
 
-def _merged_tokens(merged: Sequence[str], seen: str) -> Diagnosis:
-    return Diagnosis(
+def _merged_tokens(merged: Sequence[str], seen: str) -> Finding:
+    return Finding(
         "merged_tokens",
         f"{seen}Tokens like {', '.join(map(repr, merged[:MAX_SHOWN]))} contain several symbols, which the model cannot see",
-        "write the symbols with spaces between them, or use a tokenizer that spells them (model.word_share = 1.0)",
     )
 
 
 def before_training(
     rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None
-) -> list[Diagnosis]:
+) -> list[Finding]:
     """Return what prevents learning, as far as rollouts of the scripted policies show it.
 
     Args:
@@ -330,20 +303,20 @@ def before_training(
     scored = [reward for some in rewards.values() for reward in some]
     if errors and not scored:
         name, error = next(iter(errors.items()))
-        return [Diagnosis("reward_error", f"every rollout fails; the first, of {name}: {error}", "fix the environment")]
-    found: list[Diagnosis] = []
+        return [Finding("reward_error", f"every rollout fails; the first, of {name}: {error}")]
+    found: list[Finding] = []
     if errors:
         name, error = next(iter(errors.items()))
-        found.append(Diagnosis("reward_error", f"rollouts fail; the first, of {name}: {error}", "fix the environment"))
+        found.append(Finding("reward_error", f"rollouts fail; the first, of {name}: {error}"))
     if len(set(scored)) == 1 and len(rewards) > 1:
         text = f"every rollout of {len(rewards)} scripted policies has the reward {scored[0]:g}"
-        found.append(Diagnosis("no_spread", text, "reward the better policy more than the weaker one"))
+        found.append(Finding("no_spread", text, remedy="reward the better policy more than the weaker one"))
     if hidden is not None and hidden > MIN_HIDDEN_SHARE:
         found.append(_hidden_state("", hidden))
     return found
 
 
-def during_rl(history: History, task: Task, window: int = 5, steps: int | None = None) -> list[Diagnosis]:
+def during_rl(history: History, task: Task, window: int = 5, steps: int | None = None) -> list[Finding]:
     """Return what is wrong in an RL run.
 
     Args:
@@ -381,13 +354,14 @@ def during_rl(history: History, task: Task, window: int = 5, steps: int | None =
             _memorized(f"{text}: the model has memorized the training examples, or held-out examples are harder", task)
         ]
     progress = (means[0] - lowest) / (highest - lowest)
-    if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
+    first_equal = zero_advantage_share(*history[:window]) or 0.0
+    if progress > SATURATED_SHARE or (progress > HIGH_SHARE and first_equal > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
-        return [Diagnosis("saturated", text, "stop here, or make the examples harder")]
+        return [Finding("saturated", text)]
     return _no_spread(history, means, task, window) or _no_progress(history, means, task, window, steps)
 
 
-def _no_spread(history: History, means: Sequence[float], task: Task, window: int) -> list[Diagnosis]:
+def _no_spread(history: History, means: Sequence[float], task: Task, window: int) -> list[Finding]:
     """Return whether too many groups have equal rewards for RL to make progress.
 
     Args:
@@ -397,12 +371,11 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
         window: Steps that are averaged.
     """
     lowest = task.weakest if task.lowest is None else task.lowest
-    first_equal, equal = _equal_share(history[:window]), _equal_share(history[-window:])
+    first_equal, equal = (zero_advantage_share(*rows) or 0.0 for rows in (history[:window], history[-window:]))
     text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {means[-1]:.3f}"
     if equal > MIN_EQUAL_SHARE and means[-1] < lowest + SUCCESS_SHARE * (task.highest - lowest):
         if first_equal > MIN_EQUAL_SHARE:
-            advice = "make examples easier or rewards finer, or run more SFT before RL"
-            return [Diagnosis("no_spread", f"{text}: RL has nothing to learn from", advice)]
+            return [Finding("no_spread", f"{text}: RL has nothing to learn from")]
         if max(history[0]["reward/mean"], *means) - means[-1] > MAX_REWARD_DROP * (task.highest - lowest):
             return []  # a fall that the next evaluation may confirm
         # Steps without training have no entropy.
@@ -414,13 +387,11 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
             )
         else:
             text += ": the rewards of a group have become equal"
-        return [Diagnosis("no_spread", text, MORE_SFT)]
+        return [Finding("no_spread", text, remedy=registry()["no_progress"].remedy)]
     return []
 
 
-def _no_progress(
-    history: History, means: Sequence[float], task: Task, window: int, steps: int | None
-) -> list[Diagnosis]:
+def _no_progress(history: History, means: Sequence[float], task: Task, window: int, steps: int | None) -> list[Finding]:
     """Return whether RL is no better than the weakest policy, although there has been time for it.
 
     Args:
@@ -430,7 +401,7 @@ def _no_progress(
         window: Steps that are averaged.
         steps: Maximum number of steps.
     """
-    first_equal, equal = _equal_share(history[:window]), _equal_share(history[-window:])
+    first_equal, equal = (zero_advantage_share(*rows) or 0.0 for rows in (history[:window], history[-window:]))
     best = max([*means, *_sampled_rewards(history)])
     is_guess = task.lowest is None and best <= task.weakest
     is_late = len(history) >= max(2 * window, int(STUCK_AFTER * (steps or 0)))
@@ -440,21 +411,11 @@ def _no_progress(
         f"after {len(history)} steps, the mean reward is {means[-1]:.3f}; {task.start_name} has {task.weakest:.3f}. {equal:.0%} "
         "of the groups have zero advantage"
     )
-    return [Diagnosis("no_progress", text, MORE_SFT)]
+    return [Finding("no_progress", text)]
 
 
-def _equal_share(history: History) -> float:
-    """Return the mean share of the groups whose rewards are all equal."""
-    return statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in history)
-
-
-def _collapse(seen: str, steps: int) -> Diagnosis:
+def _collapse(seen: str, steps: int) -> Finding:
     if steps <= SUDDEN_STEPS:
-        return Diagnosis(
-            "learning_rate", f"{seen}: the updates are too large", "lower rl.learning_rate to a third or a tenth"
-        )
-    return Diagnosis(
-        "collapse",
-        seen,
-        "lower rl.learning_rate to a third, and rl.loss.entropy_bonus if the entropy has risen",
-    )
+        text = f"{seen}: the updates are too large"
+        return Finding("learning_rate", text, remedy="lower rl.learning_rate to a third or a tenth")
+    return Finding("collapse", seen)

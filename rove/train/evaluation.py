@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rove.core.errors import ConfigError, RunError, nearest
+from rove.core.findings import Finding
 from rove.core.protocols import SamplingParams
 from rove.core.records import Outcome, RolloutRecord
 from rove.engine.client import EngineClient
@@ -302,17 +303,22 @@ def reward_gain(rewards: Sequence[float]) -> Estimate | None:
     return Estimate(gain, gain - half_width, gain + half_width)
 
 
-def plateau_warning(rewards: Sequence[float]) -> str | None:
-    """Return a warning if the reward has not measurably increased; None if it has, or with too few steps."""
+def flat_reward(rewards: Sequence[float]) -> Finding | None:
+    """Return a finding if the reward has not measurably increased; None if it has, or with too few steps.
+
+    Args:
+        rewards: Mean reward of each step, oldest first.
+    """
     gain = reward_gain(rewards)
     if gain is None or gain.low > 0.0:
         return None
     part = len(rewards) // 4
     first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
-    seen = f"{first:.3f} in the first {part}, {last:.3f} in the last {part}: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
-    if gain.high < 0.0:
-        return f"the reward fell in {len(rewards)} steps ({seen}); unless examples got harder, lower the learning rate"
-    return (
-        f"no measurable increase in reward in {len(rewards)} steps ({seen}). Unless it is at its maximum, try more "
-        "steps, a larger batch or another learning rate; rove doctor looks for other causes"
+    figures = (
+        f"{len(rewards)} steps ({first:.3f} in the first {part}, {last:.3f} in the last {part}: {gain.mean:+.3f} "
+        f"[{gain.low:+.3f}, {gain.high:+.3f}])"
     )
+    if gain.high < 0.0:
+        remedy = "lower the learning rate, unless examples got harder"
+        return Finding("flat_reward", f"the reward fell in {figures}", remedy=remedy)
+    return Finding("flat_reward", f"no measurable increase in reward in {figures}")

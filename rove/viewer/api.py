@@ -13,13 +13,13 @@ from rove.core.errors import ConfigError, RunError
 from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
+from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.viewer import queries, run_table, training_steps
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
-from rove.viewer.index import Index, JsonlTail, Progress
+from rove.viewer.index import Index, Progress, alert_rows
 from rove.viewer.overview import overview as describe_overview
-from rove.viewer.panels import panels, with_derived
 from rove.viewer.queries import Filter
 from rove.viewer.rollouts import (
     TokenDecoder,
@@ -350,15 +350,14 @@ def copied(store: RunStore, params: QueryParams) -> dict[str, Any]:
 def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band.
 
-    `life` counts how often the file was replaced; `panels` are the charts (`rove.viewer.panels`), None if there is no new row.
+    `life` counts how often the file was replaced; `panels` are the charts (`rove.runs.metrics`), None if there is no new row.
     """
     name = params.text("run")
     folder, lines = store.run(name), store.metrics(name)
     after = params.integer("after", 0) if params.integer("life", lines.life) == lines.life else 0
     index, progress = store.index(name)
     band = params.text("band", "spread")
-    alerts = JsonlTail(folder.path / "alerts.jsonl")
-    alerts.catch_up()
+    alerts, damaged_alerts = alert_rows(folder.path)
     state = _state(folder)
     about = _read_or(lambda: describe_run(folder), {"kind": "unreadable", "config": {}})
     rows = [with_derived(row) for row in lines.rows]
@@ -367,8 +366,8 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
         "after": min(after, len(rows)),
         "rows": rows[after:],
         "panels": panels(lines.rows) if after < len(rows) else None,
-        "bad": lines.bad + alerts.bad,
-        "alerts": alerts.rows,
+        "bad": lines.bad + damaged_alerts,
+        "alerts": alerts,
         "steps": index.cached(("steps", band), lambda: training_steps.steps(index, band)) if progress.size else [],
         **state,
         **{name: about[name] for name in ("kind", "trouble") if name in about},

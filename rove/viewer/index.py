@@ -11,13 +11,16 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+import msgspec
+
 from rove.core.errors import RunError
+from rove.core.findings import Finding, current_row
 from rove.core.messages import text_of
 from rove.runs.annotations import Annotations
 from rove.runs.schema import decoded_row
@@ -82,6 +85,20 @@ class JsonlTail:
     def _start_over(self) -> None:
         self.life += bool(self._end)
         self.rows, self.bad, self._end, self._seen = [], 0, 0, ()
+
+
+def alert_rows(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the alerts of a run, each with `line`, its text for people; and the number of damaged lines."""
+    lines = JsonlTail(folder / "alerts.jsonl")
+    lines.catch_up()
+    return [{**current_row(row), "line": _alert_line(row)} for row in lines.rows], lines.bad
+
+
+def _alert_line(row: Mapping[str, Any]) -> str:
+    if "severity" in row:
+        with suppress(msgspec.ValidationError, KeyError):  # edited by somebody
+            return str(msgspec.convert(row, Finding))
+    return str(row.get("text", ""))  # in older runs, the whole line
 
 
 T = TypeVar("T")

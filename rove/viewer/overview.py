@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from rove.runs.metrics import SECONDS
 from rove.runs.run import Run
 from rove.viewer import queries
 from rove.viewer.format import duration
 from rove.viewer.html import shown
-from rove.viewer.index import Index, JsonlTail
-from rove.viewer.panels import SECONDS
+from rove.viewer.index import Index, alert_rows
 from rove.viewer.report import RunReport, cards, table_rows
 from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict
@@ -35,7 +35,7 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
         found["cards"].append((duration(spent), "time of all rollouts together"))
     if not any(words.startswith("cost") for _, words in found["cards"]):
         found["cards"].append((shown(None), "cost: the settings have no price"))
-    alerts = _alerts(run)
+    alerts, _ = alert_rows(run.path)
     return {
         **found,
         "verdict": training_verdict(metrics, weights, alerts) if training else [],
@@ -58,12 +58,6 @@ def _evaluation(report: RunReport) -> dict[str, Any]:
     head, values = table_rows(report)
     counted: dict[str, Any] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
     return {"cards": list(cards(report.summary)), "head": head, "values": values, **counted}
-
-
-def _alerts(run: Run) -> list[dict[str, Any]]:
-    lines = JsonlTail(run.path / "alerts.jsonl")
-    lines.catch_up()
-    return lines.rows
 
 
 def _seconds(index: Index) -> float | None:

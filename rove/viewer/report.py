@@ -20,14 +20,14 @@ import tomli_w
 
 from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
 from rove.utils.files import atomic_write
 from rove.viewer import queries, training_steps
 from rove.viewer.format import caveats, duration, limits
 from rove.viewer.html import shown, utf8_text, whole_page
-from rove.viewer.index import Index, JsonlTail
-from rove.viewer.panels import panels, with_derived
+from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_settings import describe_run
@@ -74,12 +74,13 @@ class RunReport:
 
     def training(self, steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """Return the metrics and alerts of a training run; damaged lines are counted and omitted."""
-        files = [JsonlTail(self.run.path / name) for name in ("metrics.jsonl", "alerts.jsonl")]
-        for lines in files:
-            lines.catch_up()
-        found = training_data(files[0].rows, files[1].rows, self.config.get("steps"), steps)
-        for lines in files:
-            found["counts"] += [f"{lines.bad:,} damaged lines of {lines.file.name} are omitted"] * bool(lines.bad)
+        metrics = JsonlTail(self.run.path / "metrics.jsonl")
+        metrics.catch_up()
+        alerts, damaged = alert_rows(self.run.path)
+        found = training_data(metrics.rows, alerts, self.config.get("steps"), steps)
+        for name, bad in (("metrics.jsonl", metrics.bad), ("alerts.jsonl", damaged)):
+            if bad:
+                found["counts"].append(f"{bad:,} damaged lines of {name} are omitted")
         return found
 
     def _tally(self) -> Tally:
@@ -422,7 +423,7 @@ def training_data(
     of = f" of {planned:,}" if planned else ""
     counts = [f"{taken:,}{of} steps taken", f"{len(alerts):,} alerts" if alerts else "no alert"]
     counts += [f"{seconds / 60:,.0f} minutes in all"] if seconds >= 60 else []
-    counts += [f"step {alert['step']}: {alert['text']}" for alert in alerts[-3:] if {"step", "text"} <= alert.keys()]
+    counts += [f"step {alert['step']}: {alert['line']}" for alert in alerts[-3:] if {"step", "line"} <= alert.keys()]
     return {
         "cards": [(f"{taken:,}{of}", "steps"), *((row[2], f"{row[0]}, last") for row in values)],
         "head": METRICS_HEAD,

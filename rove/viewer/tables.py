@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
+from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison, Difference
 from rove.utils.console import styled
 from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
@@ -189,16 +190,18 @@ def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingP
     return table
 
 
-def curves_table(metrics: Sequence[Mapping[str, float]], names: Sequence[str], title: str) -> Table:
-    """Return a table with the first value, last value and curve of each metric."""
+def curves_table(metrics: Sequence[Mapping[str, float]], title: str) -> Table:
+    """Return a table with the first value, last value and curve of the main metrics of a training run."""
     table = Table(title=title, title_justify="left", width=96)
     table.add_column("", style="bold")
     table.add_column("first", justify="right")
     table.add_column("last", justify="right")
     table.add_column(f"over {metrics[-1]['step'] if metrics else 0:g} steps")
-    for name in names:
-        values = [m[name] for m in metrics if name in m]
-        if values:
+    rows = [with_derived(row) for row in metrics]
+    for chart in panels(rows):
+        for metric in chart["curves"] if chart["in_table"] else ():
+            values = [row[metric] for row in rows if metric in row]
+            name = chart["title"] if metric.startswith(DERIVED) else metric
             table.add_row(name, number(values[0]), number(values[-1]), sparkline(values))
     return table
 

@@ -1,4 +1,4 @@
-"""What happened in a training run, in sentences: from its metrics, the weights of its reward functions, and its alerts."""
+"""What happened in a training run: from its metrics, the weights of its reward functions, and its alerts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from rove.core.findings import Finding
+from rove.runs.metrics import SECONDS
 from rove.viewer.format import duration, number, signed
-from rove.viewer.panels import SECONDS
 
 MAX_WINDOW = 10
 """Steps that are averaged at either end of a run, and for the time left."""
@@ -17,12 +18,8 @@ MAX_SECONDS, MAX_STEPS = 1e9, 1 << 53
 """Seconds of a step, and planned steps, from which the time left is not known."""
 Z = 1.96
 """Normal quantile of a 95% interval."""
-COLLAPSED_SHARE = 0.1
-"""Entropy below this share of its start counts as collapsed."""
-MIN_ENTROPY = 0.05
-"""Entropy at the start, in nats per token, from which a fall is worth a warning."""
-MANY_ZERO_ADVANTAGE = 0.8
-"""Share of zero-advantage groups from which a sentence names them."""
+MAX_LOSS_SINCE_BEST = 0.2
+"""Share of a curve's range that it may lose after its best step."""
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
 Rows = Sequence[Mapping[str, Any]]
@@ -45,25 +42,21 @@ def time_left(rows: Rows, planned: Any) -> str:
 
 
 def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()) -> list[str]:
-    """Return sentences about a training run, the conclusion first; [] without metrics.
+    """Return sentences and findings about a training run, the conclusion first; [] without metrics.
 
     Args:
         rows: Rows of metrics.jsonl, oldest first.
         weights: Weights of the reward functions.
-        alerts: Rows of alerts.jsonl.
+        alerts: See `alert_rows`.
     """
     sentences = [*_main(rows, weights), *_held_out(rows), *_policy(rows)]
     if alerts:
-        names = dict.fromkeys(str(alert.get("name", "alert")).replace("_", " ") for alert in alerts)
-        first = ", ".join(f"{name} (from step {_first_step(alerts, name)})" for name in names)
-        sentences.append(f"{len(alerts):,} alert{'s' * (len(alerts) > 1)}: {first}.")
+        first_steps: dict[str, Any] = {}
+        for alert in alerts:
+            first_steps.setdefault(str(alert.get("id", "alert")), alert.get("step", "?"))
+        listed = ", ".join(f"{name} (from step {step})" for name, step in first_steps.items())
+        sentences.append(f"{len(alerts):,} alert{'s' * (len(alerts) > 1)}: {listed}.")
     return sentences
-
-
-def _first_step(alerts: Rows, name: str) -> Any:
-    return next(
-        (alert.get("step", "?") for alert in alerts if str(alert.get("name", "")).replace("_", " ") == name), "?"
-    )
 
 
 def _curve(rows: Rows, name: str) -> list[tuple[Any, float]]:
@@ -84,30 +77,32 @@ def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 def _main(rows: Rows, weights: Mapping[str, float]) -> list[str]:
     if reward := _curve(rows, "reward/mean"):
-        return [_change("reward", reward, 1), *_contributions(rows, weights)]
+        return [*_change("reward", reward, 1), *_contributions(rows, weights)]
     loss = _curve(rows, "validation_loss") or _curve(rows, "loss")
-    return [_change("loss", loss, -1)] if loss else []
+    return _change("loss", loss, -1) if loss else []
 
 
-def _change(name: str, curve: Sequence[tuple[Any, float]], better: int) -> str:
+def _change(name: str, curve: Sequence[tuple[Any, float]], better: int) -> list[str]:
     """Return whether a metric has changed between the first and the last steps; `better` is −1 if lower is better."""
     values = [value for _, value in curve]
     if len(values) < 2:
-        return f"One step finished: {name} {number(values[0])}."
+        return [f"One step finished: {name} {number(values[0])}."]
     first, last = _ends(values)
     change = fmean(last) - fmean(first)
     span = f"from {number(fmean(first))} to {number(fmean(last))} (means of the first and last {len(first)} steps)"
     if len(first) < 3:
-        return f"Too few steps to tell noise from progress: the {name} went {span}."
+        return [f"Too few steps to tell noise from progress: the {name} went {span}."]
     half = Z * math.hypot(*(stdev(part) / math.sqrt(len(part)) for part in (first, last)))
     limits = f"{signed(change)} [{number(change - half)}, {number(change + half)}]"
     if abs(change) <= half or abs(change) < 1e-12:
-        return f"No measurable change of the {name}: {span}, {limits}."
-    verb = "rose" if change > 0 else "fell"
-    best_step, best = (max if better > 0 else min)(curve, key=lambda one: one[1])
-    worse = better * (best - fmean(last)) > 0.2 * (max(values) - min(values)) and best_step != curve[-1][0]
-    peak = f" The best step was {best_step} with {number(best)}; the {name} has become worse since." if worse else ""
-    return f"The {name} {verb} {span}, {limits}.{peak}"
+        text = f"no measurable change of the {name}: {span}, {limits}"
+        return [str(Finding("flat_reward", text)) if name == "reward" else f"{text[0].upper()}{text[1:]}."]
+    sentences = [f"The {name} {'rose' if change > 0 else 'fell'} {span}, {limits}."]
+    best_step, best = (max if better > 0 else min)(curve, key=lambda point: point[1])
+    lost = better * (best - fmean(last))
+    if lost > MAX_LOSS_SINCE_BEST * (max(values) - min(values)) and best_step != curve[-1][0]:
+        sentences.append(str(Finding("worse_since_best", f"the best step was {best_step} with {number(best)}")))
+    return sentences
 
 
 def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
@@ -124,12 +119,10 @@ def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
     listed = ", ".join(f"{name} {signed(part)}" for name, part in sorted(parts.items(), key=lambda one: -abs(one[1])))
     rise = sum(parts.values())
     form = sum(part for name, part in parts.items() if "format" in name.lower())
-    note = ""
+    sentences = [f"By reward function (weight × change): {listed}."]
     if rise > 0 and form > 0.5 * rise:
-        note = " More than half of the rise is format."
-    elif rise > 0 and any("format" in name.lower() for name in parts):
-        note = f" Format is {max(0.0, form / rise):.0%} of the rise."
-    return [f"By reward function (weight × change): {listed}.{note}"]
+        sentences.append(str(Finding("format_gain", f"format is {form / rise:.0%} of the rise")))
+    return sentences
 
 
 def _held_out(rows: Rows) -> list[str]:
@@ -155,19 +148,8 @@ def _held_out(rows: Rows) -> list[str]:
 
 
 def _policy(rows: Rows) -> list[str]:
-    sentences = []
-    entropy = _curve(rows, "entropy/all/mean")
-    if len(entropy) > 1:
-        first, last = _ends([value for _, value in entropy])
-        before, after = fmean(first), fmean(last)
-        text = f"Entropy went from {number(before)} to {number(after)} nats per token"
-        low = COLLAPSED_SHARE * entropy[0][1]
-        collapsed = next((step for step, value in entropy if value < low), None)
-        if entropy[0][1] >= MIN_ENTROPY and collapsed is not None:
-            text += f"; it first fell below a tenth of its start at step {collapsed}"
-        sentences.append(f"{text}.")
-    groups, equal = (dict(_curve(rows[-MAX_WINDOW:], f"groups/{name}")) for name in ("all", "zero_spread"))
-    shares = [equal[step] / count for step, count in groups.items() if count and step in equal]
-    if shares and fmean(shares) >= MANY_ZERO_ADVANTAGE:
-        sentences.append(f"{fmean(shares):.0%} of the groups of the last {len(shares)} steps have zero advantage.")
-    return sentences
+    entropy = [value for _, value in _curve(rows, "entropy/all/mean")]
+    if len(entropy) < 2:
+        return []
+    first, last = _ends(entropy)
+    return [f"Entropy went from {number(fmean(first))} to {number(fmean(last))} nats per token."]

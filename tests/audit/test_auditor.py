@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -16,12 +15,13 @@ import pytest
 from commands import Rove, environment, in_this_process
 
 from rove.audit.auditor import AuditOptions, audit
-from rove.audit.findings import CHECKS, Finding, Report, Severity
+from rove.audit.findings import Report
 from rove.audit.guard import ROVE, describe
 from rove.audit.judge import Judge, JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage
 from rove.core.protocols import Request, Response
 
@@ -60,9 +60,9 @@ async def test_an_honest_environment_has_no_findings(tmp_path: Path) -> None:
 async def test_a_hole_and_a_side_effect_are_found(tmp_path: Path) -> None:
     path = tmp_path / "left_behind"
     report = await audited(tmp_path, f"open({str(path)!r}, 'w').close(); return float(answer in text)")
-    assert {one.check for one in report.findings} == {"blind-reply", "side-effects"}
+    assert {one.id for one in report.findings} == {"blind-reply", "side-effects"}
     assert report.worst is Severity.HIGH
-    [file] = [one for one in report.findings if one.check == "side-effects"]
+    [file] = [one for one in report.findings if one.id == "side-effects"]
     assert str(path.resolve()) in file.text
 
 
@@ -88,7 +88,7 @@ async def test_orders_to_a_judge_model(tmp_path: Path, obeys: bool) -> None:
     options = AuditOptions(num_examples=5, only=("judge-injection",))
     model = JudgeModel("weak", ScriptedClient(judge, "weak"))
     report = await audit("judged", str(tmp_path), options=options, judge=model)
-    assert [(one.check, "weak's verdict" in one.text) for one in report.findings] == [("judge-injection", True)] * obeys
+    assert [(one.id, "weak's verdict" in one.text) for one in report.findings] == [("judge-injection", True)] * obeys
     assert "--judge weak" in report.command("judge-injection")
 
 
@@ -135,7 +135,7 @@ async def test_a_broken_environment_does_not_stop_the_audit(tmp_path: Path, grad
 async def test_a_reply_that_hangs_is_a_finding_with_all_other_checks_done(tmp_path: Path) -> None:
     options = AuditOptions(num_examples=10, only=("grader-robustness", "hedging"), hang_seconds=1.0, seconds=200.0)
     report = await audited(tmp_path, f"while len(text) > 50_000: pass\n    {HONEST}", options)
-    assert [(one.check, one.severity) for one in report.findings] == [("grader-robustness", Severity.HIGH)]
+    assert [(one.id, one.severity) for one in report.findings] == [("grader-robustness", Severity.HIGH)]
     assert "100 kB" in report.findings[0].text and not report.skipped
 
 
@@ -144,7 +144,7 @@ async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
     options = AuditOptions(num_examples=10, only=("hedging", "grader-robustness"), hang_seconds=1.0, seconds=200.0)
     report = await audited(tmp_path, f"while 'maybe' in text: pass\n    {HONEST}", options)
     [finding] = report.findings
-    assert (finding.check, finding.severity) == ("grader-robustness", Severity.HIGH)
+    assert (finding.id, finding.severity) == ("grader-robustness", Severity.HIGH)
     assert "'retraction'" in finding.text and "maybe" in finding.completion
 
 
@@ -157,7 +157,7 @@ async def test_a_time_budget_that_is_used_up_before_the_first_check_is_a_finding
 async def test_an_environment_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
     environment(tmp_path, "sums", "raise ValueError('no')")
     report = await audit("sums", str(tmp_path), options=FAST)
-    assert [(one.check, one.severity) for one in report.findings] == [("load", Severity.HIGH)]
+    assert [(one.id, one.severity) for one in report.findings] == [("load", Severity.HIGH)]
 
 
 async def test_an_environment_whose_rollouts_all_fail_is_a_finding(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_an_environment_whose_rollouts_all_fail_is_a_finding(tmp_path: Pat
 async def test_an_environment_that_ends_its_process_when_it_is_imported(tmp_path: Path) -> None:
     environment(tmp_path, "sums", "import os; os._exit(3)")
     report = await audit("sums", str(tmp_path), options=AuditOptions(num_examples=2, only=("seed-shift",)))
-    assert [one.check for one in report.findings] == ["load"]
+    assert [one.id for one in report.findings] == ["load"]
 
 
 async def test_an_unknown_check_is_refused() -> None:
@@ -211,9 +211,9 @@ REPORT = Report(
     env="sums",
     findings=[
         Finding(
-            check="hedging", severity=Severity.HIGH, text="a | b", rate=(0.5, 0.4, 0.6), floor=0.1, completion="\x00<x>"
+            id="hedging", severity=Severity.HIGH, text="a | b", rate=(0.5, 0.4, 0.6), floor=0.1, completion="\x00<x>"
         ),
-        Finding(check="length", severity=Severity.LOW, text="c"),
+        Finding(id="length", severity=Severity.LOW, text="c"),
     ],
     checks=["hedging", "length", "blind-game", "load"],
     skipped={"blind-game": "only for several turns"},
@@ -258,12 +258,6 @@ def test_sarif_names_the_file_as_code_hosts_expect_it(tmp_path: Path, monkeypatc
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
     environment(tmp_path / "environments", "sums", SUMS.replace("GRADE", "return float(answer in text)"))
     return in_this_process(tmp_path, monkeypatch, capsys)
-
-
-def test_the_page_lists_the_checks() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
-    listed = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", page, re.MULTILINE)
-    assert listed == [(name, check.looks_for) for name, check in CHECKS.items()]
 
 
 def test_the_command(rove: Rove) -> None:

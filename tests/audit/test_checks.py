@@ -13,7 +13,6 @@ import pytest
 
 import rove as vf
 from rove.audit.baseline import Baseline, measure_baseline
-from rove.audit.findings import Finding, Severity
 from rove.audit.game_checks import (
     check_blind_games,
     check_message_leaks,
@@ -33,6 +32,7 @@ from rove.audit.reward_checks import (
 )
 from rove.audit.search import search
 from rove.audit.subject import Subject
+from rove.core.findings import Finding, Severity
 from rove.rubrics import scorers
 
 PARSER = vf.XMLParser(["answer"], answer_field="answer")
@@ -225,7 +225,7 @@ async def test_state_that_rollouts_share(is_shared: bool) -> None:
 
     env = sums(grade, policies={"good": lambda m, s, rng: "done"})
     found = await findings(check_determinism, env, lambda variables: env)
-    assert [one.check for one in found] == ["determinism"] * is_shared
+    assert [one.id for one in found] == ["determinism"] * is_shared
 
 
 async def test_determinism_across_processes() -> None:
@@ -331,7 +331,7 @@ class Door(vf.MultiTurnEnv):
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_blind_games(is_found: bool) -> None:
     found = await findings(check_blind_games, Door(pays_knocks=is_found))
-    assert [one.check for one in found] == ["blind-game"] * is_found
+    assert [one.id for one in found] == ["blind-game"] * is_found
 
 
 class Parcel(vf.MultiTurnEnv):
@@ -371,7 +371,7 @@ class Parcel(vf.MultiTurnEnv):
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_actions_that_are_paid_each_time(is_found: bool) -> None:
     found = await findings(check_repeated_actions, Parcel(pays_each_time=is_found))
-    assert [(one.check, "'<answer>drop</answer>'" in one.text) for one in found] == [("blind-game", True)] * is_found
+    assert [(one.id, "'<answer>drop</answer>'" in one.text) for one in found] == [("blind-game", True)] * is_found
 
 
 @pytest.mark.parametrize(
@@ -391,4 +391,4 @@ def test_answers_in_messages(text: str, answer: str, is_shown: bool) -> None:
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_messages_that_give_the_answer_away(is_found: bool) -> None:
     found = await findings(check_message_leaks, Door(tells=is_found))
-    assert [one.check for one in found] == ["answer-leak"] * is_found
+    assert [one.id for one in found] == ["answer-leak"] * is_found

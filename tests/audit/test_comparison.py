@@ -10,16 +10,17 @@ import pytest
 from commands import Rove, environment, in_this_process
 
 from rove.audit.comparison import Comparison, compare, markdown_comparison, read_report
-from rove.audit.findings import CHECKS, Finding, Report, Severity
+from rove.audit.findings import CHECKS, Report
 from rove.audit.report import json_report
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding, Severity
 from tests.audit.test_auditor import HONEST, SUMS
 
 OWN = {"right answer": (1.0, 1.0, 1.0), "policy good": (0.8, 0.7, 0.9), "empty": (0.5, 0.4, 0.6)}
 
 
 def found(check: str, severity: Severity = Severity.HIGH, rate: float = 0.5) -> Finding:
-    return Finding(check=check, severity=severity, text=f"about {check}", rate=(rate, rate - 0.1, rate + 0.1))
+    return Finding(id=check, severity=severity, text=f"about {check}", rate=(rate, rate - 0.1, rate + 0.1))
 
 
 def report(*findings: Finding, skipped: dict[str, str] | None = None, without: str = "") -> Report:
@@ -28,7 +29,7 @@ def report(*findings: Finding, skipped: dict[str, str] | None = None, without: s
 
 
 def statuses(comparison: Comparison) -> list[tuple[str, str]]:
-    return [(one.status, one.latest.check) for one in comparison.changes]
+    return [(one.status, one.latest.id) for one in comparison.changes]
 
 
 def test_closed_new_and_remaining_findings() -> None:

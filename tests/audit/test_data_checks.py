@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
-from rove.audit.findings import Severity
+from rove.core.findings import Severity
 
 
 def row(text: str, answer: str = "", digest: str = "", changed: tuple[str, ...] = ()) -> dict[str, Any]:

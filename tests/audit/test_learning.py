@@ -12,7 +12,6 @@ import rove as vf
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.exploration import exploration
-from rove.audit.findings import Severity
 from rove.audit.learning import (
     GAP,
     Learned,
@@ -28,6 +27,7 @@ from rove.audit.learning import (
 )
 from rove.audit.subject import Subject
 from rove.core.errors import ConfigError
+from rove.core.findings import Severity
 from rove.core.messages import text_of
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10, 40)]
@@ -185,6 +185,6 @@ async def test_the_learner_finds_a_hole_and_leaves_the_fixed_grader_alone(
     learner = partial(check_learned, options=LearnOptions(folder=tmp_path / "runs", steps=30, max_tokens=32))
     report = await audit("sums", None, {"grader": grader}, AuditOptions(only=("learned-reward",)), learner=learner)
     assert report.skipped == {}
-    assert [one.check for one in report.findings] == ["learned-reward"] * found
+    assert [one.id for one in report.findings] == ["learned-reward"] * found
     assert (tmp_path / "runs" / "rl" / "rollouts.jsonl").exists()
     assert "matches_answer" in (tmp_path / "runs" / "rl" / "metrics.jsonl").read_text()

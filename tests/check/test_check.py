@@ -158,7 +158,7 @@ FEATURE_CASES = [
 def test_the_generation_and_deviations_of_a_package_are_detected(source: str, written_for: str, row: str) -> None:
     features = read({"one.py": source}).features
     assert generation(features) == written_for
-    found = [one.what for one in deviations(features)]
+    found = [one.text for one in deviations(features)]
     assert len(found) == bool(row), found
     assert not row or row in found[0]
 
@@ -463,7 +463,7 @@ def load_environment():
     assert (report.status, report.generation) == ("runs with deviations", "G0"), report
     assert steps == ["reading", "building", "installing", "running rollouts"]
     assert report.rollouts.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.rollouts.rollouts == 4
-    whats = [one.what for one in report.deviations]
+    whats = [one.text for one in report.deviations]
     assert any(name.startswith("an `is_completed(messages, state)`") for name in whats)
     assert "an exception in environment code that is not a `vf.Error`" in whats and "rollouts with an error" in whats
 
@@ -516,7 +516,7 @@ def test_the_matrix_lists_verdicts_and_deviations() -> None:
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
     assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
-    assert f"| 2 | `MCPEnv` | {both[1].here} |\n" in page and "`Rubric` 2." in page
+    assert f"| 2 | `MCPEnv` | {both[1].remedy} |\n" in page and "`Rubric` 2." in page
     document = as_json([fine, odd, lost])
     assert [one["verdict"] for one in document["packages"]] == [
         "runs unchanged",

@@ -129,7 +129,7 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     assert [row["name"] for row in shown["rows"]] == ["scripted:guesser", "scripted:right", "base", "+ SFT", "+ RL"]
     assert [row["conditions"].keys() for row in shown["rows"]] == [{"sampled", "greedy"}] * 5
     assert "reward at T = 1" in done.err
-    assert [one["kind"] for one in shown["diagnoses"]] in ([], ["learning_rate"])  # untrained: not even the format
+    assert [one["id"] for one in shown["diagnoses"]] in ([], ["learning_rate"])  # untrained: not even the format
     before = contents(Path("runs"))
     assert json.loads(rove(*words).out)["rows"] == shown["rows"]
     assert {path: content for path, (_, content) in contents(Path("runs")).items()} == {
@@ -279,14 +279,14 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     assert (
         "the diagnosis of sft (unpredictable) no longer applies: the reward has risen since" in capsys.readouterr().out
     )
-    assert [one["kind"] for one in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
-    no_progress = {**early, "stage": "rl1", "kind": "no_progress"}
+    assert [one["id"] for one in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
+    no_progress = {"stage": "rl1", "step": 10, "steps": 99, "id": "no_progress", "text": "no better"}
     diagnoser.found.append(no_progress)
     (folder / "rl1").mkdir()
     diagnoser.after_step(folder / "rl1", {"step": 11, "eval/sampled/reward/mean": 0.5}, 99)
     assert no_progress in diagnoser.found
     diagnoser.after_step(folder / "rl1", {"step": 12, "eval/sampled/reward/mean": 0.9}, 99)
-    assert [one["kind"] for one in diagnoser.found] == ["saturated"]
+    assert [one["id"] for one in diagnoser.found] == ["saturated"]
 
 
 @pytest.mark.parametrize("best_step", [0, 10])

@@ -172,7 +172,7 @@ def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Pat
 def test_rl_writes_a_model_a_summary_and_curves(rove: Rove, made: Path):
     done = rove(*rl(made, "--json"))
     assert done.status == 0
-    assert "batch_size is 8; training is unstable below 256 rollouts per step" in done.err
+    assert "batch: 8 rollouts per step, with which training often collapses" in done.err
     summary = json.loads(done.out)
     final = Path(summary["model"])
     run = Run(final.parent)
@@ -229,7 +229,10 @@ every = 100
 @pytest.mark.broad
 def test_sft_warns_about_evaluation_on_training_data(rove: Rove, made: Path):
     Path("measured.toml").write_text(EVALUATION_TABLE)
-    assert "8 of 8 rows are also trained on; collect training data with" in rove(*sft(made, "@", "measured.toml")).out
+    assert (
+        "8 of 8 rows are also trained on. To try: collect training data with"
+        in rove(*sft(made, "@", "measured.toml")).out
+    )
     held_out = rove(
         *sft(made, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
     )
@@ -246,8 +249,8 @@ def test_rl_warns_once_and_about_evaluation_on_training_data(rove: Rove, made: P
     words[1] = "same"
     started = rove(*words, "1")
     assert started.status == 0, started.err
-    assert "warning: batch_size is 8; training is unstable" in started.out
-    assert "warning: evaluation same: 2 of 8 rows are also trained on" in started.out
+    assert "warning: batch: 8 rollouts per step, with which training often collapses" in started.out
+    assert "warning: held_out: evaluation same: 2 of 8 rows are also trained on" in started.out
     Path("runs/mine/summary.json").unlink()
     continued = rove(*words, "1")
     assert "continuing runs/mine after step 1" in continued.out
@@ -356,7 +359,7 @@ def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, 
     assert f"best eval/perfect/reward/mean: {max(m['eval/perfect/reward/mean'] for m in metrics):.4f}" in done.out
     assert done.out.count("· example ") == 2
     assert "step 2: length growth" in done.out
-    assert "length_growth" in [alert["name"] for alert in run.alerts()]
+    assert "length_growth" in [alert["id"] for alert in run.alerts()]
     words = [
         "eval",
         "tictactoe",

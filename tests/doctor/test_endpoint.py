@@ -16,9 +16,9 @@ from fault_endpoint import Answer, FaultEndpoint, completion
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, Severity
 from rove.doctor import endpoint
 from rove.doctor.endpoint import CHECKS, check_context, check_endpoint, check_latency, logprobs_in
-from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
 from rove.engine.client import EngineClient
 from rove.server import base_url_of, listening, make_app
 
@@ -62,7 +62,7 @@ class Model:
         await self.server.start_server()
         client = OpenAIClient(str(self.server.make_url("/v1")), key, max_retries=0, timeout=timeout_s)
         try:
-            return {finding.name: finding async for finding in check_endpoint(client, model, **options)}
+            return {finding.id: finding async for finding in check_endpoint(client, model, **options)}
         finally:
             await client.close()
             await self.server.close()
@@ -100,17 +100,17 @@ class Model:
         return web.json_response(response)
 
 
-def statuses(findings: dict[str, Finding]) -> dict[str, str]:
-    return {name: finding.status for name, finding in findings.items()}
+def statuses(findings: dict[str, Finding]) -> dict[str, Severity]:
+    return {name: finding.severity for name, finding in findings.items()}
 
 
 async def test_a_server_with_all_features_passes_all_checks():
     findings = await Model(listed=[{"id": "tiny", "max_model_len": 8192}], key="sk-something").findings()
     assert set(statuses(findings).values()) == {OK}
     assert len(findings) == CHECKS
-    assert findings["context"].seen == "8,192 tokens (its max_model_len)"
-    assert findings["log-probs"].seen == "3 tokens, finite, sum -1.50"
-    assert findings["tools"].seen == "called get_weather(city='Oslo')"
+    assert findings["context"].text == "8,192 tokens (its max_model_len)"
+    assert findings["logprobs"].text == "3 tokens, finite, sum -1.50"
+    assert findings["tools"].text == "called get_weather(city='Oslo')"
 
 
 async def test_a_slow_server_gets_small_requests_and_does_not_fail(monkeypatch: pytest.MonkeyPatch):
@@ -131,8 +131,8 @@ async def test_a_slow_server_gets_small_requests_and_does_not_fail(monkeypatch: 
 
     server._chat = respond_truncated
     findings = await server.findings()
-    assert not failed(findings.values())
-    assert (findings["response"].status, findings["response"].advice) == (
+    assert not any(one.severity is HIGH for one in findings.values())
+    assert (findings["response"].severity, findings["response"].remedy) == (
         OK,
         "truncated at 32 tokens, because the server is slow",
     )
@@ -151,15 +151,15 @@ async def test_a_timeout_is_a_warning_and_skips_later_checks():
     server._chat = hang
     started: list[str] = []
     findings = await server.findings(timeout_s=0.2, on_check=started.append)
-    assert not failed(findings.values())
-    assert findings["tools"].status == WARN and "no answer within 0.2 s" in findings["tools"].seen
-    assert (findings["other checks"].status, "latency" in findings) == (SKIP, False)
+    assert not any(one.severity is HIGH for one in findings.values())
+    assert findings["tools"].severity == MEDIUM and "no answer within 0.2 s" in repr(findings["tools"])
+    assert (findings["other_checks"].severity, "latency" in findings) == (SKIPPED, False)
     assert started == ["models", "response", "context", "tools"]
     hanging = Model()
     hanging._chat = hang
     findings = await hanging.findings(timeout_s=0.2)
-    assert (findings["response"].status, findings["other checks"].status) == (WARN, SKIP)
-    assert not failed(findings.values())
+    assert (findings["response"].severity, findings["other_checks"].severity) == (MEDIUM, SKIPPED)
+    assert not any(one.severity is HIGH for one in findings.values())
 
 
 async def test_an_unreachable_endpoint_fails():
@@ -170,48 +170,48 @@ async def test_an_unreachable_endpoint_fails():
     client = OpenAIClient(url, max_retries=0)
     findings = [finding async for finding in check_endpoint(client, "tiny")]
     await client.close()
-    assert [(finding.status, finding.name) for finding in findings] == [(FAIL, "reachable")]
-    assert failed(findings)
-    assert url in findings[0].advice
+    assert [(finding.severity, finding.id) for finding in findings] == [(HIGH, "reachable")]
+    assert any(one.severity is HIGH for one in findings)
+    assert url in repr(findings[0])
 
 
 async def test_a_wrong_key_is_found_although_the_model_list_is_public():
     findings = await Model(key="sk-right-one").findings(key="sk-wrong-one")
-    assert statuses(findings) == {"key": FAIL, "models": OK, "response": FAIL, "other checks": SKIP}
-    assert "HTTP 401: no such key" in findings["key"].seen
-    assert not any("sk-wrong-one" in finding.seen for finding in findings.values())
+    assert statuses(findings) == {"key": HIGH, "models": OK, "response": HIGH, "other_checks": SKIPPED}
+    assert "HTTP 401: no such key" in repr(findings["key"])
+    assert not any("sk-wrong-one" in repr(finding) for finding in findings.values())
 
 
 async def test_a_misspelled_model_name_fails_with_a_suggestion():
     findings = await Model().findings("tinny")
-    assert statuses(findings) == {"key": SKIP, "models": WARN, "response": FAIL, "other checks": SKIP}
-    assert findings["models"].advice == "did you mean 'tiny'?"
-    assert findings["response"].seen == "HTTP 404: no such model"
+    assert statuses(findings) == {"key": SKIPPED, "models": MEDIUM, "response": HIGH, "other_checks": SKIPPED}
+    assert findings["models"].remedy == "did you mean 'tiny'?"
+    assert findings["response"].text == "HTTP 404: no such model"
 
 
 @pytest.mark.parametrize("listed", [None, []])
 async def test_a_missing_model_list_is_skipped(listed: Any):
     findings = await Model(listed=listed).findings()
-    assert findings["models"].status == SKIP
-    assert findings["response"].status == OK
+    assert findings["models"].severity == SKIPPED
+    assert findings["response"].severity == OK
 
 
 async def test_missing_features_are_warnings():
     findings = await Model(can="").findings()
-    missing = {"tools", "log-probs", "temperature 0", "seed", "streaming"}
-    assert {name for name, finding in findings.items() if finding.status == WARN} == missing
-    assert findings["context"].status == SKIP
-    assert not failed(findings.values())
-    assert all(findings[name].advice for name in missing)
+    missing = {"tools", "logprobs", "temperature_0", "seed", "streaming"}
+    assert {name for name, finding in findings.items() if finding.severity == MEDIUM} == missing
+    assert findings["context"].severity == SKIPPED
+    assert not any(one.severity is HIGH for one in findings.values())
+    assert all(findings[name].remedy for name in missing)
 
 
 @pytest.mark.parametrize("value", [0.5, -9999.0, None])
 async def test_invalid_log_probs_are_a_warning(value: Any):
-    assert (await Model(logprob=value).findings())["log-probs"].status == WARN
+    assert (await Model(logprob=value).findings())["logprobs"].severity == MEDIUM
 
 
 async def test_the_context_length_is_read_from_an_error_message():
-    assert (await Model(can="context").findings())["context"].seen == "4,096 tokens (from an error message)"
+    assert (await Model(can="context").findings())["context"].text == "4,096 tokens (from an error message)"
 
 
 @pytest.mark.parametrize(
@@ -224,46 +224,46 @@ async def test_the_context_length_is_read_from_an_error_message():
 async def test_truncated_and_reasoning_only_responses_are_warnings(answer: dict[str, Any], said: str):
     async with FaultEndpoint(Answer(body=answer)) as server:
         client = OpenAIClient(server.base_url, max_retries=0)
-        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
+        findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert findings["response"].status == WARN
-    assert said in findings["response"].advice
+    assert findings["response"].severity == MEDIUM
+    assert said in repr(findings["response"])
 
 
 async def test_checks_continue_after_http_errors():
     async with FaultEndpoint(lambda number, body: "ok" if number < 2 else "500") as server:
         client = OpenAIClient(server.base_url, max_retries=0)
-        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
+        findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert findings["response"].status == OK
-    assert {findings[name].status for name in ("tools", "log-probs", "seed", "streaming", "latency")} == {WARN}
-    assert findings["latency"].seen.endswith("HTTP 500: told to answer 500")
+    assert findings["response"].severity == OK
+    assert {findings[name].severity for name in ("tools", "logprobs", "seed", "streaming", "latency")} == {MEDIUM}
+    assert findings["latency"].text.endswith("HTTP 500: told to answer 500")
 
 
 async def test_an_empty_response_is_a_warning():
     async with FaultEndpoint("empty") as server:
         client = OpenAIClient(server.base_url, max_retries=0)
-        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
+        findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert (findings["key"].status, findings["response"].status, findings["latency"].status) == (OK, WARN, OK)
-    assert not failed(findings.values())
+    assert (findings["key"].severity, findings["response"].severity, findings["latency"].severity) == (OK, MEDIUM, OK)
+    assert not any(one.severity is HIGH for one in findings.values())
 
 
 async def test_a_slow_response_is_a_latency_warning(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.doctor.endpoint.SLOW_RESPONSE_S", 0.0)
     async with FaultEndpoint() as server:
         client = OpenAIClient(server.base_url)
-        assert (await check_latency(client, "tiny")).status == WARN
+        assert (await check_latency(client, "tiny")).severity == MEDIUM
         await client.close()
 
 
 async def test_an_anthropic_endpoint_is_checked_without_log_probs():
     async with ApiEndpoint("/v1/messages", anthropic_message, reply=lambda body: "OK.") as server:
         client = AnthropicClient(server.base_url, max_retries=0)
-        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
+        findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert findings["response"].status == OK
-    assert findings["log-probs"].status == SKIP
+    assert findings["response"].severity == OK
+    assert findings["logprobs"].severity == SKIPPED
 
 
 @pytest.mark.broad
@@ -272,13 +272,13 @@ async def test_a_model_served_by_rove_passes_the_checks(kind: type[OpenAIClient]
     engine = EngineClient.from_model(tiny_model(context=512))
     async with listening(make_app(engine, "tiny")) as runner:
         client = kind(base_url_of(runner), "k", max_retries=0)
-        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
-        assert (await check_context(client, "tiny", [])).status == SKIP
+        findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
+        assert (await check_context(client, "tiny", [])).severity == SKIPPED
         await client.close()
-    assert findings["context"].seen.startswith("512 tokens")
-    assert findings["tools"].status == (WARN if kind is OpenAIClient else SKIP)
-    passing = ("key", "models", "log-probs", "temperature 0", "seed", "streaming", "latency")
-    assert {findings[name].status for name in passing} == {OK}
+    assert findings["context"].text.startswith("512 tokens")
+    assert findings["tools"].severity == (MEDIUM if kind is OpenAIClient else SKIPPED)
+    passing = ("key", "models", "logprobs", "temperature_0", "seed", "streaming", "latency")
+    assert {findings[name].severity for name in passing} == {OK}
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"choices": []}, {"choices": [{"logprobs": None}]}, {"choices": ["x"]}])

@@ -12,10 +12,10 @@ from fakes import tiny_model
 from flat_settings import with_tables
 
 from rove.core.config import convert
+from rove.core.findings import HIGH, MEDIUM, OK, Severity
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request, SamplingParams
 from rove.doctor import machine
-from rove.doctor.findings import FAIL, OK, WARN
 from rove.doctor.machine import (
     LAZY_BYTES,
     Trial,
@@ -87,15 +87,15 @@ async def test_drift_between_sampler_and_trainer_is_checked():
     mask = [False] * len(tokens.prompt_ids) + [True] * len(tokens.completion_ids)
     logprobs = [0.0] * len(tokens.prompt_ids) + tokens.logprobs
     trial = try_training(config(), loaded, [TrainingSequence(tokens.ids, mask, logprobs, [1.0] * len(mask))])
-    assert check_drift(trial).status == OK
+    assert check_drift(trial).severity == OK
     wrong = [p - 1 for p in logprobs]
     assert (
         check_drift(
             try_training(config(), loaded, [TrainingSequence(tokens.ids, mask, wrong, [1.0] * len(mask))])
-        ).status
-        == WARN
+        ).severity
+        == MEDIUM
     )
-    assert check_drift(Trial(1, 1.0, 1, 1, float("nan"))).status == WARN
+    assert check_drift(Trial(1, 1.0, 1, 1, float("nan"))).severity == MEDIUM
 
 
 def test_memory_needed_has_the_expected_parts():
@@ -167,9 +167,9 @@ def test_an_adapter_needs_training_memory_only_for_its_own_weights(more: dict[st
     assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in own_storage) == own
 
 
-@pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, WARN), (8e9, FAIL), (None, OK)])
+@pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, MEDIUM), (8e9, HIGH), (None, OK)])
 def test_check_memory_compares_needed_and_free_memory(free: float | None, status: str):
-    assert check_memory(NEEDED, None if free is None else int(free)).status == status
+    assert check_memory(NEEDED, None if free is None else int(free)).severity == status
 
 
 def test_memory_free_returns_a_plausible_value():
@@ -177,27 +177,27 @@ def test_memory_free_returns_a_plausible_value():
     assert free is None or free > 1 << 20
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(1, OK), (400, WARN), (1000, WARN)])
+@pytest.mark.parametrize(("seconds", "status"), [(1, OK), (400, MEDIUM), (1000, MEDIUM)])
 def test_check_time_warns_about_long_runs(seconds: float, status: str):
     finding = check_time(config(steps=100), seconds, seconds)
-    assert finding.status == status
+    assert finding.severity == status
     if seconds == 400:
-        assert "an interruption may cost 2.2 h" in finding.advice
+        assert "an interruption may cost 2.2 h" in repr(finding)
 
 
 def test_check_disk_compares_needed_and_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def status_with(free: float) -> str:
+    def status_with(free: float) -> Severity:
         monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-        return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").status
+        return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").severity
 
-    assert [status_with(free) for free in (100e9, 41e9, 10e9)] == [OK, WARN, FAIL]
+    assert [status_with(free) for free in (100e9, 41e9, 10e9)] == [OK, MEDIUM, HIGH]
 
 
 def test_a_synced_reference_is_counted_in_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
     needed = {**NEEDED, "reference model": 4e9}
     texts = [
-        check_disk(config(loss__kl_penalty=1.0, **more), needed, 0.0, tmp_path).seen
+        check_disk(config(loss__kl_penalty=1.0, **more), needed, 0.0, tmp_path).text
         for more in ({}, {"loss__sync_reference_every": 5})
     ]
     assert [text.split(";")[0] for text in texts] == ["checkpoints 40 GB", "checkpoints 52 GB"]

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from fakes import bpe_tokenizer, record_of, tiny_model
 
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, StepTokens, TrajectoryStep
-from rove.doctor.findings import FAIL, OK, SKIP, WARN
 from rove.doctor.rollouts import (
     Lengths,
     check_advantages,
@@ -53,34 +53,37 @@ def failed_rollout() -> RolloutRecord:
 
 def test_check_failures():
     without_failures = make_group(0, 1)
-    assert check_failures(without_failures).status == OK
-    assert check_failures([*without_failures, failed_rollout()]).status == WARN
+    assert check_failures(without_failures).severity == OK
+    assert check_failures([*without_failures, failed_rollout()]).severity == MEDIUM
     finding = check_failures([failed_rollout()])
-    assert finding.status == FAIL
-    assert "env_response: ValueError: no board" in finding.seen
+    assert finding.severity == HIGH
+    assert "env_response: ValueError: no board" in repr(finding)
 
 
 @pytest.mark.parametrize(
     ("rewards", "status"),
-    [([0, 0, 0, 1], OK), ([0, 0, 0, 0], FAIL), ([-0.1, -0.1], FAIL), ([-0.9, -0.1], OK), ([1, 1, 1, 0.9], WARN)],
+    [([0, 0, 0, 1], OK), ([0, 0, 0, 0], HIGH), ([-0.1, -0.1], HIGH), ([-0.9, -0.1], OK), ([1, 1, 1, 0.9], MEDIUM)],
 )
 def test_check_reward(rewards: list[float], status: str):
-    assert check_reward(make_group(*rewards)).status == status
+    assert check_reward(make_group(*rewards)).severity == status
 
 
 def test_check_advantages():
     zero_advantage = [record for key in "bcd" for record in make_group(0, 0, key=key)]
-    assert check_advantages(make_group(0, 1)).status == OK
-    assert check_advantages(zero_advantage).status == FAIL
+    assert check_advantages(make_group(0, 1)).severity == OK
+    assert check_advantages(zero_advantage).severity == HIGH
     finding = check_advantages([*make_group(0, 1), *zero_advantage])
-    assert (finding.status, finding.seen) == (WARN, "3 of 4 groups have zero advantage")
-    assert "25%" in finding.advice
+    assert (finding.severity, finding.text) == (
+        MEDIUM,
+        "3 of 4 groups have zero advantage: a step trains on 25% of its groups",
+    )
+    assert "25%" in repr(finding)
 
 
 def test_check_format():
-    assert check_format(make_group(0, 1, format=0.9)).status == OK
-    assert check_format(make_group(0, 1, format=0.1)).status == WARN
-    assert check_format(make_group(0, 1)).status == SKIP
+    assert check_format(make_group(0, 1, format=0.9)).severity == OK
+    assert check_format(make_group(0, 1, format=0.1)).severity == MEDIUM
+    assert check_format(make_group(0, 1)).severity == SKIPPED
 
 
 def truncate(record: RolloutRecord) -> RolloutRecord:
@@ -90,25 +93,25 @@ def truncate(record: RolloutRecord) -> RolloutRecord:
 
 def test_check_truncation():
     complete = make_group(0, 1)
-    assert check_truncation(complete, Lengths(), 32).status == OK
-    assert check_truncation([truncate(record) for record in complete], Lengths(), 32).status == WARN
+    assert check_truncation(complete, Lengths(), 32).severity == OK
+    assert check_truncation([truncate(record) for record in complete], Lengths(), 32).severity == MEDIUM
     finding = check_truncation(complete, Lengths(100, 40, 5), 32)
-    assert (finding.status, finding.advice) == (WARN, "a scripted policy needs 40: -t 60")
+    assert (finding.severity, finding.remedy) == (MEDIUM, "-t 60") and "policy needs 40" in finding.text
 
 
 @pytest.mark.parametrize(
     ("sampled", "scripted", "status"),
     [
         (Lengths(60, 9, 10), Lengths(), OK),
-        (Lengths(60, 9, 10), Lengths(90, 9, 10), WARN),
+        (Lengths(60, 9, 10), Lengths(90, 9, 10), MEDIUM),
         (Lengths(68, 9, 68), Lengths(), OK),
-        (Lengths(70, 9, 69), Lengths(), FAIL),
-        (Lengths(), Lengths(300, 9, 200), FAIL),
-        (Lengths(), Lengths(), SKIP),
+        (Lengths(70, 9, 69), Lengths(), HIGH),
+        (Lengths(), Lengths(300, 9, 200), HIGH),
+        (Lengths(), Lengths(), SKIPPED),
     ],
 )
 def test_check_context(sampled: Lengths, scripted: Lengths, status: str):
-    assert check_context(sampled, scripted, 32, 100).status == status
+    assert check_context(sampled, scripted, 32, 100).severity == status
 
 
 def conversation() -> RolloutRecord:
@@ -123,21 +126,21 @@ def conversation() -> RolloutRecord:
 def test_check_history_warns_about_templates_that_rewrite_history():
     tokenizer = bpe_tokenizer()
     plain = Renderer(tokenizer)
-    assert check_history(make_group(0, 1), [conversation()], plain).status == OK
-    assert check_history([record_of(FORKED)], [], plain).status == WARN
-    assert check_history([record_of(TURNS[:1])], [], plain).status == SKIP
+    assert check_history(make_group(0, 1), [conversation()], plain).severity == OK
+    assert check_history([record_of(FORKED)], [], plain).severity == MEDIUM
+    assert check_history([record_of(TURNS[:1])], [], plain).severity == SKIPPED
     tokenizer.chat_template = TEMPLATE_WITHOUT_EARLIER_THOUGHTS
-    assert check_history([], [conversation()], Renderer(tokenizer)).status == WARN
+    assert check_history([], [conversation()], Renderer(tokenizer)).severity == MEDIUM
     tokenizer.chat_template = "{{ raise_exception('no') }}"
-    assert "rejects messages" in check_history([], [conversation()], Renderer(tokenizer)).seen
+    assert "rejects messages" in check_history([], [conversation()], Renderer(tokenizer)).text
 
 
 def test_check_tokens():
-    assert check_tokens(make_group(0, 1)).status == OK
-    assert check_tokens([record_of([None])]).status == FAIL
-    assert check_tokens([record_of([StepTokens([1], [2], [])])]).status == FAIL
-    assert check_tokens([record_of([StepTokens([1], [2], [float("nan")])])]).status == FAIL
-    assert check_tokens([]).status == SKIP
+    assert check_tokens(make_group(0, 1)).severity == OK
+    assert check_tokens([record_of([None])]).severity == HIGH
+    assert check_tokens([record_of([StepTokens([1], [2], [])])]).severity == HIGH
+    assert check_tokens([record_of([StepTokens([1], [2], [float("nan")])])]).severity == HIGH
+    assert check_tokens([]).severity == SKIPPED
 
 
 def test_lengths_of():
@@ -155,12 +158,10 @@ def test_lengths_of():
 
 
 def test_check_samples_runs_all_checks():
-    findings = {
-        finding.name: finding for finding in check_samples(make_group(0, 1), [], tiny_model().renderer, 32, 1024)
-    }
-    names = ("rollouts", "base reward", "advantages", "max_tokens", "context", "history", "tokens")
-    assert {findings[name].status for name in names} == {OK}
-    assert [finding.name for finding in check_samples([failed_rollout()], [], tiny_model().renderer, 32, 1024)][:2] == [
+    findings = {finding.id: finding for finding in check_samples(make_group(0, 1), [], tiny_model().renderer, 32, 1024)}
+    names = ("rollouts", "base_reward", "zero_advantage_groups", "max_tokens", "context", "history", "tokens")
+    assert {findings[name].severity for name in names} == {OK}
+    assert [finding.id for finding in check_samples([failed_rollout()], [], tiny_model().renderer, 32, 1024)][:2] == [
         "rollouts",
         "max_tokens",
     ]

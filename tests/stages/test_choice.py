@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.stages import examination
 from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
-from rove.stages.examination import Evidence, ModelEvidence, examine
+from rove.stages.examination import Evidence, ModelEvidence, examine, read_evidence
 from rove.stages.recipe import RecipeFile
 from rove.stages.recipe_file import as_toml
 from rove.train.config import RLConfig, SFTConfig
@@ -57,6 +58,14 @@ async def test_policies_are_ordered_by_reward() -> None:
     assert evidence.untrained_turns == 1
     assert evidence.examples == 50
     assert evidence.response_tokens == len(["no", ",", " never", "<|end|>"])
+
+
+async def test_evidence_with_diagnoses_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    values = msgspec.to_builtins(await evidence_of(right=right, often=often))
+    earlier = {"kind": "hidden_state", "text": "the policy knows more", "advice": "show it"}
+    (tmp_path / "evidence.json").write_bytes(msgspec.json.encode({**values, "diagnoses": [earlier]}))
+    [finding] = read_evidence(tmp_path / "evidence.json").diagnoses
+    assert str(finding) == "hidden_state: the policy knows more. To try: show it"
 
 
 async def test_an_environment_without_policies_needs_a_pretrained_model() -> None:

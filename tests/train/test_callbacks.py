@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fakes import tiny_model
 from tiers import first_quick
 
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
-from rove.train.alerts import Alert, AlertLimits
+from rove.train.alerts import AlertLimits
 from rove.train.config import RLConfig
 from rove.train.rl import train_rl
 from tests.train.test_loggers import Fake
@@ -27,8 +29,8 @@ SENSITIVE_LIMITS = AlertLimits(window=1, length_factor=0.1, grad_norm_factor=1e-
 """Limits that cause two alerts from the second step on."""
 
 
-def train_with_callbacks(path: Path, config: RLConfig) -> tuple[list[Alert], list[tuple[int, RolloutRecord]]]:
-    alerts: list[Alert] = []
+def train_with_callbacks(path: Path, config: RLConfig) -> tuple[list[Finding], list[tuple[int, RolloutRecord]]]:
+    alerts: list[Finding] = []
     shown: list[tuple[int, RolloutRecord]] = []
     with Run(path) as run:
         run.start("rl", {}, {})
@@ -47,10 +49,8 @@ def train_with_callbacks(path: Path, config: RLConfig) -> tuple[list[Alert], lis
 
 def test_an_alert_is_reported_once_and_saved(tmp_path: Path):
     alerts, _ = train_with_callbacks(tmp_path, settings(alerts=SENSITIVE_LIMITS))
-    assert [(a.step, a.name) for a in alerts] == [(2, "length_growth"), (2, "grad_norm_spike")]
-    assert [(a["step"], a["name"], a["text"]) for a in Run(tmp_path).alerts()] == [
-        (a.step, a.name, a.text) for a in alerts
-    ]
+    assert [(a.step, a.id) for a in alerts] == [(2, "length_growth"), (2, "grad_norm_spike")]
+    assert [msgspec.convert(row, Finding) for row in Run(tmp_path).alerts()] == alerts
 
 
 def test_the_default_limits_cause_no_alerts(tmp_path: Path):
@@ -66,7 +66,7 @@ def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
         with pytest.raises(Killed):
             train(tmp_path, config, two_turns(), kill_at)
     train(tmp_path, config, two_turns())
-    assert [(a["step"], a["name"]) for a in Run(tmp_path).alerts()] == [(2, "length_growth"), (2, "grad_norm_spike")]
+    assert [(a["step"], a["id"]) for a in Run(tmp_path).alerts()] == [(2, "length_growth"), (2, "grad_norm_spike")]
 
 
 @pytest.mark.broad
@@ -98,7 +98,7 @@ def test_sft_has_alerts_and_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     library = Fake("trackio")
     monkeypatch.setitem(sys.modules, "trackio", library)
     train_sft(tmp_path, sft_settings(alerts=SENSITIVE_LIMITS, loggers=["trackio"]), lawful())
-    assert [alert["name"] for alert in Run(tmp_path).alerts()] == ["grad_norm_spike"]
+    assert [alert["id"] for alert in Run(tmp_path).alerts()] == ["grad_norm_spike"]
     assert len([call for call in library.calls if call[0] == "log"]) == len(metrics_of(tmp_path)) == 16
     assert library.calls[-1] == ("finish", None)
 

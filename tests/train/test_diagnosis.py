@@ -56,7 +56,7 @@ def task(**known: Any) -> Task:
     ],
 )
 def test_after_sft_finds_the_cause_of_a_low_reward(classes: list[TokenClass], known: dict[str, Any], kinds: list[str]):
-    assert [finding.kind for finding in after_sft(LOW, classes, task(**known))] == kinds
+    assert [finding.id for finding in after_sft(LOW, classes, task(**known))] == kinds
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_after_sft_finds_the_cause_of_a_low_reward(classes: list[TokenClass], kn
 def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float], text: str, advice: str):
     history = [{"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
     [finding] = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task())
-    assert finding.kind == "unfinished" and text in finding.text and finding.advice.startswith(advice)
+    assert finding.id == "unfinished" and text in finding.text and finding.remedy.startswith(advice)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_reward_that_stays_below_the_target_is_reported(
 ):
     history = [{"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
     diagnoses = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS, training_loss)], task(), target)
-    assert [one.kind for one in diagnoses] == found
+    assert [one.id for one in diagnoses] == found
     assert all("below its target of 0.800" in one.text for one in diagnoses)
 
 
@@ -103,7 +103,7 @@ def test_a_reward_that_stays_below_the_target_is_reported(
 )
 def test_memorized_examples_that_repeat_are_counted(examples: tuple[int, int] | None, text: str, advice: str):
     [finding] = after_sft(LOW, [FORMAT, token_class(GUESS, 0.4 * GUESS, 0.1 * GUESS)], task(examples=examples))
-    assert finding.text.endswith(text) and finding.advice.startswith(advice)
+    assert finding.text.endswith(text) and finding.remedy.startswith(advice)
 
 
 def test_answers_that_no_training_response_contains_are_counted(tmp_path: Path):
@@ -138,7 +138,7 @@ def test_answers_that_are_new_in_any_case_are_not_counted(tmp_path: Path):
 def test_memorization_says_if_most_held_out_answers_are_new(unseen: tuple[int, int] | None, is_said: bool):
     [finding] = after_sft(LOW, [FORMAT, token_class(GUESS, 0.4 * GUESS, 0.1 * GUESS)], task(unseen=unseen))
     assert ("147 of the 175 different held-out answers occur in no response" in finding.text) == is_said
-    assert finding.advice.startswith("list the possible answers") == is_said
+    assert finding.remedy.startswith("list the possible answers") == is_said
 
 
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():
@@ -155,7 +155,7 @@ def test_a_reward_above_the_weakest_policy_is_not_guessing():
 def test_negative_rewards_are_compared_by_their_range():
     history = [{"step": 100, "eval/sampled/reward/mean": -1.0}]
     classes, range_ = [FORMAT, token_class(GUESS, GUESS)], task(weakest=-1.0, best=1.0)
-    assert [finding.kind for finding in after_sft(history, classes, range_)] == ["guessing"]
+    assert [finding.id for finding in after_sft(history, classes, range_)] == ["guessing"]
     assert after_sft([{"step": 100, "eval/sampled/reward/mean": 0.0}], classes, range_) == []
 
 
@@ -183,7 +183,7 @@ def test_sft_is_stuck_if_a_tenth_of_its_steps_gained_nothing(history: list[dict[
     ],
 )
 def test_during_sft_finds_the_cause_of_no_progress(known: dict[str, Any], loss: float, kinds: list[str]):
-    assert [finding.kind for finding in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
+    assert [finding.id for finding in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
 
 
 def joined(ids: Sequence[int]) -> str:
@@ -253,7 +253,7 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
     ],
 )
 def test_during_rl_finds_the_cause_of_no_progress(history: list[dict[str, float]], kinds: list[str]):
-    assert [finding.kind for finding in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
+    assert [finding.id for finding in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
 
 
 def test_no_progress_is_reported_after_a_tenth_of_the_steps():
@@ -292,9 +292,7 @@ def test_noise_of_a_good_pretrained_model_is_not_a_collapse():
 
 def test_errors_and_equal_rewards_are_found_before_training():
     assert before_training({"good": [1.0, 0.5], "bad": [0.0, 0.5]}, {}, None) == []
-    assert [finding.kind for finding in before_training({}, {"good": "reward: ValueError: x"}, None)] == [
-        "reward_error"
-    ]
+    assert [finding.id for finding in before_training({}, {"good": "reward: ValueError: x"}, None)] == ["reward_error"]
     (equal,) = before_training({"good": [1.0, 1.0], "bad": [1.0, 1.0]}, {}, None)
-    assert (equal.kind, equal.text) == ("no_spread", "every rollout of 2 scripted policies has the reward 1")
-    assert [finding.kind for finding in before_training({"good": [1.0], "bad": [0.0]}, {}, 0.9)] == ["hidden_state"]
+    assert (equal.id, equal.text) == ("no_spread", "every rollout of 2 scripted policies has the reward 1")
+    assert [finding.id for finding in before_training({"good": [1.0], "bad": [0.0]}, {}, 0.9)] == ["hidden_state"]

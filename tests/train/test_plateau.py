@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from rove.train.evaluation import plateau_warning, reward_gain
+from rove.train.evaluation import flat_reward, reward_gain
 
 
 def noisy_rewards(start: float, end: float, count: int = 60, noise: float = 0.03, seed: int = 0) -> list[float]:
@@ -15,19 +15,17 @@ def noisy_rewards(start: float, end: float, count: int = 60, noise: float = 0.03
 
 
 def test_a_rising_reward_causes_no_warning():
-    assert plateau_warning(noisy_rewards(0.37, 0.8)) is None
+    assert flat_reward(noisy_rewards(0.37, 0.8)) is None
 
 
 def test_a_constant_reward_causes_a_warning():
-    text = plateau_warning(noisy_rewards(0.37, 0.37))
-    assert text is not None
-    assert text.startswith("no measurable increase in reward in 60 steps (0.3")
+    text = str(flat_reward(noisy_rewards(0.37, 0.37)))
+    assert text.startswith("flat_reward: no measurable increase in reward in 60 steps (0.3")
     assert "in the first 15, 0.3" in text
 
 
 def test_a_falling_reward_causes_a_warning():
-    text = plateau_warning(noisy_rewards(0.8, 0.3))
-    assert text is not None
+    text = str(flat_reward(noisy_rewards(0.8, 0.3)))
     assert "the reward fell in 60 steps" in text
     assert "lower the learning rate" in text
 
@@ -35,13 +33,13 @@ def test_a_falling_reward_causes_a_warning():
 @pytest.mark.parametrize("count", [0, 1, 5, 19])
 def test_fewer_than_20_steps_cause_no_warning(count: int):
     assert reward_gain([0.1] * count) is None
-    assert plateau_warning([0.1] * count) is None
+    assert flat_reward([0.1] * count) is None
 
 
 def test_rewards_without_noise():
     assert reward_gain([0.0] * 20) == (0.0, 0.0, 0.0, None)
-    assert plateau_warning([0.0] * 20) is not None
-    assert plateau_warning([0.0] * 10 + [1.0] * 10) is None
+    assert flat_reward([0.0] * 20) is not None
+    assert flat_reward([0.0] * 10 + [1.0] * 10) is None
 
 
 def test_the_interval_contains_the_true_gain_in_95_percent_of_runs():

@@ -249,7 +249,9 @@ def test_rollouts_of_a_single_example_cause_a_warning(tmp_path: Path):
             run.start("eval", {}, {})
             for index, key in enumerate(keys):
                 run.append_rollout(record("a", "b", example_key=key, example_id=index, rollout_index=index))
-    assert "all conversations are of one example" in warnings_of(settings(), SFTData(tmp_path / "one", settings()))[0]
+    assert (
+        "all conversations are of one example" in warnings_of(settings(), SFTData(tmp_path / "one", settings()))[0].text
+    )
     assert warnings_of(settings(), SFTData(tmp_path / "two", settings())) == []
 
 

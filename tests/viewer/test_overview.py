@@ -48,7 +48,7 @@ def test_a_rise_of_the_reward_is_reported_with_interval_and_source():
     rows = curve(reward__won=won, reward__format=[1.0] * 20, reward__mean=[noise + 0.2 for noise in won])
     first, parts = training_verdict(rows, {"won": 1.0, "format": 0.2})
     assert first.startswith("The reward rose from 0.400 to 1.000") and "+0.600 [" in first
-    assert parts.startswith("By reward function (weight × change): won +0.600") and "Format is 0% of the rise" in parts
+    assert parts.startswith("By reward function (weight × change): won +0.600")
 
 
 def test_a_rise_that_is_mostly_format_is_reported():
@@ -58,11 +58,13 @@ def test_a_rise_that_is_mostly_format_is_reported():
         reward__format=format_values,
         reward__mean=[0.5 + 0.2 * noise for noise in format_values],
     )
-    assert "More than half of the rise is format." in training_verdict(rows, {"won": 1.0, "format": 0.2})[1]
+    assert "format_gain: format is 100% of the rise" in training_verdict(rows, {"won": 1.0, "format": 0.2})[2]
 
 
 def test_noise_and_too_few_steps_are_not_reported_as_progress():
-    assert training_verdict(curve(reward__mean=NOISE * 2), {})[0].startswith("No measurable change of the reward")
+    assert training_verdict(curve(reward__mean=NOISE * 2), {})[0].startswith(
+        "flat_reward: no measurable change of the reward"
+    )
     assert training_verdict(curve(reward__mean=[0.1, 0.9]), {})[0].startswith("Too few steps")
     assert training_verdict(curve(reward__mean=[0.5]), {}) == ["One step finished: reward 0.500."]
     assert training_verdict([], {}) == []
@@ -71,10 +73,10 @@ def test_noise_and_too_few_steps_are_not_reported_as_progress():
 def test_a_fall_of_the_reward_and_an_entropy_collapse_are_reported():
     reward = [0.5 + noise for noise in NOISE] + [1.0] * 5 + [0.1 + noise for noise in NOISE]
     rows = curve(reward__mean=reward, entropy__all__mean=[1.0] * 12 + [0.01] * 13)
-    first, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "name": "entropy_collapse"}])
-    assert "The reward fell" in first and "The best step was 11 with 1.000" in first
-    assert "first fell below a tenth of its start at step 13" in entropy
-    assert alerts == "1 alert: entropy collapse (from step 13)."
+    first, peak, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "id": "entropy_collapse"}])
+    assert "The reward fell" in first and "worse_since_best: the best step was 11 with 1.000" in peak
+    assert entropy == "Entropy went from 1.000 to 0.010 nats per token."
+    assert alerts == "1 alert: entropy_collapse (from step 13)."
 
 
 def test_the_overview_caches_columns_of_large_runs_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

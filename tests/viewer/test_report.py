@@ -305,7 +305,7 @@ def test_the_report_of_training_has_curves_alerts_measurements_and_rollouts(tmp_
     assert page.data["title"] == "RL · quiz · someone/model" and not page.data["complete"]
     training = page.data["training"]
     assert [row["step"] for row in training["rows"]] == [1, 2, 3] and training["rows"][0]["x"] == 3.14159
-    assert training["alerts"] == [{"step": 2, "name": "x", "text": EVIL}]
+    assert training["alerts"] == [{"step": 2, "id": "x", "text": EVIL, "line": EVIL}]
     assert [step["failed"] for step in training["steps"]] == [0, 0, 1] and training["groups"]["groups"] == 5
     assert page.data["values"] == [
         ["reward", "1.000", "0.333", "1.000", "1"],

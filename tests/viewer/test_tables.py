@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,9 +12,11 @@ import pytest
 from made import record
 
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding
 from rove.core.records import StepTokens, TrajectoryStep
+from rove.runs.metrics import panels, with_derived, zero_advantage_share
 from rove.runs.serialization import encode_record
-from rove.viewer.panels import panels, with_derived
+from rove.viewer.index import alert_rows
 from rove.viewer.rollouts import copied_text, describe_rollout, tool_results
 from rove.viewer.run_table import Wanted, arrange, matrix, reward_ranges, with_difference
 from rove.viewer.token_colors import COLORS, color_tokens
@@ -207,3 +210,25 @@ def test_the_reason_why_a_rollout_stopped_is_described():
         "Failed after 0 turns.",
         "After 1 turn: answered; truncated: the last response reached its maximum length.",
     ]
+
+
+def test_alerts_of_this_and_of_earlier_versions_have_a_line(tmp_path: Path):
+    new = Finding("length_growth", "255 tokens per rollout", step=9)
+    old = {"step": 3, "name": "entropy_collapse", "text": "entropy collapse: 0.05 nats. Lower the learning rate"}
+    edited = {"step": 4, "id": "nothing", "severity": "high", "text": "x"}
+    rows = [msgspec.json.encode(row) for row in (old, edited, new)]
+    (tmp_path / "alerts.jsonl").write_bytes(b"\n".join([*rows[:2], b"{", rows[2], b""]))
+    alerts, damaged = alert_rows(tmp_path)
+    assert [(row["step"], row["id"], row["line"]) for row in alerts] == [
+        (3, "entropy_collapse", old["text"]),
+        (4, "nothing", "x"),
+        (9, "length_growth", str(new)),
+    ]
+    assert damaged == 1
+
+
+def test_the_share_of_zero_advantage_groups_counts_groups_of_all_steps():
+    rows = [{"groups/all": 4, "groups/zero_spread": 1}, {"groups/all": 12.0, "groups/zero_spread": 11.0}]
+    assert zero_advantage_share(*rows) == 0.75
+    assert zero_advantage_share(*rows, {"groups/all": "x", "groups/zero_spread": 1}, {"reward/mean": 0.5}) == 0.75
+    assert zero_advantage_share() is None and zero_advantage_share({"groups/all": 0, "groups/zero_spread": 0}) is None

@@ -31,7 +31,7 @@ export function alerts(run, target = null) {
   if (!run.alerts.length) return null;
   const step = (alert) => `step ${number(alert.step)}`;
   const rows = run.alerts.slice(-12).reverse()
-    .map((alert) => el("li", {}, target ? el("a", { href: target(alert.step) }, step(alert)) : el("b", {}, step(alert)), ` ${alert.text}`));
+    .map((alert) => el("li", {}, target ? el("a", { href: target(alert.step) }, step(alert)) : el("b", {}, step(alert)), ` ${alert.line}`));
   return el("section", { class: "alerts" }, el("h2", {}, `Alerts of ${run.name}`), el("ul", {}, rows));
 }
 
@@ -48,7 +48,7 @@ function chart(panel, title, drawn, labels, runs, look, pick) {
   const name = ({ label, run }) => (runs.length > 1 ? run.name : label);
   const color = ({ label, run }) => (runs.length > 1 ? run.color : labels.indexOf(label) % COLORS);
   const marked = {};
-  for (const run of runs) for (const alert of run.alerts ?? []) marked[alert.step] = String(alert.name ?? "alert").replaceAll("_", " ");
+  for (const run of runs) for (const alert of run.alerts ?? []) marked[alert.step] = String(alert.id ?? "alert");
   const series = drawn.map((one) => ({ ...one, name: name(one), color: color(one) }));
   return el(Curves, { key: title, title, series, log: look.log, step: look.step ?? null, marked, zoom: look.zoom, pick: pick && ((one, step) => pick(one.run, step)) });
 }

@@ -1,11 +1,11 @@
-"""Checks of the settings of an RL run that need no model."""
+"""Checks of the settings and examples of an RL run: `rove rl` prints what is wrong, `rove doctor` every check."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from rove.core.errors import ConfigError
-from rove.doctor.findings import FAIL, OK, WARN, Finding
+from rove.core.findings import HIGH, MEDIUM, OK, Finding
 from rove.envs.environment import Environment
 from rove.train.config import RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
@@ -33,17 +33,28 @@ BIASED = ("top_p", "top_k", "min_p")
 """Sampling parameters that the trainer's probabilities do not account for."""
 
 
+def start_warnings(config: RLConfig, env: Environment) -> list[Finding]:
+    """Return what `rove rl` warns of before its first step."""
+    findings = list(check_settings(config))
+    if config.evaluation:
+        trained = trained_keys(config, env)
+        overlaps = find_overlaps(config.evaluation, config.env_dir, set(trained), config.environment_isolation)
+        findings += check_held_out(overlaps, len(trained))
+    return [finding for finding in findings if finding.severity > OK]
+
+
 def check_settings(config: RLConfig) -> Iterator[Finding]:
     """Yield findings that need neither model nor environment."""
     try:
         config.check()
-        yield Finding(OK, "settings", "valid")
+        yield Finding("settings", "valid", OK)
     except ConfigError as error:
-        yield Finding(FAIL, "settings", str(error), "rove rl refuses this setting")
+        yield Finding("settings", str(error))
         return
     yield check_batch(config)
-    yield check_groups(config)
-    yield check_temperature(config)
+    yield from check_groups(config)
+    text = f"temperature {config.temperature:g}"
+    yield Finding("sampling", text, OK if MIN_TEMPERATURE <= config.temperature <= MAX_TEMPERATURE else MEDIUM)
     yield check_schedule(config)
     if config.lora.rank:
         yield check_adapter(config)
@@ -51,71 +62,49 @@ def check_settings(config: RLConfig) -> Iterator[Finding]:
 
 def check_batch(config: RLConfig) -> Finding:
     """Check whether a step has enough rollouts."""
-    seen = f"{config.batch_size} rollouts per step"
+    text = f"{config.batch_size} rollouts per step"
     if config.batch_size < TINY_BATCH:
-        return Finding(WARN, "batch", seen, f"training with so few often collapses: --batch-size {MIN_BATCH} or more")
-    if config.batch_size < MIN_BATCH:
-        return Finding(WARN, "batch", seen, f"noisy: --batch-size {MIN_BATCH} or more")
-    return Finding(OK, "batch", seen)
+        return Finding("batch", f"{text}, with which training often collapses")
+    return Finding("batch", text, OK if config.batch_size >= MIN_BATCH else MEDIUM)
 
 
-def check_groups(config: RLConfig) -> Finding:
+def check_groups(config: RLConfig) -> Iterator[Finding]:
     """Check the size and number of groups, and whether every step contains each difficulty equally often."""
-    size = config.rollouts_per_example
-    groups, buckets = config.batch_size // size, config.env_args.get("num_groups", 1)
-    seen = f"{groups} groups of {size}"
+    size, groups = config.rollouts_per_example, config.groups
+    text = f"{groups} groups of {size}"
     if size < MIN_GROUP_SIZE:
-        return Finding(WARN, "groups", seen, "small groups often have equal rewards and teach nothing: -r 8")
-    if groups < MIN_GROUPS:
-        return Finding(
-            WARN, "groups", seen, f"a step has few examples: raise --batch-size to {MIN_GROUPS} groups or more"
-        )
-    if isinstance(buckets, int) and buckets > 0 and groups % buckets:
-        advice = f"a multiple of num_groups ({buckets}) would contain each difficulty equally often"
-        return Finding(WARN, "groups", seen, advice)
-    return Finding(OK, "groups", seen)
-
-
-def check_temperature(config: RLConfig) -> Finding:
-    """Check whether the temperature allows exploration without collapse."""
-    seen = f"temperature {config.temperature:g}"
-    if config.temperature > MAX_TEMPERATURE:
-        return Finding(WARN, "sampling", seen, "policies collapse at 1.4: -T 1, or at most 1.25 with large batches")
-    if config.temperature < MIN_TEMPERATURE:
-        return Finding(WARN, "sampling", seen, "group members become similar and entropy falls: -T 1")
-    return Finding(OK, "sampling", seen)
+        yield Finding("groups", f"{text}; small groups often have equal rewards and teach nothing", remedy="-r 8")
+    elif groups < MIN_GROUPS:
+        yield Finding("groups", f"{text}; a step has few examples")
+    else:
+        yield Finding("groups", text, OK)
+    difficulties = config.env_args.get("num_groups", 1)
+    if isinstance(difficulties, int) and difficulties > 0 and groups % difficulties:
+        text = f"num_groups is {difficulties}, but a step has {groups} groups: it contains some difficulties more often"
+        yield Finding("num_groups", text)
 
 
 def check_schedule(config: RLConfig) -> Finding:
     """Check warm-up, checkpoints and the entropy bonus."""
-    seen = f"{config.steps} steps, {config.warmup_steps} of warm-up, entropy bonus {config.loss.entropy_bonus:g}"
+    text = f"{config.steps} steps, {config.warmup_steps} of warm-up, entropy bonus {config.loss.entropy_bonus:g}"
     if config.loss.entropy_bonus >= LARGE_BONUS:
-        return Finding(
-            WARN,
-            "schedule",
-            seen,
-            "an entropy bonus this large destroyed a tiny policy: --loss.entropy-bonus 0 to 0.03",
-        )
+        text += "; a bonus this large destroyed a tiny policy"
+        return Finding("schedule", text, remedy="--loss.entropy-bonus 0 to 0.03")
     if config.warmup_steps >= config.steps:
-        return Finding(
-            WARN, "schedule", seen, "the learning rate never reaches its peak: raise --steps or lower --warmup_steps"
-        )
+        text += "; the learning rate never reaches its peak"
+        return Finding("schedule", text, remedy="raise --steps or lower --warmup_steps")
     if config.checkpoint_every >= config.steps > 10:
-        return Finding(WARN, "schedule", seen, "no checkpoint before the end: lower --checkpoint-every")
-    return Finding(OK, "schedule", seen)
+        return Finding("schedule", f"{text}; no checkpoint before the end", remedy="lower --checkpoint-every")
+    return Finding("schedule", text, OK)
 
 
 def check_adapter(config: RLConfig) -> Finding:
     """Check whether the adapter that is trained is the policy that is sampled."""
-    seen = (
-        f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, {', '.join(config.lora.targets) or 'all linear layers'}"
-    )
+    targets = ", ".join(config.lora.targets) or "all linear layers"
+    text = f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, {targets}"
     if config.lora.dropout:
-        advice = (
-            "rollouts are sampled without dropout, so importance ratios are wrong from the first step: --lora.dropout 0"
-        )
-        return Finding(WARN, "adapter", f"{seen}, dropout {config.lora.dropout:g}", advice)
-    return Finding(OK, "adapter", seen)
+        return Finding("adapter", f"{text}, dropout {config.lora.dropout:g}")
+    return Finding("adapter", text, OK)
 
 
 def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
@@ -127,8 +116,7 @@ def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
     )
     ignored = {name: value for name, value in env.sampling_args.items() if name in BIASED}
     if ignored:
-        advice = "rove rl ignores them, since the trainer only accounts for the temperature. Evaluate without them too"
-        yield Finding(WARN, "environment's sampling", ", ".join(f"{k}={v}" for k, v in ignored.items()), advice)
+        yield Finding("environment_sampling", ", ".join(f"{name}={value}" for name, value in ignored.items()))
 
 
 def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) -> Finding:
@@ -140,7 +128,7 @@ def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) ->
     """
     different = len(set(trained))
     if not different:
-        return Finding(FAIL, "dataset", "no rows to train on", "give the environment a dataset")
+        return Finding("dataset", "no rows to train on", HIGH, "give the environment a dataset")
     checked = len(trained)
     seen = "rows generated on demand" if rows is None else f"{rows:,} rows"
     if checked != rows:
@@ -148,28 +136,27 @@ def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) ->
     if different < checked:
         seen += f", {'only ' * (2 * different < checked)}{different:,} different ones"
     if different < config.groups:
-        advice = "a step repeats examples: add different rows, or use fewer groups"
-        return Finding(WARN, "dataset", f"{seen} for {config.groups} groups a step", advice)
+        return Finding("dataset", f"{seen} for {config.groups} groups a step, which repeats examples")
     if checked < MAX_ROWS:
         seen += f", each used {config.groups * config.steps / different:.2g} times"
-    if 2 * different < checked:
-        return Finding(WARN, "dataset", seen, "most rows are duplicates, which the model memorizes: add different ones")
-    return Finding(OK, "dataset", seen)
+    return Finding("dataset", seen, MEDIUM if 2 * different < checked else OK)
 
 
-def check_held_out(found: Sequence[Overlap], trained: int) -> Iterator[Finding]:
+def check_held_out(overlaps: Sequence[Overlap], trained: int, remedy: str = "") -> Iterator[Finding]:
     """Check, for each evaluation, that its rows are not training rows.
 
     Args:
+        overlaps: Rows that evaluations share with training.
         trained: Number of training rows that were checked, at most `MAX_ROWS`.
+        remedy: What to do. Default: that of the registry.
     """
-    for one in found:
-        if one.shared:
-            advice = "this measures memorization: give the environment an eval_dataset, or the evaluation other env_args (a seed)"
-            yield Finding(WARN, "held-out", str(one), advice)
+    for overlap in overlaps:
+        if overlap.shared:
+            yield Finding("held_out", f"evaluation {overlap}", remedy=remedy)
         else:
             rest = f" (of which {MAX_ROWS:,} were checked)" if trained == MAX_ROWS else ""
-            yield Finding(OK, "held-out", f"{one.evaluation}: none of {one.measured:,} rows is a training row{rest}")
+            text = f"{overlap.evaluation}: none of {overlap.measured:,} rows is a training row{rest}"
+            yield Finding("held_out", text, OK)
 
 
 def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Finding:
@@ -180,23 +167,20 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
         low, high = low * LORA_RATE_FACTOR, high * LORA_RATE_FACTOR
     kind = f"an adapter of {trained / 1e6:,.2g} M parameters on" if is_adapter else "all of"
     base = parameters - trained if is_adapter else parameters
-    seen = f"{config.learning_rate:g} for {kind} {base / 1e6:,.3g} M parameters"
+    text = f"{config.learning_rate:g} for {kind} {base / 1e6:,.3g} M parameters; {low:g} to {high:g} worked"
     if config.learning_rate > MAX_LEARNING_RATE * (LORA_RATE_FACTOR if is_adapter else 1):
-        advice = f"the first step would destroy any model: --learning-rate {low:g} to {high:g} worked"
-        return Finding(FAIL, "learning rate", seen, advice)
+        text += ", and the first step would destroy any model"
+        return Finding("learning_rate", text, HIGH, f"--learning-rate {low:g} to {high:g}")
     if config.learning_rate > RATE_TOLERANCE * high:
-        advice = f"policies collapse at rates this high: --learning-rate {low:g} to {high:g} worked"
-        return Finding(WARN, "learning rate", seen, advice)
+        text += ", and policies collapse at rates this high"
+        return Finding("learning_rate", text, MEDIUM, f"--learning-rate {low:g} to {high:g}")
     if config.learning_rate < low / RATE_TOLERANCE:
-        return Finding(WARN, "learning rate", seen, f"slow: --learning-rate {low:g} to {high:g} worked")
-    return Finding(OK, "learning rate", f"{seen}; {low:g} to {high:g} worked")
+        return Finding("learning_rate", f"{text}; this is slow", MEDIUM, f"--learning-rate {low:g} to {high:g}")
+    return Finding("learning_rate", text, OK)
 
 
 def check_model_name(model: str) -> Finding | None:
     """Return a finding if the model has no weights to train."""
     if model.startswith("scripted:"):
-        advice = (
-            "a scripted policy has no weights: create a model (rove model new) and train it on its rollouts (rove sft)"
-        )
-        return Finding(FAIL, "model", f"{model} is a scripted policy", advice)
+        return Finding("model", f"{model} is a scripted policy, which has no weights")
     return None

@@ -1,13 +1,8 @@
-"""Findings and formatted numbers."""
+"""Formatted numbers."""
 
 from __future__ import annotations
 
-from rove.doctor.findings import FAIL, OK, WARN, Finding, failed, human_bytes, human_seconds
-
-
-def test_warnings_do_not_count_as_failed():
-    assert not failed([Finding(OK, "a", "x"), Finding(WARN, "b", "y")])
-    assert failed([Finding(OK, "a", "x"), Finding(FAIL, "b", "y")])
+from rove.utils.units import human_bytes, human_seconds
 
 
 def test_sizes_and_durations_are_formatted_with_units():

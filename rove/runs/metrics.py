@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-ZERO_ADVANTAGE = "derived/zero_advantage"
-THROUGHPUT = "derived/throughput"
-SECONDS = "derived/seconds"
+DERIVED = "derived/"
+"""Prefix of metrics that `with_derived` adds."""
+ZERO_ADVANTAGE = f"{DERIVED}zero_advantage"
+THROUGHPUT = f"{DERIVED}throughput"
+SECONDS = f"{DERIVED}seconds"
 
 
 class Panel(NamedTuple):
@@ -18,6 +20,7 @@ class Panel(NamedTuple):
     Args:
         metrics: Regular expression of its metrics; the first group is the name of a curve, without a group the title is.
         band: "steps" for a band of the rewards of rollouts, "interval" for the interval of an evaluation.
+        in_table: Whether its metrics are also in the table that a training run ends with.
     """
 
     group: str
@@ -26,24 +29,25 @@ class Panel(NamedTuple):
     most: float = math.inf
     least: float = -1.0
     band: str = ""
+    in_table: bool = False
 
 
 PANELS = (
-    Panel("Reward", "reward", "reward/mean", band="steps"),
-    Panel("Reward", "loss", "loss|validation_loss"),
-    Panel("Reward", "reward functions", "reward/(?!mean$)(.+)"),
-    Panel("Reward", "zero-advantage groups", ZERO_ADVANTAGE),
+    Panel("Reward", "reward", "reward/mean", band="steps", in_table=True),
+    Panel("Reward", "loss", "loss|validation_loss", in_table=True),
+    Panel("Reward", "reward functions", "reward/(?!mean$)(.+)", in_table=True),
+    Panel("Reward", "zero-advantage groups", ZERO_ADVANTAGE, in_table=True),
     Panel("Reward", "metrics", "metrics/(.+)", most=1.0),
     Panel("Reward", "metrics above 1", "metrics/(.+)", least=1.0),
-    Panel("Evaluations", "held-out reward", "eval/(.+)/reward/mean", band="interval"),
-    Panel("Policy", "entropy (nats per token)", "entropy/all/mean"),
+    Panel("Evaluations", "held-out reward", "eval/(.+)/reward/mean", band="interval", in_table=True),
+    Panel("Policy", "entropy (nats per token)", "entropy/all/mean", in_table=True),
     Panel("Policy", "KL between sampler and trainer", "(mismatch_kl)/all/mean|(kl)/mean|(reference_kl)/mean"),
-    Panel("Policy", "importance ratio", "ratio/mean"),
-    Panel("Policy", "largest importance ratio", "ratio/max"),
-    Panel("Policy", "gradient norm", "optim/grad_norm"),
+    Panel("Policy", "importance ratio", "ratio/mean", in_table=True),
+    Panel("Policy", "largest importance ratio", "ratio/max", in_table=True),
+    Panel("Policy", "gradient norm", "optim/grad_norm", in_table=True),
     Panel("Policy", "learning rate", "optim/lr"),
     Panel("Policy", "parity check with vLLM (nats)", "sampler/probe_difference"),
-    Panel("Lengths", "length (tokens per rollout)", "length/mean"),
+    Panel("Lengths", "length (tokens per rollout)", "length/mean", in_table=True),
     Panel("Lengths", "truncated and failed rollouts", "rollouts/(truncated)|rollouts/(failed)"),
     Panel("Speed", "throughput (trained tokens per second)", THROUGHPUT),
     Panel("Speed", "seconds per step", "time/(.+)"),
@@ -56,7 +60,8 @@ PANELS = (
 def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the charts that some rows of metrics fill.
 
-    Each has `group`, `title`, `band`, `named` (whether its curves have names of their own) and `curves`: metric → name.
+    Each has `group`, `title`, `band`, `in_table`, `named` (whether its curves have names of their own) and `curves`, which maps
+    metrics to their names.
     """
     sizes: dict[str, float] = {}
     for row in rows:
@@ -70,9 +75,8 @@ def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         curves = {name: _label(panel, match, len(matches)) for name, match in matches.items()}
         if curves:
             named = re.compile(panel.metrics).groups > 0
-            found.append(
-                {"group": panel.group, "title": panel.title, "band": panel.band, "named": named, "curves": curves}
-            )
+            shown = {name: getattr(panel, name) for name in ("group", "title", "band", "in_table")}
+            found.append({**shown, "named": named, "curves": curves})
     return found
 
 
@@ -92,11 +96,18 @@ def with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
     )
     seconds = sum(float(value) for value in whole if _is_number(value) and value is not None)
     derived = {
-        ZERO_ADVANTAGE: _ratio(row.get("groups/zero_spread"), row.get("groups/all")),
+        ZERO_ADVANTAGE: zero_advantage_share(row),
         SECONDS: seconds or None,
         THROUGHPUT: _ratio(row.get("tokens"), seconds),
     }
     return {**row, **{name: value for name, value in derived.items() if value is not None}}
+
+
+def zero_advantage_share(*rows: Mapping[str, Any]) -> float | None:
+    """Return the share of zero-advantage groups in some steps; None if they have no groups."""
+    counted = [row for row in rows if _is_number(row.get("groups/all")) and _is_number(row.get("groups/zero_spread"))]
+    groups = sum(row["groups/all"] for row in counted)
+    return sum(row["groups/zero_spread"] for row in counted) / groups if groups else None
 
 
 def _ratio(part: Any, whole: Any) -> float | None:

@@ -1,0 +1,118 @@
+"""Findings: whatever says "something is wrong". One type, one registry of ids, one way to write a finding as a line or as JSON.
+
+The auditor, the doctor, the alerts and diagnoses of training, the check of packages and the warnings of commands all return them.
+`docs/findings.md` has a section per id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache, total_ordering
+from importlib import resources
+from typing import Any, cast
+
+import msgspec
+
+
+@total_ordering
+class Severity(Enum):
+    """How much a finding matters; from the lowest to the highest."""
+
+    OK = "ok"
+    """Checked, and good."""
+    SKIPPED = "skipped"
+    """Not checked, or not applicable."""
+    INFO = "info"
+    """A property that explains figures."""
+    LOW = "low"
+    """May mislead people who read results, or waste time."""
+    MEDIUM = "medium"
+    """Distorts rewards or results, or makes training worse."""
+    HIGH = "high"
+    """Reward without the task, wrong grading, damage, or certain failure."""
+
+    def __lt__(self, other: Severity) -> bool:
+        order = list(Severity)
+        return order.index(self) < order.index(other)
+
+
+OK, SKIPPED, INFO, LOW, MEDIUM, HIGH = Severity
+
+
+class FindingInfo(msgspec.Struct, frozen=True):
+    """What is known of all findings with the same id; see `findings.toml`."""
+
+    title: str
+    """What is wrong, in general."""
+    severity: Severity
+    """Severity, unless a finding states another one."""
+    cause: str
+    """The usual cause."""
+    remedy: str
+    """The usual remedy."""
+
+
+@cache
+def findings_by_area() -> dict[str, dict[str, FindingInfo]]:
+    """Return the registry: area, such as "audit", → id → what is known of it, in the order of docs/findings.md."""
+    content = (resources.files("rove.core") / "findings.toml").read_bytes()
+    return msgspec.toml.decode(content, type=dict[str, dict[str, FindingInfo]])
+
+
+@cache
+def registry() -> dict[str, FindingInfo]:
+    """Return the findings of all areas by id."""
+    return {name: info for area in findings_by_area().values() for name, info in area.items()}
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that is wrong, or a check that passed (severity OK) or was left out (SKIPPED).
+
+    Args:
+        id: Key of `registry()`, and anchor in docs/findings.md.
+        text: What was seen, with figures.
+        severity: Default: that of the id.
+        remedy: What to do. Default: that of the id, for findings above SKIPPED.
+        cause: The likely cause. Default: that of the id, for findings above SKIPPED.
+    """
+
+    id: str
+    text: str
+    severity: Severity = cast("Severity", None)  # __post_init__ replaces it
+    remedy: str = ""
+    cause: str = ""
+    step: int | None = None
+    """Training step."""
+    rate: tuple[float, float, float] | None = None
+    """Mean reward of the evidence with its 95% interval, or a share of rows."""
+    floor: float | None = None
+    """What the rate is compared with."""
+    prompt: str = ""
+    """Last message before the completion that shows the problem."""
+    completion: str = ""
+    """The response that shows the problem."""
+
+    def __post_init__(self) -> None:
+        info = registry()[self.id]
+        if cast("Severity | None", self.severity) is None:
+            msgspec.structs.force_setattr(self, "severity", info.severity)
+        if self.severity > SKIPPED:
+            msgspec.structs.force_setattr(self, "remedy", self.remedy or info.remedy)
+            msgspec.structs.force_setattr(self, "cause", self.cause or info.cause)
+
+    def __str__(self) -> str:
+        """Return the finding as one line: id, what was seen, and what to do."""
+        return f"{self.id}: {self.text}" + (f". To try: {self.remedy}" if self.remedy else "")
+
+
+EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
+
+
+def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a finding in a file with its current keys.
+
+    Reports, `alerts.jsonl`, `diagnoses.json` and `evidence.json` of rove before its findings had one type call the id "check",
+    "name" or "kind", and the remedy "fix" or "advice".
+    """
+    return {EARLIER_KEYS.get(key, key): value for key, value in row.items()}

@@ -1,0 +1,22 @@
+"""Sizes and durations for people."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: float) -> str:
+    """Format a size with two or three digits: 820 kB, 1.4 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Format a duration: 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    for size, unit in ((60, "min"), (3600, "h")):
+        if seconds / size < 100:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 86400:.1f} days"

@@ -100,6 +100,7 @@ async def audit(
     used up before the first check.
 
     Args:
+        env, env_dir, env_args: As for `load_environment`.
         learner: Does the check "learned-reward"; left out by default.
         judge: A model for the environment's judge, to which the check "judge-injection" gives orders as well.
     """
@@ -147,7 +148,12 @@ def _folder_of(env: str, env_args: Mapping[str, Any], seed: int) -> Iterator[Pat
 
 
 class _Auditor:
-    """One audit; fills a report."""
+    """One audit; fills a report.
+
+    Args:
+        folder: An empty folder.
+        learner: Does the check "learned-reward".
+    """
 
     def __init__(
         self,

@@ -89,7 +89,11 @@ def _is_broken(record: RolloutRecord) -> bool:
 
 
 async def check_execution(subject: Subject, base: Baseline, folder: Path) -> AsyncIterator[Finding]:
-    """Yield a finding if a reply runs as code outside of a sandbox."""
+    """Yield a finding if a reply runs as code outside of a sandbox.
+
+    Args:
+        folder: An empty folder.
+    """
     tried: list[tuple[str, Path, Policy]] = []
     for name in payload("", base.form):
         mark = folder / f"mark_{name.replace(' ', '_').replace(',', '')}"

@@ -108,7 +108,12 @@ class RolloutsFail(Error):
 
 
 class Subject:
-    """An environment under audit; counts the rollouts."""
+    """An environment under audit; counts the rollouts.
+
+    Args:
+        count: Examples per policy.
+        deadline: Value of `time.monotonic` after which no policy starts.
+    """
 
     def __init__(self, env: Environment, count: int, deadline: float, file: Path | None = None):
         self.env = env
@@ -159,6 +164,7 @@ class Subject:
         """Run a policy, or a model, on the first examples.
 
         Args:
+            policy: The policy, or the client of a model.
             count: Number of examples; all by default.
         """
         remaining = self.remaining

@@ -100,6 +100,9 @@ def check(
 
     Never raises because of the package. The package sees this process's environment variables, including API keys, so its
     requests to endpoints may cost money.
+
+    Args:
+        env_args: Arguments of its `load_environment`.
     """
     report = Report(package.name)
     with tempfile.TemporaryDirectory(prefix="rove-check-") as name:

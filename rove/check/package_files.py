@@ -42,6 +42,7 @@ def packages_in(given: str, env_dir: str | None = None) -> list[Package]:
     """Return the packages that a command-line argument names: one package, or all packages in a folder.
 
     Args:
+        given: Path or name.
         env_dir: Folder that is searched first if `given` is a name.
     """
     path = Path(given)

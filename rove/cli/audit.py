@@ -95,6 +95,7 @@ def run_audit(
     """Audit an environment with progress.
 
     Args:
+        env, env_dir, env_args, options: As for `audit`.
         learn: Settings of the learner; None leaves it out.
     """
     begun: dict[str, None] = {}

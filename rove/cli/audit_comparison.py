@@ -46,6 +46,8 @@ def compare_audits(
 
     Args:
         pair: Old and new version: a name, the path of a module or folder, or a report (FILE.json).
+        env_dir: Folder of environments given by name.
+        output: Files to write, .md or .json.
     """
     check_outputs(output, SUFFIXES)
     old, new = (_report(one, env_dir, run) for one in pair)

@@ -141,6 +141,7 @@ class Limiter:
         """End a request.
 
         Args:
+            admitted: the return value of `acquire`.
             outcome: "answered", "refused" (the endpoint is overloaded), "unanswered" (timeout) or "failed" (unrelated
                 to the load).
             pause: seconds of pause that a refusing endpoint requested.

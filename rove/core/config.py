@@ -83,7 +83,11 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
-    """Build a settings struct from plain values."""
+    """Build a settings struct from plain values.
+
+    Args:
+        values: Values by name.
+    """
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:

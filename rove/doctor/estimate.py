@@ -124,6 +124,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     Measures sampling and a training step with random tokens of the workload's lengths.
 
     Args:
+        sft: Settings of SFT, if there is SFT.
         loaded: A model of the size that is trained; its weights are changed.
     """
     on_cpu = loaded.model.device.type == "cpu"

@@ -146,6 +146,7 @@ def memory_needed(
 
     Args:
         loaded: The model, with its adapter if one is trained.
+        longest: Length of a rollout in tokens.
         tokens: Computed tokens of a training step. Default: enough to fill a micro-batch.
     """
     filled = max(config.micro_batch_tokens, longest)

@@ -75,6 +75,8 @@ def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[
     A grammar is compiled once; the first use of a tokenizer takes up to a second.
 
     Args:
+        sampling: Its `response_format` or `structured_outputs` is used.
+        tokenizer: A `transformers` fast tokenizer.
         stop_ids: Tokens that may end a complete form that could continue. Default: the tokenizer's end token.
     """
     grammar = grammar_of(sampling)
@@ -188,7 +190,11 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 def tool_call_grammar(
     how: Format, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, special_token: FindSpecialToken
 ) -> str:
-    """Return the Lark grammar of one call, or of several, of the tools that `choice` names."""
+    """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
+
+    Args:
+        special_token: Finds special tokens, which grammars name by id.
+    """
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
     lark = _Lark(special_token)
     write = _WRITERS[how.name]

@@ -146,7 +146,12 @@ def _activation(config: Any) -> str:
 
 
 class Decoder:
-    """The forward pass of one model."""
+    """The forward pass of one model.
+
+    Args:
+        model: A transformers model that `supports` accepts.
+        native: Use C kernels if they can be compiled.
+    """
 
     def __init__(self, model: Any, native: bool = True):
         config = model.config

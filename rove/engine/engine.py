@@ -100,6 +100,7 @@ class Engine:
     """Batched sampling with log-probabilities from a transformers model; an `InferenceEngine`.
 
     Args:
+        model: Causal language model prepared by `rove.models.load`.
         max_batch: Maximum concurrent requests; further requests wait.
         cache_bytes: Maximum memory for keys and values, of running requests and of ended ones that may be continued. Default: see
             `default_cache_bytes`.
@@ -293,6 +294,7 @@ class Engine:
         """Load a LoRA adapter, or replace the one of that name.
 
         Args:
+            name: Name for `generate`.
             source: A folder written by PEFT, or `lora.PeftWeights`; copied.
             version: Recorded with every token sampled with the adapter.
         """

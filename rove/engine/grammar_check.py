@@ -43,6 +43,9 @@ class GrammarChecker:
     """Decides which grammars may be compiled in this process.
 
     Each requester (`rove.core.protocols.REQUESTER`) has one check at a time, so that none can occupy all workers.
+
+    Args:
+        tokenizer: A `transformers` fast tokenizer.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: list[int]):

@@ -333,6 +333,7 @@ class KVCache:
         """Return a slot for `length` positions; None if active sequences use the memory.
 
         Args:
+            protected: Reusable slot that must not be evicted.
             expected: Number of such slots that are likely to follow; where growing copies the pool, it grows by as many, up to
                 half of the available memory.
         """

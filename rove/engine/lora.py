@@ -153,6 +153,7 @@ def load_adapter(model: Any, source: Source, version: int, paired: Callable[[tor
         model: The base model; not changed.
         source: Folder of the adapter, or its tensors and settings.
         version: Recorded with every token sampled with it.
+        paired: `Decoder.interleave_halves`, for the outputs of queries and keys.
     """
     given = source if isinstance(source, PeftWeights) else read_folder(source)
     try:

@@ -63,6 +63,7 @@ class Ops(Protocol):
             qkv: [B, H + 2 · K, d] before norm and rotation.
             norm: [H + K, d] weights of the query and key norms, or None.
             angles: [P, d / 2] complex rotation of each position.
+            part: Rows and positions of the tokens.
         """
         ...
 
@@ -82,7 +83,11 @@ def rotate_qkv(
 
 
 class TorchOps:
-    """`Ops` on any device."""
+    """`Ops` on any device.
+
+    Args:
+        activation: "silu", "gelu" or "gelu_pytorch_tanh".
+    """
 
     block: int = 0
     takes_any_rows: bool = False
@@ -125,7 +130,12 @@ MIN_THREAD_POSITIONS = 1 << 14
 
 
 class NativeOps:
-    """`Ops` in C on a CPU, in fp32 or bf16, with SiLU."""
+    """`Ops` in C on a CPU, in fp32 or bf16, with SiLU.
+
+    Args:
+        library: Kernels of `kernels.load_kernels` for these heads.
+        vector: Floats per vector, as compiled.
+    """
 
     takes_any_rows: bool = True
     norm_dtype: torch.dtype | None = torch.float32

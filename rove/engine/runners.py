@@ -79,6 +79,7 @@ class FastRunner:
 
     Args:
         chunk: Maximum prompt tokens per step.
+        native: Use C kernels if they can be compiled.
     """
 
     def __init__(self, model: Any, max_batch: int, cache_bytes: int, chunk: int, native: bool = True):

@@ -229,6 +229,9 @@ class Sampler:
     """Samples the next tokens of rows that join and leave.
 
     A row's token depends on its own logits, seed and position alone, not on other rows.
+
+    Args:
+        stop_ids: The model's end tokens, which `min_tokens` suppresses.
     """
 
     def __init__(

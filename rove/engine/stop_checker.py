@@ -32,6 +32,7 @@ class StopChecker:
 
     Args:
         sampling: Its stop, stop_token_ids, min_tokens and ignore_eos are used.
+        stop_ids: The model's end tokens.
         decode: Token ids → text; needed for stop strings and streaming, else None.
         constraint: Grammar state of a structured output, advanced by the sampler.
 

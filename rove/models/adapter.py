@@ -58,8 +58,10 @@ def add_adapter(
     """Add a new adapter to a model; it changes nothing yet, and from now on its weights alone are trained.
 
     Args:
+        alpha: The change is scaled by alpha / rank.
         targets: Last parts of the names of linear layers; empty: all but the head.
         seed: Seed of its random half (A; B starts at zero).
+        base: Folder or hub name of the base model.
     """
     known = _linear_names(model)
     unknown = [name for name in targets if name not in known]

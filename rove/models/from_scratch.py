@@ -133,6 +133,7 @@ def new_model(
         arch: "llama", "qwen3" or "lfm2".
         size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
+        seed: Seed of the weights.
         word_share: Minimum share of the texts (0 to 1) with a word that becomes one token.
     """
     if arch not in ARCHITECTURES:

@@ -21,7 +21,11 @@ MAGIC = b"GGUF"
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
-    """Write the dequantized model and the tokenizer of a GGUF file into a folder, in fp32."""
+    """Write the dequantized model and the tokenizer of a GGUF file into a folder, in fp32.
+
+    Args:
+        folder: An empty folder.
+    """
     if _gguf is None:
         raise missing_train_package("gguf", "reading a GGUF file")
     with file.open("rb") as stream:

@@ -104,7 +104,9 @@ class NodePool:
     Args:
         nodes: The nodes; None for one that has not started yet.
         open_node: Starts a node with the environment loaded, to replace a lost one; may take any time.
+        name, address: See `NodeWorkers`.
         max_rollouts: Concurrent rollouts per pool; a group that stays together may exceed it.
+        hang_seconds: See `WorkerPool`.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ class RayEnv(RemoteEnv):
     Rollouts of a lost machine are replayed on others with the recorded responses.
 
     Args:
+        env_id, env_args: As for `load_environment`.
         env_dir: As for `load_environment`; every machine must have this folder.
         prepare: A function, "module:name", that every machine calls before it loads the package.
     """

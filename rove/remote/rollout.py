@@ -362,6 +362,7 @@ class ModelRequests:
 
         Args:
             conversation: 0 = the rollout's own; others are those of sub-models that are trained.
+            request: Fields of `ModelRequest`.
         """
         one = self._match(call_id, conversation, ModelRequest(**request))
         if one is None:

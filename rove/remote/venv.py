@@ -43,6 +43,7 @@ def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
 
     Args:
         file: File of the environment's module; see `project_file`.
+        stand_ins: See `make_venv`.
     """
     needed = dependencies(project_file(file))
     if not needed:
@@ -72,6 +73,7 @@ def make_venv(
 
     Args:
         arguments: Arguments of `pip install`: requirements, files, flags; none are installed if empty.
+        stand_ins: Distributions that are replaced by empty ones.
     """
     if not (folder / "made").exists():
         _make(folder, arguments, seconds, stand_ins or {})
@@ -79,7 +81,11 @@ def make_venv(
 
 
 def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: float = INSTALL_TIMEOUT_S) -> None:
-    """Run `pip WORDS`."""
+    """Run `pip WORDS`.
+
+    Args:
+        failed: Start of the error message if it fails.
+    """
     command = [str(python), "-m", "pip", *words[:1], "--disable-pip-version-check", *words[1:]]
     try:
         done = subprocess.run(

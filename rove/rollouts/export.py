@@ -128,6 +128,7 @@ def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
 
     Args:
         path: replaced if it is there; a folder only if it holds a dataset.
+        form: "jsonl", "csv", "parquet" or "hf-dir".
     """
     check_target(path, form)
     if next(iter(rows), None) is None:

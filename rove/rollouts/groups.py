@@ -51,9 +51,11 @@ async def run_groups(
     admitted immediately.
 
     Args:
+        groups: Groups of jobs, see `plan`.
         sampling: Sampling parameters. Default: the environment's.
         max_concurrent: Maximum concurrent rollouts. Default: the client's recommendation.
         max_scoring: Maximum rollouts scored concurrently. Default: no limit.
+        model_roles: Clients that replace the environment's by role.
         keep: Called with each final record, in order within a group, even if the generator is closed early.
         for_training: Fail rollouts whose agent uses sampling parameters that the loss does not support; see
             `rove.rollouts.runner.check_trainable`.

@@ -199,7 +199,11 @@ def make_turn(
     on_request: Callable[[], None] = lambda: None,
     for_training: bool = False,
 ) -> Turn:
-    """Make the function that an environment calls for every model turn."""
+    """Make the function that an environment calls for every model turn.
+
+    Args:
+        for_training: refuse what `check_trainable` refuses.
+    """
     default_model = model
 
     async def turn(
@@ -258,6 +262,11 @@ async def finished_rollout(
     """Run one rollout; score it in the `async with` block. Its `@cleanup` methods run at the end of the block.
 
     Errors of the rollout and of the cleanup are recorded in its state instead of raised; see `scores_after_cleanup`.
+
+    Args:
+        turn: Function for model turns, see `make_turn`.
+        timeout_seconds: Time limit, if shorter than the environment's.
+        model_roles: Clients that replace the environment's by role.
     """
     state = State(
         input=job.example,

@@ -208,7 +208,11 @@ class _Reader:
         return stated[-1] if stated else self._choice(piece)
 
     def _decide(self, statements: Sequence[_Statement], reply: str, own_words: str) -> str | None:
-        """Return the choice of the last statement; None if it is none, disputed or taken back."""
+        """Return the choice of the last statement; None if it is none, disputed or taken back.
+
+        Args:
+            statements: the statements that are not quoted.
+        """
         last = max(statements, key=lambda statement: (statement.start, statement.strength))
         if last.choice is None:
             return None

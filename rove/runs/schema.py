@@ -111,6 +111,7 @@ def decoded(
     """Decode the content of a file and check its types; values of unknown keys are returned unchecked.
 
     Args:
+        expected: A type that `msgspec.convert` supports.
         decode: Decoder of the file format. Default: JSON.
     """
     try:

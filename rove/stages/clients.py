@@ -46,6 +46,8 @@ def make_client(
     Args:
         env: The environment whose scripted policies can be named; None allows no scripted policy.
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
+        endpoints: See `find_endpoint`.
+        trust_remote_code, device: See `rove.models.load.load_model`.
     """
     model = str(model)
     if model.startswith(SCRIPTED):

@@ -129,7 +129,11 @@ class Columns:
 
 
 class RoleUsage:
-    """Calls and tokens of model roles."""
+    """Calls and tokens of model roles.
+
+    Args:
+        prices: Prices by role.
+    """
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
         self.prices = prices

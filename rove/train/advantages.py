@@ -41,6 +41,9 @@ def check_estimator(name: str) -> None:
 def group_advantages(rewards: Sequence[float], estimator: str = "mean") -> list[float] | None:
     """Return the advantages of one group; None if all rewards are equal or there are fewer than two members.
 
+    Args:
+        estimator: One of `ESTIMATORS` except "batch_std" (see `batch_advantages`).
+
     Example:
         group_advantages([1.0, 0.0])  # [0.5, -0.5]
     """
@@ -81,6 +84,7 @@ def turn_advantages(
 
     Args:
         group: Rewards of each member's turns. With one reward each, this is `group_advantages`.
+        estimator: As in `group_advantages`.
         gamma: Discount; 1 counts later rewards in full, 0 only the turn's own.
     """
     checked("gamma", gamma, Fraction)

@@ -74,6 +74,7 @@ class StalenessScheduler:
     A group starts only if it will find a place in time however slow it and the others are, so no group is ever discarded.
 
     Args:
+        groups: Groups per step.
         first: Next step to train, counted from 0.
     """
 
@@ -109,6 +110,7 @@ class StalenessScheduler:
         """Assign a finished group to the earliest step that leaves places for the running ones; return the step.
 
         Args:
+            due: What `start` returned.
             needs_place: Whether it has advantages; a zero-advantage group may be one of a step's `extra` groups.
         """
         self._due[due] -= 1

@@ -114,7 +114,12 @@ def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
 
 
 class ExampleOrder:
-    """The examples of a run as an endless sequence, from which each step takes the next ones."""
+    """The examples of a run as an endless sequence, from which each step takes the next ones.
+
+    Args:
+        curriculum: How they are ordered.
+        groups: Groups per step.
+    """
 
     def __init__(self, examples: Sequence[Example], curriculum: CurriculumConfig, seed: int, steps: int, groups: int):
         self.size = len(examples)

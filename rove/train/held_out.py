@@ -82,7 +82,11 @@ class Table(Protocol):
 
 
 def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], seed: int, table: Table) -> str | None:
-    """Return a note if the table reports examples that chose the weights; None if it does not."""
+    """Return a note if the table reports examples that chose the weights; None if it does not.
+
+    Args:
+        metric: The metric that chooses the weights (`keep_best`).
+    """
     for evaluation in evaluations:
         chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
         same_dataset = (evaluation.env, evaluation.env_args) == (table.env, table.env_args)

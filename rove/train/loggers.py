@@ -111,6 +111,7 @@ def open_loggers(names: Sequence[str], run: Run, config: Mapping[str, Any], step
     """Return the loggers of a run.
 
     Args:
+        names: Keys of `OPENERS`.
         step: Last step that counts; a stopped process may have logged later ones.
     """
     check_loggers(names)

@@ -301,6 +301,7 @@ def token_weights(
       2503.20783).
 
     Args:
+        aggregation: One of `AGGREGATIONS`.
         counts: Trained tokens of every sequence of the step.
         rollouts: Rollout number of each sequence; None: each sequence is a rollout. A rollout with several sequences counts
             once; otherwise rollouts with many turns would count more.

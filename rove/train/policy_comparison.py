@@ -68,6 +68,7 @@ async def measure_policy(
 
     Args:
         env: Environment; it is torn down afterwards.
+        client: Client of the model or policy.
         rollouts: Approximate number of rollouts: one per example, or several if there are fewer examples.
         max_tokens: Maximum tokens per response.
     """

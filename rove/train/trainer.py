@@ -263,6 +263,7 @@ class Trainer:
 
     Args:
         learning_rate: Peak learning rate; `step` may scale it.
+        weight_decay: Applied to matrices only.
         mixed_precision: Compute layers in bf16, if model and device support it.
         ranks: Processes that train together; with more than one, the model is sharded.
     """
@@ -313,6 +314,7 @@ class Trainer:
 
         Args:
             batches: Batches of this process; every process has the same number.
+            loss: Loss per token.
             divisor: Trained tokens of all batches of all processes.
 
         Returns:

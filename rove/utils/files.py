@@ -57,6 +57,7 @@ def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
 
     Args:
         file: its folder is trusted, the file itself need not be.
+        mode: "rb", "rb+", "ab" or "wb".
     """
     check_regular(file)
     stream: Any = open(file, mode, opener=_opener)  # noqa: SIM115  the caller closes it

@@ -162,7 +162,11 @@ def _environment_of(pid: int) -> list[bytes]:
 
 
 async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process:
-    """Start a program in a new session and process group, with pipes for stdin, stdout and stderr."""
+    """Start a program in a new session and process group, with pipes for stdin, stdout and stderr.
+
+    Args:
+        options: Options of `asyncio.create_subprocess_exec`.
+    """
     pipe = asyncio.subprocess.PIPE
     starting = asyncio.create_task(
         asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, **options)

@@ -48,7 +48,11 @@ MAX_BAD_CHARS = 4000
 
 
 class QueryParams:
-    """The query parameters of a URL."""
+    """The query parameters of a URL.
+
+    Args:
+        pairs: Names and values, in order.
+    """
 
     def __init__(self, pairs: Sequence[tuple[str, str]]):
         self.pairs = pairs

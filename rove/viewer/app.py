@@ -221,6 +221,7 @@ async def serve_viewer(
 
     Args:
         port: Port; 0 chooses a free one.
+        token: See `make_viewer`.
     """
     app = make_viewer(store, host=host, token=token)
     async with listening(app, host, port) as runner:

@@ -23,6 +23,7 @@ def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], compari
     Each example that moved gets its question, and a line of each run: its rollout with the lowest reward.
 
     Args:
+        value: "reward", or the name of a score.
         comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the
             main difference at a confidence of 95% for all of them together (Bonferroni).
     """

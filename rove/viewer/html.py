@@ -70,6 +70,9 @@ def whole_page(title: str, plain_text: str, data: Mapping[str, Any]) -> str:
 
     Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own
     style and script.
+
+    Args:
+        data: Input of `static/report.js`.
     """
     files = {name: content.decode() for name, content in static_files().items()}
     style = files["vendor/uplot.css"] + files["style.css"]

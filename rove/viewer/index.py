@@ -41,7 +41,11 @@ def prefix_fingerprint(file: BinaryIO, end: int) -> bytes:
 
 
 class JsonlTail:
-    """The rows of a small file of JSON lines, up to the last complete line."""
+    """The rows of a small file of JSON lines, up to the last complete line.
+
+    Args:
+        file: May not exist yet.
+    """
 
     def __init__(self, file: Path):
         self.file = file

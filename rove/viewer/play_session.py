@@ -295,7 +295,11 @@ class PlayClient:
 
 
 def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) -> web.Application:
-    """Return the application of one game on this machine; it accepts moves only from its own page."""
+    """Return the application of one game on this machine; it accepts moves only from its own page.
+
+    Args:
+        keep: Saves a finished game and returns the path.
+    """
     app = web.Application(middlewares=[access_middleware("127.0.0.1", None)], client_max_size=1 << 18)
     files = page_files()
 

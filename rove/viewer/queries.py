@@ -100,6 +100,7 @@ def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]
     """Return the filter of URL parameters; without another condition it excludes superseded rollouts, as statistics do.
 
     Args:
+        available: From `columns`.
         wanted: Names and values; other parameters are ignored.
     """
     any_of: dict[str, list[Any]] = {}

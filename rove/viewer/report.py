@@ -416,7 +416,11 @@ def training_data(
     planned: int | None = None,
     steps: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return the data of a training run for `static/report.js` and Markdown."""
+    """Return the data of a training run for `static/report.js` and Markdown.
+
+    Args:
+        steps: From `training_steps.steps`: rewards per step.
+    """
     values = [row for name in _names(rows) if (row := _row(rows, name))]
     taken = int(rows[-1].get("step", len(rows))) if rows else 0
     seconds = sum(_seconds(row) for row in rows)

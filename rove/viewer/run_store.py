@@ -70,6 +70,7 @@ class RunStore:
     """The runs in a folder, or a single run.
 
     Args:
+        folder: Folder of runs, or of one run.
         annotate: Allow tags and notes; otherwise runs are never changed.
 
     Example:

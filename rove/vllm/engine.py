@@ -99,6 +99,8 @@ class VLLMEngine:
         """Sample a continuation.
 
         Args:
+            prompt_ids: Prompt tokens.
+            sampling: Sampling parameters except structured output, `logit_bias` and `extra`.
             seed: Not used: servers draw from one random stream (per-request seeds crash vLLM 0.32 on a CPU with chunked
                 prefill).
             on_token: Called with every token after the generation ended.

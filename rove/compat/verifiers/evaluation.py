@@ -551,6 +551,7 @@ def make_dataset(
     The dataset has all columns of the results. Columns of the states are in the results if `evaluate` was asked for them.
 
     Args:
+        results: what `evaluate` has returned.
         push_to_hub: whether to upload the dataset to the Hugging Face hub. Releases from 0.1.3 on call it `push_to_hf_hub`.
         hub_name: its name there. Releases from 0.1.3 on call it `hf_hub_dataset_name`.
         state_columns: keys of the states to include; a missing one is skipped with a warning.

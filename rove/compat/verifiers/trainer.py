@@ -143,6 +143,8 @@ class GRPOTrainer:
     Args:
         model: a folder, or a transformers model, which is trained in place.
         processing_class: its tokenizer; required unless the model is a folder.
+        env: environment of rove.compat or of rove.
+        args: a `GRPOConfig`.
     """
 
     def __init__(

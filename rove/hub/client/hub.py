@@ -124,7 +124,9 @@ class Hub:
     signatures and locked versions.
 
     Args:
+        where: URL or folder of the hub.
         token: API token; "" sends none (default: the saved token, see `rove.hub.client.settings`).
+        options: Options of `rove.hub.client.transport.HttpTransport`.
 
     Example:
         >>> async with Hub("https://hub.example.org") as hub:

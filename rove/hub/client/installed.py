@@ -138,6 +138,11 @@ def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -
 
     The worker receives only `INHERITED_VARIABLES`, the variables in its manifest and those listed in `$ROVE_PASS`. An
     environment installed from a folder, a wheel or git receives all variables.
+
+    Args:
+        name: OWNER/NAME, or OWNER/NAME@VERSION.
+        env_args: Arguments of `load_environment`.
+        options: Options of `rove.IsolatedEnv`.
     """
     reference = parse_reference(name)
     found = find(reference)

@@ -173,6 +173,7 @@ def measure(
 
     Args:
         python: Interpreter with the package's dependencies (default: this one).
+        examples: Examples per policy, with seed `SEED`.
     """
     ours = [path for path in sys.path if path] if python is None else [rove_only_folder().name]
     workers = Workers(

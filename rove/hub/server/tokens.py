@@ -73,8 +73,10 @@ def make_token(
     """Create a token for an existing owner and return it.
 
     Args:
+        owner: Owner of the token.
         scopes: Scopes (default: read the owner's private environments and upload for the owner).
         days: Lifetime in days; None never expires.
+        note: Description of the token.
     """
     check_owner(owner)
     scopes = tuple(dict.fromkeys(check_scope(scope) for scope in scopes)) or (READ, f"{UPLOAD}{owner}/*")

@@ -96,6 +96,8 @@ class Call:
 
     Args:
         request: The request; empty if no answer is expected.
+        limits: Fields of `rove.sandbox.SandboxLimits`.
+        deadline: End of the call's time, by `time.monotonic`.
     """
 
     def __init__(

@@ -33,6 +33,7 @@ class Supervisor:
     """Serves one session.
 
     Args:
+        limits: Fields of `rove.sandbox.SandboxLimits`.
         folder: The session's folder; relative paths start there.
     """
 

@@ -82,6 +82,7 @@ def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comp
     Findings of the same check are the same finding; if a check has several, the most severe ones belong together.
 
     Args:
+        old, new: Audits of two versions of an environment, with the same settings.
         names: Names of the versions. Default: the names of the environments.
     """
     changes: list[Change] = []
@@ -118,7 +119,11 @@ def _not_done(report: Report, check: str) -> str:
 
 
 def read_report(path: str | Path) -> Report:
-    """Read a report that `rove audit --json` or `-o FILE.json` has written."""
+    """Read a report that `rove audit --json` or `-o FILE.json` has written.
+
+    Raises:
+        ConfigError: The file does not exist, or is no such report.
+    """
     try:
         values: Any = msgspec.json.decode(Path(path).read_bytes())
         values["findings"] = [current_row(row) for row in values["findings"]]

@@ -37,7 +37,11 @@ LOOK_ALIKES = str.maketrans("aceopxyABCEHKMOPTX0123456789", "асеорхуАВ�
 
 
 def forms(prompts: Sequence[str]) -> dict[str, Form]:
-    """Return forms of an answer: those that the prompts name, then the usual ones."""
+    """Return forms of an answer: those that the prompts name, then the usual ones.
+
+    Args:
+        prompts: Texts of prompts, with the system prompt.
+    """
     tags = list(dict.fromkeys(tag for prompt in prompts for tag in TAG.findall(prompt)))
     found: dict[str, Form] = {}
     if tags:
@@ -109,7 +113,9 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
     """Return policies that never see the answer of their row.
 
     Args:
+        form: Form of an answer that the grader reads.
         answers: Answers of all rows; empty if rows have none.
+        prompts: Texts of prompts.
     """
     texts = [str(answer) for answer in answers]
     counts = Counter(texts)

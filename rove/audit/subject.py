@@ -111,8 +111,10 @@ class Subject:
     """An environment under audit; counts the rollouts.
 
     Args:
+        env: The environment, best in a worker process.
         count: Examples per policy.
         deadline: Value of `time.monotonic` after which no policy starts.
+        file: File of the environment, whose lines are named in errors.
     """
 
     def __init__(self, env: Environment, count: int, deadline: float, file: Path | None = None):
@@ -143,7 +145,11 @@ class Subject:
 
     @property
     def remaining(self) -> float:
-        """Seconds left of the time budget."""
+        """Seconds left of the time budget.
+
+        Raises:
+            OutOfTime: None is left.
+        """
         remaining = self.deadline - time.monotonic()
         if remaining <= 0:
             raise OutOfTime(OUT_OF_TIME)
@@ -164,8 +170,18 @@ class Subject:
         """Run a policy, or a model, on the first examples.
 
         Args:
+            name: Name of the policy.
             policy: The policy, or the client of a model.
             count: Number of examples; all by default.
+            rollouts: Rollouts of each example.
+            seed: Random seed.
+            train: Whether to use training rows.
+            sampling_args: Sampling parameters of a model.
+            is_recorded: Whether a scripted judge learns the replies of the policy.
+
+        Raises:
+            OutOfTime: The time budget is used up.
+            RolloutsFail: All rollouts of several policies have ended or blocked their worker.
         """
         remaining = self.remaining
         records: list[RolloutRecord] = []

@@ -103,6 +103,8 @@ def check(
 
     Args:
         env_args: Arguments of its `load_environment`.
+        limited: Limits of the check.
+        on_stage: Called with the name of each stage.
     """
     report = Report(package.name)
     with tempfile.TemporaryDirectory(prefix="rove-check-") as name:

@@ -86,7 +86,11 @@ MAX_ERROR_CHARS = 300
 
 
 class CheckLimits(Settings, frozen=True, kw_only=True):
-    """Limits of a check."""
+    """Limits of a check.
+
+    Raises:
+        ConfigError: A limit is out of range.
+    """
 
     num_examples: PositiveInt = 2
     """Examples to play."""

@@ -69,6 +69,7 @@ class Person:
     """A client that shows the conversation in the terminal and reads the answer from it.
 
     Args:
+        console: The terminal.
         role: Name of the model role; "" is the model's own role.
     """
 
@@ -170,6 +171,8 @@ def set_up_game(
 
     Args:
         model_client: The model that acts; None = the person.
+        person_roles: Patterns of the roles that the person plays.
+        role_clients: Patterns of the roles that models play → client.
     """
     person = Person(console)
     roles = PlayRoles(
@@ -222,7 +225,11 @@ def print_result(record: RolloutRecord, model: str | None, console: Console) -> 
 def replay(
     env: Environment, client: Client, model: str, sampling: SamplingParams, folder: Path, console: Console
 ) -> int:
-    """Replay the games of a run folder and print the results; return how many games have a lower reward."""
+    """Replay the games of a run folder and print the results; return how many games have a lower reward.
+
+    Raises:
+        RunError: The folder is not a run, or has no games to replay.
+    """
     run = Run(folder)
     recorded_role = run.config()["identity"].get("role", "")
     role = "" if recorded_role in PERSON_ROLES else str(recorded_role)
@@ -260,7 +267,11 @@ def replay_table(cases: list[ReplayCase]) -> Table:
 def check_options(
     env: Environment, env_id: str, model: str | None, watch: bool, roles: Sequence[str], cases: Path | None
 ) -> None:
-    """Refuse combinations of options that exclude each other."""
+    """Refuse combinations of options that exclude each other.
+
+    Raises:
+        ConfigError: What excludes what, and how to fix it.
+    """
     if roles and cases is not None:
         raise ConfigError(
             "--model-role and --replay exclude each other: a replay uses the recorded roles; omit one of them"

@@ -72,6 +72,7 @@ class Limiter:
     Args:
         limit: concurrent requests; for an adaptive limiter, the start.
         adaptive: adapt the limit between 1 and `maximum`.
+        maximum: upper bound of an adaptive limit.
         clock: a monotonic clock in seconds.
 
     Example:

@@ -108,6 +108,7 @@ def without_secrets(value: Any, settings: Any = None, by_field: bool = True) -> 
 
     Args:
         value: Settings, records or texts that are shown or shared.
+        settings: Settings of the run that they are from.
         by_field: Whether field names count. Records have fields such as "example_key", which are no secrets.
     """
     known = {

@@ -45,7 +45,11 @@ def write_checksums(folder: Path) -> None:
 
 
 def changed_files(folder: Path) -> list[str]:
-    """Return the names of files that are missing or differ from `CHECKSUMS`; [] in a folder without that file."""
+    """Return the names of files that are missing or differ from `CHECKSUMS`; [] in a folder without that file.
+
+    Raises:
+        OSError, ValueError: `CHECKSUMS` cannot be read.
+    """
     file = folder / CHECKSUMS
     if not file.is_file():
         return []
@@ -108,7 +112,11 @@ def digest_model(model: str | Path) -> str:
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """Return the base model of the adapter in a folder, a path or a name on the Hub; None if there is no adapter."""
+    """Return the base model of the adapter in a folder, a path or a name on the Hub; None if there is no adapter.
+
+    Raises:
+        ConfigError: adapter_config.json cannot be read or does not name the base model.
+    """
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     if not file.is_file():
         return None
@@ -122,7 +130,11 @@ def adapter_base(folder: str | Path) -> str | None:
 
 
 def check_base(folder: str | Path, base: str | Path) -> None:
-    """Check that an adapter was trained on a model, if its folder records the base (PEFT's do not)."""
+    """Check that an adapter was trained on a model, if its folder records the base (PEFT's do not).
+
+    Raises:
+        ConfigError: The adapter was trained on another model.
+    """
     file = Path(folder).expanduser() / ADAPTER_BASE
     if not file.is_file():
         return

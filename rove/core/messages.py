@@ -61,7 +61,11 @@ Messages = list[Message]
 
 
 def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
-    """Return a mapping, or a text with the role `role`, as a `Message`."""
+    """Return a mapping, or a text with the role `role`, as a `Message`.
+
+    Raises:
+        ConfigError: The mapping has no known role.
+    """
     if isinstance(value, Message):
         return value
     if isinstance(value, str):
@@ -73,7 +77,11 @@ def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
 
 
 def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | str], role: str = "user") -> Messages:
-    """Return a text, one message or several as a list of messages; texts get the role `role`."""
+    """Return a text, one message or several as a list of messages; texts get the role `role`.
+
+    Raises:
+        ConfigError: A message has no known role, or `value` is something else.
+    """
     if isinstance(value, (str, Mapping)):
         return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  pyright does not narrow Mapping here
     if not isinstance(value, Iterable):

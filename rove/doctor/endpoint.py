@@ -63,6 +63,8 @@ async def check_endpoint(
 
     Args:
         client: Client of the endpoint; not closed.
+        model: Name of the model there.
+        on_check: Called with the name of each check before it starts.
     """
     on_check("models")
     try:
@@ -117,7 +119,11 @@ async def _first_response(client: EndpointClient, model: str) -> tuple[Response 
 
 
 async def list_models(client: EndpointClient) -> list[dict[str, Any]]:
-    """Return the models that the API lists."""
+    """Return the models that the API lists.
+
+    Raises:
+        ModelError, InfraError: The request failed.
+    """
     path = "v1/models" if client.translate(_request(client, "", HELLO))[0].startswith("v1/") else "models"
     async with client.open_stream(path) as reply:
         try:

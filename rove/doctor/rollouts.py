@@ -50,6 +50,7 @@ def check_samples(
     Args:
         records: Complete groups, sampled by the model.
         scripted: Rollouts of the environment's scripted policies; may be empty.
+        renderer: The model's renderer.
         max_tokens: Maximum tokens per response.
         context: Context length of the model, in tokens.
     """

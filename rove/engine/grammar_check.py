@@ -46,6 +46,7 @@ class GrammarChecker:
 
     Args:
         tokenizer: A `transformers` fast tokenizer.
+        stop_ids: Tokens that may end a text.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: list[int]):
@@ -61,7 +62,13 @@ class GrammarChecker:
         """Checks of each requester that have not ended."""
 
     async def check(self, grammar: str) -> None:
-        """Check a grammar; equal grammars are checked once."""
+        """Check a grammar; equal grammars are checked once.
+
+        Raises:
+            ConfigError: It is invalid, no text matches it, or it needs too much time or memory.
+            RejectedError: Too many other grammars of the same requester are being checked.
+            WorkerError: The worker processes cannot be started.
+        """
         digest = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         if digest not in self._results:
             if digest not in self._running:
@@ -121,7 +128,11 @@ class GrammarChecker:
 
 
 def tokenizer_json(tokenizer: Any) -> str:
-    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`."""
+    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`.
+
+    Raises:
+        ConfigError: It is not a fast tokenizer.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError("structured output needs a fast tokenizer; this model has a slow one: request text only")

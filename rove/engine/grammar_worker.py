@@ -42,6 +42,7 @@ class Session:
         Args:
             grammar: Grammar for `LLMatcher`.
             limits: Arguments of `LLParserLimits`.
+            cpu_seconds: CPU time after which the system ends this process.
             mask_seconds: Maximum CPU time for the allowed tokens of one position.
         """
         assert _tokenizer is not None

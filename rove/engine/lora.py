@@ -154,6 +154,9 @@ def load_adapter(model: Any, source: Source, version: int, paired: Callable[[tor
         source: Folder of the adapter, or its tensors and settings.
         version: Recorded with every token sampled with it.
         paired: `Decoder.interleave_halves`, for the outputs of queries and keys.
+
+    Raises:
+        ConfigError: No adapter, or not a plain LoRA of this model's attention, MLP and convolution projections.
     """
     given = source if isinstance(source, PeftWeights) else read_folder(source)
     try:
@@ -164,14 +167,22 @@ def load_adapter(model: Any, source: Source, version: int, paired: Callable[[tor
 
 
 def find_adapter(adapters: Mapping[str, Adapter], name: str) -> Adapter:
-    """Return the adapter of this name."""
+    """Return the adapter of this name.
+
+    Raises:
+        ConfigError: No such adapter is loaded.
+    """
     if name not in adapters:
         raise ConfigError(f"no adapter '{name}' is loaded; {nearest(name, adapters)}. Load it with load_adapter")
     return adapters[name]
 
 
 def read_folder(path: str | Path) -> PeftWeights:
-    """Read a folder written by PEFT's `save_pretrained`; tensors are on the CPU."""
+    """Read a folder written by PEFT's `save_pretrained`; tensors are on the CPU.
+
+    Raises:
+        ConfigError: A file is missing or damaged.
+    """
     folder = Path(path).expanduser()
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():

@@ -60,10 +60,12 @@ class Ops(Protocol):
         """Write keys and values of new tokens to the cache, and their attention outputs to `out`.
 
         Args:
+            layer: Layer of the cache.
             qkv: [B, H + 2 · K, d] before norm and rotation.
             norm: [H + K, d] weights of the query and key norms, or None.
             angles: [P, d / 2] complex rotation of each position.
             part: Rows and positions of the tokens.
+            out: [B, H, d].
         """
         ...
 
@@ -86,6 +88,8 @@ class TorchOps:
     """`Ops` on any device.
 
     Args:
+        heads: Shape of attention.
+        eps: Epsilon of the norms.
         activation: "silu", "gelu" or "gelu_pytorch_tanh".
     """
 
@@ -134,6 +138,8 @@ class NativeOps:
 
     Args:
         library: Kernels of `kernels.load_kernels` for these heads.
+        heads: Shape of attention.
+        eps: Epsilon of the norms.
         vector: Floats per vector, as compiled.
     """
 

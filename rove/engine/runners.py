@@ -23,7 +23,11 @@ class Runner(Protocol):
     """Number of tokens computed so far."""
 
     def submit(self, seq: SequenceState) -> None:
-        """Queue a sequence."""
+        """Queue a sequence.
+
+        Raises:
+            ConfigError: It can never fit in memory.
+        """
         ...
 
     def active(self) -> list[SequenceState]:
@@ -56,7 +60,11 @@ class Runner(Protocol):
         ...
 
     def load_adapter(self, source: Source, version: int) -> Adapter:
-        """Load an adapter."""
+        """Load an adapter.
+
+        Raises:
+            ConfigError: It does not fit the model, or this runner does not support adapters.
+        """
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
@@ -78,6 +86,9 @@ class FastRunner:
     """All sequences in one forward pass per step, with a shared KV cache.
 
     Args:
+        model: A model that the decoder supports.
+        max_batch: Maximum running sequences.
+        cache_bytes: Maximum memory for keys and values, including those of ended sequences.
         chunk: Maximum prompt tokens per step.
         native: Use C kernels if they can be compiled.
     """
@@ -161,6 +172,8 @@ class SlowRunner:
     No prefixes are shared. The groups take turns, one step each.
 
     Args:
+        model: Any causal language model.
+        max_batch: Maximum running sequences.
         cache_bytes: Maximum memory for keys and values, counted as if every layer had them.
     """
 

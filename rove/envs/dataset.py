@@ -118,6 +118,9 @@ class JsonLines(Sequence[dict[str, Any]]):
     """The rows of a JSONL file, read on access; only line offsets are kept in memory.
 
     A byte-order mark at the beginning and empty lines are skipped.
+
+    Raises:
+        ConfigError: the file does not exist, or a line is not UTF-8 or not a JSON object.
     """
 
     def __init__(self, path: Path):
@@ -185,6 +188,10 @@ def build_example(
         system_prompt: first message, unless the row's prompt has a system message.
         few_shot: messages before a `question`.
         message_type: with "completion" the prompt is the text of the row's `prompt` or `question`.
+
+    Raises:
+        ConfigError: the row has neither `prompt` nor `question`, a value has the wrong type, or `info` is not a
+            mapping or its JSON.
     """
     example = dict(row)
     name = next((name for name in ("prompt", "question") if row.get(name) is not None), None)

@@ -27,7 +27,10 @@ class Turn(Protocol):
     If the state's prompt is a text (completion mode), the model continues the concatenated text of the messages.
 
     Args:
+        state: the rollout.
+        messages: the conversation.
         role: model role; the query is recorded under this name, as by `rove.query`.
+        model, sampling_args: for a model role, its model and sampling arguments.
         agent_request: request of a foreign agent: its tools (instead of `state["tools"]`), its sampling (overriding the
             run's), and its stream callback.
     """
@@ -350,6 +353,9 @@ def take_result(state: State) -> None:
 
     Called when `run` has ended; what is set later does not change the rollout. `MultiTurnEnv` and `AgentEnv` record these
     themselves.
+
+    Raises:
+        ConfigError: the prompt or the completion is neither a text nor messages.
     """
     own = bookkeeping(state)
     if own.stop_condition is None and isinstance(state.get("stop_condition"), str):
@@ -373,7 +379,11 @@ def _text_or_messages(value: Any, name: str) -> Any:
 
 
 def offered_tools(state: State) -> list[dict[str, Any]] | None:
-    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions."""
+    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions.
+
+    Raises:
+        ConfigError: they are not, in a `ToolEnv`. Elsewhere an author may use this key for other values.
+    """
     own = bookkeeping(state)
     tools = state.get("tools")
     if tools is None and not own.reads_tools:

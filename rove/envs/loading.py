@@ -110,7 +110,15 @@ def find_external_environment(env_id: str, env_dir: str | Path | None = None) ->
 
 
 def as_environment(value: Any, prefix: str = "this is") -> Environment:
-    """Return a rove environment unchanged, or convert an object with `__rove_environment__`."""
+    """Return a rove environment unchanged, or convert an object with `__rove_environment__`.
+
+    Args:
+        value: the object.
+        prefix: beginning of the error message.
+
+    Raises:
+        ConfigError: the object is neither.
+    """
     if not isinstance(value, Environment) and hasattr(value, "__rove_environment__"):
         value = value.__rove_environment__()
     if not isinstance(value, Environment):
@@ -142,6 +150,9 @@ def environment_defaults(
     Args:
         env_id, env_dir: as for `load_environment`.
         tool: replaces "rove" in the name of the table.
+
+    Raises:
+        ConfigError: the name is unknown, or the file is invalid.
     """
     file = project_file(environment_file(env_id, env_dir))
     if is_question_file(env_id):
@@ -162,6 +173,9 @@ def environment_version(
     Args:
         env_id, env_dir: as for `load_environment`.
         env_args: its arguments; whether a file of questions has held-out rows is part of its version.
+
+    Raises:
+        ConfigError: the name is unknown.
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
@@ -172,12 +186,20 @@ def environment_version(
 
 
 def environment_module(env_id: str, env_dir: str | Path | None = None) -> ModuleType:
-    """Import and return the module that `load_environment` would use."""
+    """Import and return the module that `load_environment` would use.
+
+    Raises:
+        ConfigError: the name is unknown, or the import fails.
+    """
     return _import(_module_name(env_id), _folder_of(env_id, env_dir))
 
 
 def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
-    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment."""
+    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment.
+
+    Raises:
+        ConfigError: the name is unknown, or the import fails.
+    """
     if is_question_file(env_id):
         load: Any = QuestionsEnv.__init__
     elif find_external_environment(env_id, env_dir) is not None:
@@ -188,7 +210,11 @@ def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> fro
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
-    """Return the file of the module that `load_environment` would use, without importing it."""
+    """Return the file of the module that `load_environment` would use, without importing it.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
     if is_question_file(env_id):
         return Path(env_id)
     external = find_external_environment(env_id, env_dir)

@@ -61,7 +61,11 @@ def check_question_file(path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[FileRow]:
-    """Return the rows of a file of questions."""
+    """Return the rows of a file of questions.
+
+    Raises:
+        ConfigError: there is no such file, it has another form, or it cannot be read; the message names the line.
+    """
     check_question_file(path)
     suffix = path.suffix.lower()
     if suffix == ".csv":

@@ -65,6 +65,10 @@ class QuestionsEnv(SingleTurnEnv):
         held_out: fraction of the different questions that are only for evaluation (0 to below 1). A hash of the question
             chooses them, so rows with equal questions are on the same side. With 0, all rows are for both.
 
+    Raises:
+        ConfigError: the file cannot be read; a column, question or answer is missing, has another type or is ambiguous; or
+            the scorer is unknown.
+
     Example:
         env = rove.load_environment("questions.csv", scorer="numeric")
     """

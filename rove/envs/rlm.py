@@ -152,7 +152,11 @@ def _size(context: Any) -> str:
 
 
 def as_text(context: Any) -> str:
-    """Return a text unchanged, anything else as JSON."""
+    """Return a text unchanged, anything else as JSON.
+
+    Raises:
+        ConfigError: the value has no JSON form.
+    """
     if isinstance(context, str):
         return context
     try:

@@ -119,7 +119,11 @@ class SmolaAgentEnv(AgentEnv):
 
 
 def as_tool(tool: Any) -> Any:
-    """Convert a smolagents tool; return anything else unchanged."""
+    """Convert a smolagents tool; return anything else unchanged.
+
+    Raises:
+        ConfigError: an input has an unknown type.
+    """
     inputs = getattr(tool, "inputs", None)
     if isinstance(tool, Tool) or not isinstance(inputs, Mapping) or not hasattr(tool, "forward"):
         return tool

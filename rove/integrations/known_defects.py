@@ -60,6 +60,7 @@ def warn_of_known_defects(library: str, name: str) -> None:
 
     Args:
         library: "reasoning-gym" or "textarena".
+        name: Name of the task.
     """
     audited = known_defects().get(library)
     defects = audited.defects.get(name, []) if audited is not None else []

@@ -67,6 +67,7 @@ class OpenEnvServer:
 
     Args:
         env: the environment; torn down when the application ends.
+        name: its name.
         max_sessions: maximum sessions; further connections are refused with CAPACITY_REACHED.
         seed: default seed of episodes.
     """
@@ -303,7 +304,11 @@ class SessionLimit:
         self.active = 0
 
     def acquire(self) -> None:
-        """Count a new session."""
+        """Count a new session.
+
+        Raises:
+            RefusedError: the maximum is reached.
+        """
         if self.active >= self.max_sessions:
             raise RefusedError(f"all {self.max_sessions} sessions are in use", "CAPACITY_REACHED")
         self.active += 1
@@ -376,7 +381,11 @@ class RestEpisodes:
         app.router.add_get("/state", _handler(self.state))
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin an episode; return observation, reward and done."""
+        """Begin an episode; return observation, reward and done.
+
+        Raises:
+            RefusedError: the maximum of sessions is reached, or there is no such row.
+        """
         now = asyncio.get_running_loop().time()
         name = str(data.get("episode_id") or uuid.uuid4().hex)
         for old, stored in list(self._episodes.items()):
@@ -392,7 +401,11 @@ class RestEpisodes:
         return await self._store_result(name, stored, stored.episode.observe())
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Act in an episode; return observation, reward and done."""
+        """Act in an episode; return observation, reward and done.
+
+        Raises:
+            RefusedError: there is no such episode, or the action is invalid.
+        """
         name, stored = self._find(data)
         action = data.get("action")
         if not isinstance(action, Mapping):

@@ -76,6 +76,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     Args:
         name: Source: "decode", "attention", "layer" or "softmax".
         groups: Query heads per key head.
+        size: Head size.
         bf16: Read and write bf16 instead of fp32.
     """
     vector = vector_floats(size)

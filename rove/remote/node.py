@@ -111,7 +111,11 @@ def about() -> dict[str, str]:
 
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Check that a node has the Python and the rove of this machine."""
+    """Check that a node has the Python and the rove of this machine.
+
+    Raises:
+        ConfigError: A version differs.
+    """
     for name, shown in (("python", "Python"), ("rove", "rove")):
         here, there = ours[name], theirs[name]
         if name == "python":

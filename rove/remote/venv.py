@@ -44,6 +44,9 @@ def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
     Args:
         file: File of the environment's module; see `project_file`.
         stand_ins: See `make_venv`.
+
+    Raises:
+        ConfigError: The dependencies cannot be installed.
     """
     needed = dependencies(project_file(file))
     if not needed:
@@ -72,8 +75,13 @@ def make_venv(
     folder. An existing folder is not changed: its name must identify its contents.
 
     Args:
+        folder: The folder of the environment.
         arguments: Arguments of `pip install`: requirements, files, flags; none are installed if empty.
+        seconds: Time limit for installing.
         stand_ins: Distributions that are replaced by empty ones.
+
+    Raises:
+        ConfigError: pip failed or took too long, or the folder cannot be created.
     """
     if not (folder / "made").exists():
         _make(folder, arguments, seconds, stand_ins or {})
@@ -85,6 +93,9 @@ def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: floa
 
     Args:
         failed: Start of the error message if it fails.
+
+    Raises:
+        ConfigError: pip failed or took too long; the message has its last lines.
     """
     command = [str(python), "-m", "pip", *words[:1], "--disable-pip-version-check", *words[1:]]
     try:
@@ -106,6 +117,7 @@ def stand_in_arguments(folder: Path, stand_ins: StandIns) -> list[str]:
 
     Args:
         folder: A folder that does not exist yet; pip must be able to read it.
+        stand_ins: The distributions.
     """
     if not stand_ins:
         return []

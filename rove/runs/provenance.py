@@ -84,6 +84,7 @@ def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None 
     name that is not a plain one, because commands read some of them in other ways ("a=b" as the setting "a").
 
     Args:
+        values: Settings as in a TOML file.
         kind: The struct of these settings, for its defaults.
     """
     defaults = dict(_leaves(_defaults(kind))) if kind is not None else {}
@@ -178,7 +179,11 @@ def _digest(content: bytes) -> str:
 
 
 def _key() -> bytes:
-    """Return this user's key, which is created on first use."""
+    """Return this user's key, which is created on first use.
+
+    Raises:
+        OSError, RuntimeError: There is no folder for it.
+    """
     file = data_folder() / KEY_FILE
     with suppress(FileNotFoundError):
         return file.read_bytes()

@@ -111,8 +111,13 @@ def decoded(
     """Decode the content of a file and check its types; values of unknown keys are returned unchecked.
 
     Args:
+        file: Path, for the error message.
+        content: Content of the file.
         expected: A type that `msgspec.convert` supports.
         decode: Decoder of the file format. Default: JSON.
+
+    Raises:
+        RunError: The content is damaged, of other types, or nested deeper than MAX_DEPTH.
     """
     try:
         found = decode(content)
@@ -124,7 +129,11 @@ def decoded(
 
 
 def decoded_row(line: bytes) -> dict[str, Any]:
-    """Decode a line of metrics.jsonl or alerts.jsonl: numbers and texts by name, `step` an integer if there is one."""
+    """Decode a line of metrics.jsonl or alerts.jsonl: numbers and texts by name, `step` an integer if there is one.
+
+    Raises:
+        RunError: the line is something else.
+    """
     try:
         found = msgspec.json.decode(line, type=dict[str, Scalar])
         step = found.get("step", 0)
@@ -137,7 +146,11 @@ def decoded_row(line: bytes) -> dict[str, Any]:
 
 
 def check_plain(value: Any, depth: int = 0) -> None:
-    """Refuse values that cannot be shown or stored."""
+    """Refuse values that cannot be shown or stored.
+
+    Raises:
+        ValueError: a table or list is nested deeper than MAX_DEPTH, or an integer is MAX_INTEGER or larger.
+    """
     if depth > MAX_DEPTH:
         raise ValueError(f"tables or lists are nested deeper than {MAX_DEPTH}")
     if isinstance(value, Mapping):

@@ -45,7 +45,11 @@ def write_tokens(run: Path, step: int, rollouts: Sequence[TrainedRollout]) -> No
 
 
 def read_tokens(run: Path, step: int) -> list[TrainedRollout]:
-    """Return the statistics of a step; [] if there are none."""
+    """Return the statistics of a step; [] if there are none.
+
+    Raises:
+        RunError: the file is not one that rove wrote.
+    """
     file = file_of(run, step)
     if not os.path.lexists(file):
         return []

@@ -175,7 +175,11 @@ class LocalSession(SupervisedSession):
 def settings(
     packages: Sequence[str], paths: Sequence[str], environment: Mapping[str, str], without: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return the settings of a zygote."""
+    """Return the settings of a zygote.
+
+    Raises:
+        ConfigError: A package is not installed, a path is invalid, or a feature is unknown.
+    """
     for path in paths:
         is_reserved = os.path.realpath(path) in ("/", "/dev", "/proc", "/session")
         if is_reserved or not os.path.isabs(path) or not os.path.exists(path):
@@ -200,7 +204,11 @@ def settings(
 
 
 def module_of(package: str) -> str:
-    """Return the module name of an installed package."""
+    """Return the module name of an installed package.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
     name = package.replace("-", "_")
     if importlib.util.find_spec(name) is not None:
         return name

@@ -76,7 +76,12 @@ BODY_TIMEOUT_S = 60.0
 
 
 async def read_json(request: web.Request) -> Any:
-    """Return the decoded body of a request."""
+    """Return the decoded body of a request.
+
+    Raises:
+        ConfigError: The body is not JSON.
+        RejectedError: The body did not arrive in time.
+    """
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await request.read()

@@ -44,10 +44,17 @@ def make_client(
     With a `base_url`, everything but a scripted policy is a model's name there.
 
     Args:
+        model: The model's name, as given.
         env: The environment whose scripted policies can be named; None allows no scripted policy.
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
         endpoints: See `find_endpoint`.
         trust_remote_code, device: See `rove.models.load.load_model`.
+        console: Shows the device of a model folder.
+
+    Raises:
+        ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, or a device is given for a
+            model that this machine does not compute.
+        MissingKeyError: OpenAI's endpoint has no key, or the named variable is not set.
     """
     model = str(model)
     if model.startswith(SCRIPTED):
@@ -79,7 +86,11 @@ def make_client(
 
 
 def refuse_device(device: str, reason: str) -> None:
-    """Refuse a device for a model that this machine does not compute."""
+    """Refuse a device for a model that this machine does not compute.
+
+    Raises:
+        ConfigError: A device is given.
+    """
     if device != "auto":
         raise ConfigError(f"device is '{device}', but {reason}, so no device is used: leave it out")
 
@@ -110,6 +121,9 @@ def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint |
 
     Args:
         endpoints: the file; default: ./endpoints.toml, else ./configs/endpoints.toml.
+
+    Raises:
+        ConfigError: the file does not exist or is not as it should be.
     """
     if endpoints is None and model.startswith((SCRIPTED, ".", "/", "~")):
         return None  # the default file is optional
@@ -132,7 +146,11 @@ def is_folder(model: str) -> bool:
 def embedded(
     model: str, trust_remote_code: bool = False, device: str = "auto", reporter: Reporter | None = None
 ) -> Client:
-    """Return a client that runs a model folder in the embedded engine."""
+    """Return a client that runs a model folder in the embedded engine.
+
+    Raises:
+        ConfigError: The folder does not exist, the device is not available, or torch is not installed.
+    """
     path = Path(model_path(model)).expanduser()
     if not path.is_dir():
         raise ConfigError(f"model folder {path} does not exist")

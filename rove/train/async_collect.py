@@ -75,7 +75,10 @@ class StalenessScheduler:
 
     Args:
         groups: Groups per step.
+        max_staleness: Maximum number of policy versions between a group's start and its training.
+        steps: Steps of the run.
         first: Next step to train, counted from 0.
+        extra: Zero-advantage groups that a step may have in addition.
     """
 
     def __init__(self, groups: int, max_staleness: int, steps: int, first: int = 0, extra: int = 0):
@@ -156,6 +159,12 @@ class AsyncCollector(RolloutCollector):
     while a full step waits for the trainer.
 
     Args:
+        config: Settings.
+        env: Environment.
+        client: Client that samples with the trained model.
+        run: Run folder.
+        drawn: Number of examples that earlier steps have drawn.
+        on_progress: Called after every rollout.
         step: Next step to train, counted from 0.
         state: `state()` at the checkpoint that the run resumes from. Finished groups that were not trained are read from the run
             folder, those that were running start again.
@@ -200,7 +209,12 @@ class AsyncCollector(RolloutCollector):
         return {"groups": msgspec.to_builtins(open_groups), "next_step": self._next_step, "drawn": self.drawn}
 
     async def take(self, step: int) -> CollectedStep:
-        """Return the rollouts of the next step as soon as all are finished."""
+        """Return the rollouts of the next step as soon as all are finished.
+
+        Raises:
+            RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
+            Exception: Any other error while sampling.
+        """
         assert step == self.scheduler.first
         started, self._is_waiting, self._late = time.perf_counter(), True, 0
         self._start_groups()

@@ -36,7 +36,11 @@ class SamplingBackend(Protocol):
     """Client that samples with the weights of the last `publish`."""
 
     def publish(self, version: int) -> None:
-        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on."""
+        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on.
+
+        Raises:
+            RunError: The backend refuses them, or its log-probabilities differ from the trainer's.
+        """
         ...
 
     def release(self) -> None:

@@ -44,6 +44,8 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
 
     Args:
         available: Number of held-out examples; None if the environment makes as many as needed.
+        table: Number of examples that the table should have.
+        has_seed: Whether the environment makes other examples for another seed.
     """
     wanted = SELECTION_ROLLOUTS + table
     if has_seed and (available is None or available >= wanted):
@@ -86,6 +88,9 @@ def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], se
 
     Args:
         metric: The metric that chooses the weights (`keep_best`).
+        evaluations: The evaluations during training.
+        seed: Random seed of the training run.
+        table: Settings of the table.
     """
     for evaluation in evaluations:
         chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")

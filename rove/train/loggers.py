@@ -34,7 +34,11 @@ class Logger(Protocol):
 
 
 def load_module(name: str) -> Any:
-    """Return the library of a logger."""
+    """Return the library of a logger.
+
+    Raises:
+        ConfigError: Unknown logger, or its library is not installed.
+    """
     if name not in MODULES:
         raise ConfigError(f"no logger '{name}'; {nearest(name, MODULES)}. metrics.jsonl is always written")
     try:
@@ -47,7 +51,11 @@ def load_module(name: str) -> Any:
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Check the names of loggers."""
+    """Check the names of loggers.
+
+    Raises:
+        ConfigError: See `load_module`; or a name is given twice.
+    """
     for name in names:
         if list(names).count(name) > 1:
             raise ConfigError(f"loggers has '{name}' twice; expected each once")
@@ -112,7 +120,12 @@ def open_loggers(names: Sequence[str], run: Run, config: Mapping[str, Any], step
 
     Args:
         names: Keys of `OPENERS`.
+        run: Run folder.
+        config: Settings of the run.
         step: Last step that counts; a stopped process may have logged later ones.
+
+    Raises:
+        ConfigError: See `load_module`.
     """
     check_loggers(names)
     return [OPENERS[name](run, config, step) for name in names]

@@ -123,6 +123,7 @@ def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) ->
     """Check whether there are enough different examples.
 
     Args:
+        config: The settings.
         rows: Rows of the dataset; None if unknown.
         trained: Keys of the first training rows, at most `MAX_ROWS`; equal contents have equal keys.
     """
@@ -160,7 +161,13 @@ def check_held_out(overlaps: Sequence[Overlap], trained: int, remedy: str = "") 
 
 
 def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Finding:
-    """Check whether the learning rate suits the size of the model."""
+    """Check whether the learning rate suits the size of the model.
+
+    Args:
+        config: The settings.
+        parameters: Number of parameters of the model.
+        trained: Number of trained parameters.
+    """
     is_adapter = trained < MAX_ADAPTER_FRACTION * parameters or config.lora.rank > 0
     low, high = next(rates for limit, rates in LEARNING_RATES if parameters < limit)
     if is_adapter:

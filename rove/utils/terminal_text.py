@@ -102,7 +102,11 @@ def _escape(char: str) -> str:
 
 
 class _InertFormatter(logging.Formatter):
-    """Formats log records for a terminal."""
+    """Formats log records for a terminal.
+
+    Args:
+        inner: Formats the record.
+    """
 
     def __init__(self, inner: logging.Formatter | None = None):
         super().__init__()
@@ -149,7 +153,11 @@ def protect_terminal() -> None:
 
 
 class _InertWarnings:
-    """Formats warnings for a terminal."""
+    """Formats warnings for a terminal.
+
+    Args:
+        inner: Formats the warning.
+    """
 
     def __init__(self, inner: Any):
         self._inner = inner

@@ -60,7 +60,11 @@ class JsonlTail:
         self._lock = Lock()
 
     def catch_up(self) -> None:
-        """Read new lines; an incomplete last line is left for the next call."""
+        """Read new lines; an incomplete last line is left for the next call.
+
+        Raises:
+            RunError: The path is not a regular file.
+        """
         with self._lock:
             try:
                 with open_regular(self.file) as lines:
@@ -225,7 +229,11 @@ class Index:
                 return self._catch_up(time.monotonic() + seconds)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of an SQL query."""
+        """Return the rows of an SQL query.
+
+        Raises:
+            RunError: The database cannot be read.
+        """
         with self._lock:
             try:
                 return self._connected().execute(sql, values).fetchall()
@@ -424,7 +432,11 @@ class _Batch:
 
 
 def _scalars(listed: RolloutListing) -> Iterator[Any]:
-    """Yield the values of FIXED after the first four."""
+    """Yield the values of FIXED after the first four.
+
+    Raises:
+        ValueError: A number is too large for a count.
+    """
     for number in (listed.example_id, listed.rollout_index, listed.step or 0, *_tokens(listed)):
         if abs(number) >= 1 << 53:
             raise ValueError(f"not a rollout record: {number} is too large for a count")
@@ -487,7 +499,11 @@ MAX_INDEX_BYTES = 4 << 30
 
 
 def index_folder() -> Path:
-    """Return the folder of all indexes, `indexes` in rove's cache folder; it need not exist."""
+    """Return the folder of all indexes, `indexes` in rove's cache folder; it need not exist.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
     return cache_folder() / "indexes"
 
 
@@ -495,6 +511,7 @@ def store_of(file: Path, folder: Path | None) -> Path | None:
     """Return where the index of a rollouts.jsonl is existing, by its path; None where there is no folder to keep it in.
 
     Args:
+        file: the rollouts.jsonl.
         folder: of the indexes. Default: `index_folder()`.
     """
     try:
@@ -516,6 +533,9 @@ def drop_indexes(folder: Path, keep: Path, max_indexes: int = MAX_INDEXES, max_b
     """Delete indexes whose file is gone, then the least recently used ones beyond the limits.
 
     Args:
+        folder: Folder of the indexes.
+        keep: The index that is never deleted.
+        max_indexes: Maximum number of indexes.
         max_bytes: Maximum total size in bytes.
     """
     existing = []

@@ -21,7 +21,16 @@ MAX_FILES = 200
 
 
 def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
-    """Return the contents of a run's first page."""
+    """Return the contents of a run's first page.
+
+    Args:
+        run: The run.
+        index: Index of its rollouts.
+        has_rollouts: Whether it has any.
+
+    Raises:
+        RunError: A file of the run is not one that rove wrote.
+    """
     report = RunReport(run)
     training = report.kind != "eval"
     found = report.training() if training else _evaluation(report)

@@ -65,6 +65,7 @@ class PlaySession:
         model: Name of the model; "" if there is none.
         roles: Roles of the person; the first one is active. `offer` adds further ones.
         fields: Tags of an answer in the model's role; none = free text.
+        answer_field: The tag with the move.
     """
 
     def __init__(
@@ -210,7 +211,11 @@ class PlaySession:
     # called by the person
 
     def move(self, move: Move) -> None:
-        """Accept a move."""
+        """Accept a move.
+
+        Raises:
+            ConfigError: There is no prompt, or the move is not legal.
+        """
         if self.prompt is None or self._reply is None or self._reply.done() or move.number != self.number:
             raise ConfigError("it is not your turn; reload the current state")
         legal = self.prompt.legal
@@ -221,7 +226,11 @@ class PlaySession:
         self._reply.set_result(move.text)
 
     def new_game(self, request: NewGame = NewGame()) -> None:  # noqa: B008  frozen
-        """Start another game."""
+        """Start another game.
+
+        Raises:
+            ConfigError: This game has not ended, or there is no such role.
+        """
         self._finished()
         role = next((role for role in self.model_roles if role == request.role), None)
         if request.role is not None and role is None:
@@ -232,7 +241,11 @@ class PlaySession:
         self._new_game.set()
 
     def save(self, write: Callable[[RolloutRecord], str]) -> None:
-        """Save the finished game once; `write` stores it and returns the path."""
+        """Save the finished game once; `write` stores it and returns the path.
+
+        Raises:
+            ConfigError: The game has not ended.
+        """
         record = self._finished()
         if not self.saved_as:
             self.saved_as = write(record)
@@ -254,6 +267,7 @@ class PlayClient:
     """A client that shows its conversation in a game; the person answers if there is no other client.
 
     Args:
+        session: The game.
         client: Answers unless the person plays the model; None = the person.
         role: Model role that the environment queries; "" is the model itself. The conversation of another role is shown only
             in the person's prompts.
@@ -298,6 +312,7 @@ def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) ->
     """Return the application of one game on this machine; it accepts moves only from its own page.
 
     Args:
+        session: The game.
         keep: Saves a finished game and returns the path.
     """
     app = web.Application(middlewares=[access_middleware("127.0.0.1", None)], client_max_size=1 << 18)

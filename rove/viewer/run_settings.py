@@ -23,7 +23,11 @@ _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
 def describe_run(run: Run) -> dict[str, Any]:
-    """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords."""
+    """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords.
+
+    Raises:
+        RunError: rove did not write its config.toml.
+    """
     content = run.config()
     config = masked(content["config"])
     env = config.get("env") or _first_of(config.get("data")) or ""

@@ -73,6 +73,9 @@ class RunStore:
         folder: Folder of runs, or of one run.
         annotate: Allow tags and notes; otherwise runs are never changed.
 
+    Raises:
+        ConfigError: The folder does not exist.
+
     Example:
         >>> store = RunStore("runs")  # doctest: +SKIP
         >>> [store.run_summary(name) for name in store.names()]  # doctest: +SKIP
@@ -99,7 +102,12 @@ class RunStore:
         return sorted(_runs_below(start, self.base, SEARCH_DEPTH))
 
     def run(self, name: str) -> Run:
-        """Return the run of that name."""
+        """Return the run of that name.
+
+        Raises:
+            ConfigError: There is no such run inside the folder.
+            RunError: One of its files is a symbolic link or not a regular file.
+        """
         path = self._path(name)
         if path is None:
             raise ConfigError(f"no run '{name[:200]}' here; {nearest(name[:200], self.names())}")
@@ -172,7 +180,11 @@ class RunStore:
     # summaries
 
     def run_summary(self, name: str) -> dict[str, Any]:
-        """Return a row of the table of runs; `trouble` says which of its files cannot be read."""
+        """Return a row of the table of runs; `trouble` says which of its files cannot be read.
+
+        Raises:
+            ConfigError: There is no such run.
+        """
         if utf8_text(name) != name:
             return _unreadable(name, ConfigError("the folder name is not UTF-8; rename the folder"))
         try:

@@ -141,7 +141,12 @@ def _name_width(width: int) -> int:
 
 
 def comparison_table(comparison: Comparison, width: int = 98) -> Table:
-    """Return a table of two runs: all common values, their differences, and the direction, if any."""
+    """Return a table of two runs: all common values, their differences, and the direction, if any.
+
+    Args:
+        comparison: The comparison.
+        width: Width of the terminal.
+    """
     width = min(98, width)
     examples = "the examples of both" if comparison.paired else "different examples"
     title = f"means over {examples}; a direction if the interval excludes 0"
@@ -172,7 +177,9 @@ def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingP
     """Return a table of the examples that changed most, in both directions.
 
     Args:
+        comparison: The comparison.
         questions: The question of each example by its key; without one, the table shows the key.
+        width: Width of the terminal.
     """
     width = min(98, width)
     table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=width)

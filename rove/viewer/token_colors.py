@@ -74,6 +74,7 @@ def color_tokens(turns: Sequence[Mapping[str, Any]], advantage: float | None, co
 
     Args:
         turns: Turns of `rollouts.describe_rollout`, with the trainer's statistics if there are any.
+        advantage: Reward minus the group mean, for turns without the trainer's advantage.
         color: One of `COLORS`; another text means "logprob".
 
     Returns:

@@ -76,7 +76,11 @@ class HealthMonitor:
         self._monitor: asyncio.Task[None] | None = None
 
     async def run(self, session: aiohttp.ClientSession, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """Return the result of a request to the server."""
+        """Return the result of a request to the server.
+
+        Raises:
+            InfraError: The server hangs.
+        """
         task = asyncio.ensure_future(request)
         if not self._waiting or self._monitor is None or self._monitor.done():
             self._monitor = asyncio.ensure_future(self._check_until_hung(session))

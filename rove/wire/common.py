@@ -50,7 +50,11 @@ def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
-    """Return the tool calls of a message."""
+    """Return the tool calls of a message.
+
+    Raises:
+        ConfigError: the calls are not in chat form.
+    """
     try:
         return msgspec.convert(message.get("tool_calls") or [], list[ToolCall])
     except msgspec.ValidationError as error:
@@ -61,7 +65,11 @@ def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the function of a chat tool definition; None for a tool of another type (an API's own)."""
+    """Return the function of a chat tool definition; None for a tool of another type (an API's own).
+
+    Raises:
+        ConfigError: the definition has no function, or the function has no name.
+    """
     if tool.get("type", "function") != "function":
         return None
     function = tool.get("function")
@@ -74,7 +82,11 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the content of a message as content parts; a plain text is one text part."""
+    """Return the content of a message as content parts; a plain text is one text part.
+
+    Raises:
+        ConfigError: the content is neither a text nor a list of parts.
+    """
     content = message.get("content")
     parts = [content] if isinstance(content, str) else content or []
     if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
@@ -88,7 +100,11 @@ def text_or_refusal(part: Mapping[str, Any]) -> str | None:
 
 
 def text_in(part: Mapping[str, Any], *path: str) -> str:
-    """Return the text at a path inside a content part."""
+    """Return the text at a path inside a content part.
+
+    Raises:
+        ConfigError: there is no text at this path.
+    """
     value: Any = part
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -135,7 +151,11 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def only_tool(request: Request) -> str | None:
-    """Return the name of the tool that must be called; None if any of them may be."""
+    """Return the name of the tool that must be called; None if any of them may be.
+
+    Raises:
+        ConfigError: only some of the tools may be called, which the APIs cannot express.
+    """
     names, count = request.tool_choice.names if request.tool_choice else (), len(request.tools or [])
     if len(names) == 1:
         return names[0]
@@ -153,6 +173,9 @@ def refuse_unsupported(request: Request, api: str, *names: str) -> None:
     """Refuse sampling parameters and template arguments that an API lacks: without them the answer would differ.
 
     `names` are missing parameters in addition to those that only (chat) completions have.
+
+    Raises:
+        ConfigError: one of them is given and not off.
     """
     off = {"top_k": (0, -1), "repetition_penalty": (1,)}
     for name in (*names, *_ONLY_COMPLETIONS):
@@ -172,6 +195,10 @@ def build_response(body: Any, text: str, usage: Usage, finish_reason: str, **fie
 
     An empty answer is an answer, as it is for a local model: its message has the text "". Otherwise a model that stays silent
     on hard examples would gain, because these examples would not count. Tool calls get the form of `normalized_calls`.
+
+    Raises:
+        InvalidModelResponseError: a tool call is not a JSON object.
+        EmptyModelResponseError: the answer is empty and the server reports that it did not finish it.
     """
     given = {name: value for name, value in fields.items() if value}
     if "tool_calls" in given:
@@ -193,6 +220,9 @@ def normalized_calls(calls: Sequence[Any]) -> list[dict[str, Any]]:
     has, is replaced by a new one, because the next request must tell the calls apart; a number becomes its text. Arguments
     become JSON text: an object is encoded, and null is no arguments. A text stays as it is, even if it is not JSON: the
     environment reports it to the model. Unknown fields are kept.
+
+    Raises:
+        InvalidModelResponseError: a tool call is not a JSON object.
     """
     given_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
     new_ids = _new_ids(calls)

@@ -381,7 +381,11 @@ class UsageTracker:
         return self
 
     def increment(self, input_tokens: float = 0, output_tokens: float = 0) -> None:
-        """Add tokens."""
+        """Add tokens.
+
+        Raises:
+            ValueError: a number is negative.
+        """
         if (input_tokens or 0) < 0 or (output_tokens or 0) < 0:
             raise ValueError("Token usage increments must be non-negative.")
         self._has_usage = True
@@ -557,6 +561,9 @@ def make_dataset(
         state_columns: keys of the states to include; a missing one is skipped with a warning.
         extra_columns: further columns; a missing one is skipped with a warning.
         options: the newer names; anything else is ignored with a warning.
+
+    Raises:
+        ConfigError: the dataset is to be uploaded without a name.
     """
     push_to_hub = options.pop("push_to_hf_hub", push_to_hub)
     hub_name = options.pop("hf_hub_dataset_name", hub_name)

@@ -69,6 +69,7 @@ class SmolaToolEnv(ToolEnv):
 
     Args:
         tools: `smolagents.Tool`s, or functions.
+        max_steps: maximum model turns.
         Everything else: see `ToolEnv`.
     """
 
@@ -104,6 +105,7 @@ class CodeMathEnv(PythonEnv):
     """Mathematical questions with a Python tool; until 0.1.1 the code was in tags of the text.
 
     Args:
+        max_turns: maximum model turns.
         Everything else: see `PythonEnv`.
     """
 
@@ -151,6 +153,9 @@ def calculator(expression: str) -> str:
 def python(code: str) -> str:
     """Evaluates Python code like a Jupyter notebook cell, returning output and/or the last expression value.
 
+    Args:
+        code (str): A block of Python code
+
     Returns:
         The output (stdout + last expression if not None) or error message
 
@@ -190,6 +195,7 @@ def ask(question: str, url: str) -> str:
 
     Args:
         question: The question to be answered (by an LLM who will be given the web page contents)
+        url: The URL of the web page to query
 
     Returns:
         A LLM-generated answer to the question based on the web page contents.
@@ -228,6 +234,7 @@ def search_ddg(query: str, num_results: int = 5) -> str:
     """Searches DuckDuckGo and returns concise summaries of top results.
 
     Args:
+        query (str): The search query string
         num_results (int): Number of results to return (default: 5, max: 10)
 
     Returns:
@@ -247,6 +254,9 @@ def search_ddg(query: str, num_results: int = 5) -> str:
 
 def search(query: str) -> str:
     """Searches the web and returns summaries of top results.
+
+    Args:
+        query: The search query string
 
     Returns:
         Formatted string with bullet points of top 3 results, each with title, source, url, and brief summary

@@ -111,7 +111,11 @@ def _lora_settings(adapter: Any) -> dict[str, Any]:
 
 
 def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
-    """Convert v0's settings to rove's. Settings without a counterpart (devices, vLLM servers, logging) are dropped."""
+    """Convert v0's settings to rove's. Settings without a counterpart (devices, vLLM servers, logging) are dropped.
+
+    Raises:
+        ConfigError: the loss is unknown.
+    """
     from rove.train.config import RLConfig as RoveRLConfig
 
     settings = {_SETTINGS[name]: value for name, value in args.items() if name in _SETTINGS and value is not None}
@@ -145,6 +149,7 @@ class GRPOTrainer:
         processing_class: its tokenizer; required unless the model is a folder.
         env: environment of rove.compat or of rove.
         args: a `GRPOConfig`.
+        peft_config: LoRA adapter to train instead of the model.
     """
 
     def __init__(

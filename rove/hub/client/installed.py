@@ -88,7 +88,11 @@ def environment_folder(reference: Reference) -> Path:
 
 
 def find(reference: Reference) -> Installed | None:
-    """Return the installed environment, or None if it, or the given version, is not installed."""
+    """Return the installed environment, or None if it, or the given version, is not installed.
+
+    Raises:
+        HubError: Its record cannot be read.
+    """
     file = environment_folder(reference) / RECORD
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Installed)
@@ -100,7 +104,11 @@ def find(reference: Reference) -> Installed | None:
 
 
 def require_installed(reference: Reference) -> Installed:
-    """Return the installed environment."""
+    """Return the installed environment.
+
+    Raises:
+        HubError: It is not installed, or its record cannot be read.
+    """
     found = find(reference)
     if found is None:
         known = ", ".join(str(one.reference) for one in all_installed()) or "none"
@@ -120,7 +128,11 @@ def all_installed() -> list[Installed]:
 
 
 def uninstall(reference: Reference) -> Installed:
-    """Uninstall an environment and delete its virtual environment."""
+    """Uninstall an environment and delete its virtual environment.
+
+    Raises:
+        HubError: It is not installed.
+    """
     with install_lock(reference):
         found = require_installed(reference)
         (environment_folder(reference) / RECORD).unlink()
@@ -143,6 +155,9 @@ def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -
         name: OWNER/NAME, or OWNER/NAME@VERSION.
         env_args: Arguments of `load_environment`.
         options: Options of `rove.IsolatedEnv`.
+
+    Raises:
+        ConfigError: It is not installed or cannot be loaded.
     """
     reference = parse_reference(name)
     found = find(reference)
@@ -167,7 +182,11 @@ def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -
 
 
 def module_file(found: Installed) -> Path:
-    """Return the file of an environment's module."""
+    """Return the file of an environment's module.
+
+    Raises:
+        ConfigError: The file or the interpreter of its virtual environment is missing.
+    """
     file = found.path / found.file
     if not file.is_file() or not found.python.exists():
         raise ConfigError(

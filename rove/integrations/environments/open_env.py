@@ -225,7 +225,11 @@ class _Server:
 
     @classmethod
     async def connect(cls, url: str, headers: Mapping[str, str], seconds: float) -> _Server:
-        """Request a server's description and schema."""
+        """Request a server's description and schema.
+
+        Raises:
+            InfraError: it cannot be reached, or is not an OpenEnv server.
+        """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=seconds)
         http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=dict(headers), timeout=limits)
         try:
@@ -240,7 +244,11 @@ class _Server:
             raise
 
     def action(self, text: str) -> dict[str, Any]:
-        """Return the action in an answer."""
+        """Return the action in an answer.
+
+        Raises:
+            ValueError: there is none.
+        """
         text = visible_response(text)
         if self.field is not None:
             return {self.field: text}
@@ -256,7 +264,11 @@ class _Server:
 
 
 def _tool_action(call: Any) -> dict[str, Any]:
-    """Return the action in a tool call."""
+    """Return the action in a tool call.
+
+    Raises:
+        ValueError, ToolParseError: there is none.
+    """
     if call_name(call) != TOOL:
         raise ValueError(f"there is no tool '{call_name(call)}'")
     return call_arguments(call)
@@ -314,6 +326,7 @@ class Session:
     Messages are received in the background, so that the server's pings are answered while the model generates.
 
     Args:
+        http: HTTP connections.
         url: URL of the server, like http://localhost:8000.
     """
 
@@ -329,6 +342,10 @@ class Session:
         Args:
             seconds: maximum seconds for the response.
             capacity_seconds: maximum seconds to wait for capacity.
+
+        Raises:
+            InfraError: the server cannot be reached, does not respond, or has no capacity in time.
+            RefusedError: it refused.
         """
         deadline, wait, attempts = time.monotonic() + capacity_seconds, MIN_RETRY_DELAY_S, []
         while True:
@@ -349,7 +366,12 @@ class Session:
             wait = min(2 * wait, MAX_RETRY_DELAY_S)
 
     async def step(self, action: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Execute an action; return observation, reward and done."""
+        """Execute an action; return observation, reward and done.
+
+        Raises:
+            InfraError: the connection is closed, or the server does not respond.
+            RefusedError: it refused; with code VALIDATION_ERROR the action is invalid.
+        """
         return await self.request("step", action, seconds)
 
     async def request(self, kind: str, data: dict[str, Any], seconds: float) -> dict[str, Any]:

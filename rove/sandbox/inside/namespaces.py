@@ -47,6 +47,7 @@ class Jail:
     """The isolation that this machine can enforce.
 
     Args:
+        paths: Additional files and folders that sessions may read.
         without: Features to disable as if the kernel lacked them (for tests).
     """
 
@@ -172,7 +173,11 @@ class Jail:
 
 
 def in_child(action: Callable[[], object]) -> None:
-    """Run an action in a child process that ends afterwards."""
+    """Run an action in a child process that ends afterwards.
+
+    Raises:
+        OSError: The action failed.
+    """
     pid = os.fork()
     if not pid:
         number = 255

@@ -110,7 +110,11 @@ X32 = 0x40000000
 
 
 def program(machine: str) -> bytes:
-    """Return the filter in the kernel's format: struct sock_filter, whose jumps count skipped instructions."""
+    """Return the filter in the kernel's format: struct sock_filter, whose jumps count skipped instructions.
+
+    Raises:
+        OSError: The architecture has no table.
+    """
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"seccomp: no table of system calls for {machine}")
     column, architecture = ARCHITECTURES[machine]
@@ -146,7 +150,11 @@ def program(machine: str) -> bytes:
 
 
 def install() -> None:
-    """Install the filter for this process and its children; needs `no_new_privs` or privileges."""
+    """Install the filter for this process and its children; needs `no_new_privs` or privileges.
+
+    Raises:
+        OSError: The kernel has no seccomp, or the architecture no table.
+    """
     code = program(platform.machine())
     buffer = ctypes.create_string_buffer(code, len(code))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))

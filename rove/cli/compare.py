@@ -15,15 +15,16 @@ from rich.console import Console
 
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import examples, json_option
-from rove.cli.tables import comparison_row, comparison_table, movers_table
+from rove.cli.tables import movers_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import as_messages, text_of
 from rove.core.records import Outcome
 from rove.envs.question_files import is_question_file
 from rove.runs.run import Run
 from rove.statistics import Comparison, compare
+from rove.statistics.format import caveats
+from rove.statistics.tables import comparison_row, comparison_table
 from rove.utils.terminal_text import inert
-from rove.viewer.format import caveats
 
 ANY_FLAG = "--any-environment"
 ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")

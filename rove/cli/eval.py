@@ -47,7 +47,7 @@ from rove.cli.options import (
 )
 from rove.cli.settings_help import help_all_option
 from rove.cli.suite import EvalConfig, check, print_settings, resolve, run_suite
-from rove.cli.tables import counts_line, summary_table
+from rove.cli.tables import counts_line
 from rove.clients.scripted import ScriptedClient
 from rove.core.config import merge
 from rove.core.errors import ConfigError, RunError
@@ -61,9 +61,10 @@ from rove.rollouts.evaluate import Options, evaluate, run_identity
 from rove.rollouts.rescore import DEFAULT_MAX_CONCURRENT, rescore, rescored_identity, settings_of
 from rove.runs.run import Run
 from rove.statistics import Price
+from rove.statistics.format import number
 from rove.statistics.summary import broken_reward
+from rove.statistics.tables import summary_table
 from rove.utils.console import styled
-from rove.viewer.format import number
 
 
 def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console: Console) -> None:
@@ -157,7 +158,8 @@ def _evaluate(
 
     async def run_all(watch: EvalProgress) -> dict[str, Any]:
         try:
-            return await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
+            result = await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
+            return result.to_dict()
         finally:
             await client.close()
 
@@ -409,7 +411,7 @@ def rescore_command(
     folder = run_folder(into, env.env_id, model, "rescored", identity=rescored_identity(env, source))
     with source, progress(console, f"{env.env_id} · {short(model)}, rescored", len(source.scored_lines())) as report:
         watch = EvalProgress(report, console, ScriptedClient(lambda *_: ""))
-        summary = run_async(rescore(env, source, into=folder, on_record=watch, **options))
+        summary = run_async(rescore(env, source, into=folder, on_record=watch, **options)).to_dict()
     if as_json:
         print_json({**summary, "run": str(folder)})
     else:

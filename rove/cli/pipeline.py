@@ -22,9 +22,9 @@ from rove.core.messages import as_messages, text_of
 from rove.core.ranges import NonNegativeInt, PositiveInt
 from rove.games.exhaustive import Goals
 from rove.runs.run import Run
+from rove.statistics.format import interval, percent
 from rove.utils.console import styled
 from rove.utils.processes import peak_memory, release_memory
-from rove.viewer.format import interval, percent
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig, SFTConfig

@@ -45,9 +45,9 @@ from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
 from rove.runs.run import Run
+from rove.statistics.format import number
 from rove.utils.console import SafeConsole, styled
 from rove.utils.terminal_text import inert
-from rove.viewer.format import number
 from rove.viewer.play_session import PERSON_ROLES
 
 TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")

@@ -51,7 +51,7 @@ from rove.remote.loading import Isolation, temporary_environment
 from rove.rubrics import JudgeRubric, RubricGroup
 from rove.runs.provenance import is_own, risky_settings
 from rove.runs.run import Run
-from rove.viewer.format import interval
+from rove.statistics.format import interval
 
 if TYPE_CHECKING:
     from rove.core.protocols import Client

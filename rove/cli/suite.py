@@ -22,7 +22,6 @@ from rove import compat
 from rove.cli.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, short
 from rove.cli.options import confirm_foreign, settings
-from rove.cli.tables import folded
 from rove.core.checks import is_text
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
@@ -34,11 +33,12 @@ from rove.models.pretrained import model_path
 from rove.remote.loading import Isolation, IsolationConfig, RayConfig, temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
+from rove.statistics.format import caveats, interval, number
 from rove.statistics.summary import broken_reward
+from rove.statistics.tables import folded
 from rove.utils.console import styled
 from rove.utils.processes import release_memory
 from rove.utils.terminal_text import inert, inert_toml
-from rove.viewer.format import caveats, interval, number
 
 TABLES = ("eval", "ablation")
 """Arrays of tables in a file; each table is one evaluation, or several if it has a `sweep`. Both names mean the same."""

@@ -15,8 +15,8 @@ from textual.widgets.option_list import Option
 
 from rove.cli.terminal_format import Filter, estimate, heading, inert, messages, outcome, rollout_cells, run_cells
 from rove.core.errors import Error
+from rove.statistics.format import caveats, number, signed, sparkline
 from rove.viewer import api
-from rove.viewer.format import caveats, number, signed, sparkline
 from rove.viewer.run_store import RunStore
 
 REFRESH_S = 2.0

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, nearest
+from rove.statistics.format import interval, number, seconds, sparkline
 from rove.utils import terminal_text
-from rove.viewer.format import interval, number, seconds, sparkline
 from rove.viewer.queries import SCORE_PREFIX, TAG
 
 MAX_CELL_CHARS = 34

@@ -11,7 +11,7 @@ from rove.clients.endpoint import EndpointClient
 from rove.clients.masking import NO_KEY
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
-from rove.core.protocols import Client, Request, Response
+from rove.core.protocols import AnyClient, Client, Request, Response
 from rove.wire import chat, completions, responses
 
 _SDK_HEADERS = re.compile(r"accept|authorization|content-type|user-agent|x-stainless-.*", re.IGNORECASE)
@@ -115,7 +115,7 @@ class ResponsesClient(OpenAIClient):
         return responses.read_response(answer)
 
 
-def as_client(client: Client | Any) -> Client:
+def as_client(client: AnyClient) -> Client:
     """Return a rove client unchanged, or convert an `openai.AsyncOpenAI`.
 
     Raises:

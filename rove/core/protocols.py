@@ -299,6 +299,29 @@ class Client(Protocol):
         ...
 
 
+class OpenAISDKClient(Protocol):
+    """An `openai.AsyncOpenAI` object, from which rove takes the address and the key."""
+
+    @property
+    def chat(self) -> object:
+        """The chat API."""
+        ...
+
+    @property
+    def base_url(self) -> object:
+        """Address of the API."""
+        ...
+
+    @property
+    def api_key(self) -> str:
+        """Key of the API."""
+        ...
+
+
+AnyClient = Client | OpenAISDKClient
+"""What functions of rove accept as a client."""
+
+
 class Generation(msgspec.Struct, frozen=True):
     """Tokens sampled for one prompt."""
 

@@ -16,6 +16,8 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
 
+Row = dict[str, Any]
+"""A dataset row: `prompt` or `question`, and any other columns."""
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
 

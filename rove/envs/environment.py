@@ -8,16 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Unpack
 
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
-from rove.core.protocols import Request
+from rove.core.protocols import AnyClient, Request
+from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
-from rove.envs.dataset import DatasetSource, Rows, build_example
+from rove.envs.dataset import DatasetSource, Row, Rows, build_example
+from rove.envs.options import EvaluateOptions, GenerateOptions
 from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
+from rove.statistics.result import EvaluationResult
 from rove.utils.functions import maybe_await
 
 
@@ -97,9 +100,9 @@ def _mark(kind: str, priority: Any) -> Any:
 class EvaluationFunctions(NamedTuple):
     """The functions behind `Environment.generate`, `evaluate` and `make_dataset`, which belong to a layer above."""
 
-    generate: Callable[..., Awaitable[list[Any]]]
-    evaluate: Callable[..., Awaitable[dict[str, Any]]]
-    make_dataset: Callable[..., list[dict[str, Any]]]
+    generate: Callable[..., Awaitable[list[RolloutRecord]]]
+    evaluate: Callable[..., Awaitable[EvaluationResult]]
+    make_dataset: Callable[..., list[Row]]
 
 
 class Environment(ABC):
@@ -246,23 +249,31 @@ class Environment(ABC):
         if self._has_parser:
             rubric.adopt_parser(self.parser)
 
-    async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
+    async def generate(
+        self, client: AnyClient, model: str = "", **options: Unpack[GenerateOptions]
+    ) -> list[RolloutRecord]:
         """Run rollouts and return records; see `rove.generate`."""
         return await self.evaluation.generate(self, client, model, **options)
 
-    async def evaluate(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
-        """Run rollouts and return a summary; see `rove.evaluate`."""
+    async def evaluate(
+        self, client: AnyClient, model: str = "", **options: Unpack[EvaluateOptions]
+    ) -> EvaluationResult:
+        """Run rollouts and return their statistics; see `rove.evaluate`."""
         return await self.evaluation.evaluate(self, client, model, **options)
 
-    def make_dataset(self, records: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
+    def make_dataset(
+        self, records: Iterable[RolloutRecord], min_reward: float | None = None, filter: str | None = None
+    ) -> list[Row]:
         """Convert records to dataset rows; see `rove.make_dataset`."""
-        return self.evaluation.make_dataset(records, **options)
+        return self.evaluation.make_dataset(records, min_reward, filter)
 
-    def generate_sync(self, client: Any, model: str = "", **options: Any) -> list[Any]:
+    def generate_sync(
+        self, client: AnyClient, model: str = "", **options: Unpack[GenerateOptions]
+    ) -> list[RolloutRecord]:
         """Call `generate` from synchronous code."""
         return asyncio.run(self.generate(client, model, **options))
 
-    def evaluate_sync(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
+    def evaluate_sync(self, client: AnyClient, model: str = "", **options: Unpack[EvaluateOptions]) -> EvaluationResult:
         """Call `evaluate` from synchronous code."""
         return asyncio.run(self.evaluate(client, model, **options))
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -109,7 +109,15 @@ def find_external_environment(env_id: str, env_dir: str | Path | None = None) ->
     return next((found for finder in external_finders if (found := finder(env_id)) is not None), None)
 
 
-def as_environment(value: Any, prefix: str = "this is") -> Environment:
+class ForeignEnvironment(Protocol):
+    """An environment of another library that converts itself."""
+
+    def __rove_environment__(self) -> Environment:
+        """Return a rove environment."""
+        ...
+
+
+def as_environment(value: object, prefix: str = "this is") -> Environment:
     """Return a rove environment unchanged, or convert an object with `__rove_environment__`.
 
     Args:
@@ -119,11 +127,11 @@ def as_environment(value: Any, prefix: str = "this is") -> Environment:
     Raises:
         ConfigError: the object is neither.
     """
-    if not isinstance(value, Environment) and hasattr(value, "__rove_environment__"):
-        value = value.__rove_environment__()
-    if not isinstance(value, Environment):
-        raise ConfigError(f"{prefix} a {type(value).__name__}, expected a rove Environment")
-    return value
+    convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
+    env = value if convert is None else convert()
+    if not isinstance(env, Environment):
+        raise ConfigError(f"{prefix} a {type(env).__name__}, expected a rove Environment")
+    return env
 
 
 def _source(file: Path) -> str:

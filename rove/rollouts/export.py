@@ -19,6 +19,7 @@ import msgspec
 from rove.core.errors import ConfigError, InfraError, RunError, nearest
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord, Scores
+from rove.envs.dataset import Row
 from rove.rollouts.filters import Filter, merged_metrics
 from rove.runs.annotations import Annotations
 from rove.runs.run import RolloutKey, Run
@@ -26,8 +27,6 @@ from rove.utils.files import atomic_replace, remove
 
 CHECKED = 100
 """So many rollouts are put to a filter before anything is written."""
-
-Row = dict[str, Any]
 
 
 def dataset_row(record: RolloutRecord, scores: Scores) -> Row:

@@ -24,11 +24,13 @@ from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Timing
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, Turn, messages_of
+from rove.envs.loading import ForeignEnvironment, as_environment
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job, make_turn, plan
 from rove.runs.run import Run, are_consecutive
 from rove.runs.serialization import decode_record, encode_record
-from rove.statistics import Price, Tally
+from rove.statistics import EvaluationResult, Price, Tally
+from rove.statistics.result import Rescored
 from rove.utils.functions import maybe_await
 
 DEFAULT_MAX_CONCURRENT = 32
@@ -53,17 +55,17 @@ class ReplayError(Error):
 
 
 async def rescore(
-    env: Environment,
+    env: Environment | ForeignEnvironment,
     source: Run,
     *,
     into: Run | str | Path,
     max_concurrent: int = DEFAULT_MAX_CONCURRENT,
     max_scoring: int | None = None,
-    on_record: Callable[[RolloutRecord | Outcome], None] | None = None,
+    on_record: Callable[[RolloutRecord | Outcome], object] | None = None,
     price: Price | None = None,
     pass_threshold: float | None = None,
     overwrite: bool = False,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     """Score the rollouts of an evaluation again by replaying them with their recorded answers.
 
     Records keep their answers, tokens, usage and times; scores and scoring times are new. A rollout that ended at a limit ends
@@ -72,7 +74,7 @@ async def rescore(
     dataset are left out and counted.
 
     Example:
-        >>> summary = await rove.rescore(env, rove.Run("runs/old"), into="runs/rescored")
+        >>> result = await rove.rescore(env, rove.Run("runs/old"), into="runs/rescored")
 
     Args:
         env: The environment with its new rubric.
@@ -85,8 +87,7 @@ async def rescore(
         overwrite: Discard the content of the folder `into`.
 
     Returns:
-        A summary as from `rove.evaluate`, with `rescored`: the `run` of `source`, the number of rollouts that had `failed`
-        there, and the number whose example is `gone` from the dataset.
+        A result as from `rove.evaluate`, with `rescored`: `source`, and the numbers of rollouts that are left out.
 
     Raises:
         ConfigError: `into` is `source`, or a number is not positive.
@@ -108,13 +109,14 @@ async def rescore(
         if on_record is not None:
             on_record(record)
 
+    env = as_environment(env)
     with _opened(env, source, into, overwrite) as run:
         async with env.used_in_run():
             await _play(_Replay(env, recorded), run, count, max_concurrent, max_scoring)
-        left_out = {"failed": recorded.failed, "gone": recorded.gone}
-        summary = {**tally.summary(), "not_run": 0, "rescored": {"run": str(source.path), **left_out}}
-        run.finish(summary)
-    return summary
+        origin = Rescored(str(source.path), recorded.failed, recorded.gone)
+        result = msgspec.structs.replace(tally.result(), rescored=origin, run=run)
+        run.finish(result.to_dict())
+    return result
 
 
 def settings_of(source: Run) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rove.viewer.format import number
+from rove.statistics.format import number
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rove.runs.run import Run
+from rove.statistics.format import duration
 from rove.viewer import queries
-from rove.viewer.format import duration
 from rove.viewer.html import shown
 from rove.viewer.index import Index, JsonlTail
 from rove.viewer.panels import SECONDS

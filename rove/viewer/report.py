@@ -22,9 +22,9 @@ from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
+from rove.statistics.format import caveats, duration, limits
 from rove.utils.files import atomic_write
 from rove.viewer import queries, training_steps
-from rove.viewer.format import caveats, duration, limits
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail
 from rove.viewer.panels import panels, with_derived
@@ -72,7 +72,7 @@ class RunReport:
         if self.kind == "eval":
             try:
                 tally = self._tally()
-                self.summary = finished or tally.summary()
+                self.summary = finished or tally.result().to_dict()
             except OverflowError as error:
                 raise RunError(f"{run.path}: the rewards are too large for a mean ({error})") from error
 

@@ -14,8 +14,8 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
+from rove.statistics.format import version_words
 from rove.utils.files import open_regular
-from rove.viewer.format import version_words
 from rove.viewer.html import cut
 
 MAX_TEXT_CHARS = 20_000

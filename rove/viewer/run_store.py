@@ -307,7 +307,7 @@ def mean_reward(index: Index) -> dict[str, Any]:
     ):
         rewards.add(places.setdefault(str(key), len(places)), float(reward))  # pyright: ignore[reportArgumentType]
     try:
-        return rewards.estimate._asdict()
+        return msgspec.structs.asdict(rewards.estimate)
     except OverflowError as error:
         raise RunError(f"{index.file}: the rewards are too large for a mean ({error})") from error
 

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rove.statistics import Estimate
 from rove.statistics.compare import difference_estimate
-from rove.viewer.format import limits
+from rove.statistics.format import limits
 
 MEASUREMENT = re.compile(r"/evaluations/")
 """Runs with this in their names are evaluations that a training run has made."""
@@ -100,7 +102,7 @@ def with_difference(row: Row, base: Row) -> dict[str, Any]:
     comparable = row.get("env") == base.get("env") and row.get("measure") == base.get("measure") == "reward"
     if not comparable or _mean(row) is None or _mean(base) is None:
         return {**row, "difference": None}
-    return {**row, "difference": difference_estimate(_estimate(base), _estimate(row))._asdict()}
+    return {**row, "difference": msgspec.structs.asdict(difference_estimate(_estimate(base), _estimate(row)))}
 
 
 def _estimate(row: Row) -> Estimate:

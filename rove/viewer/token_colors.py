@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rove.viewer.format import signed, version_words
+from rove.statistics.format import signed, version_words
 
 
 class Token(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from rove.viewer.format import duration, number, signed
+from rove.statistics.format import duration, number, signed
 from rove.viewer.panels import SECONDS
 
 MAX_WINDOW = 10

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+from rove.statistics import Estimate
 from rove.train.evaluation import plateau_warning, reward_gain
 
 
@@ -39,7 +40,7 @@ def test_fewer_than_20_steps_cause_no_warning(count: int):
 
 
 def test_rewards_without_noise():
-    assert reward_gain([0.0] * 20) == (0.0, 0.0, 0.0, None)
+    assert reward_gain([0.0] * 20) == Estimate(0.0, 0.0, 0.0)
     assert plateau_warning([0.0] * 20) is not None
     assert plateau_warning([0.0] * 10 + [1.0] * 10) is None
 

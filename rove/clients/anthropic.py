@@ -33,6 +33,6 @@ class AnthropicClient(EndpointClient):
         self._require_messages(request, "Anthropic's Messages API")
         return "messages" if self.base_url.endswith("/v1") else "v1/messages", request_body(request)
 
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read a Messages API reply."""
         return read_response(answer)

@@ -32,6 +32,7 @@ from rove.core.errors import (
     OverlongPromptError,
     cancelled_unanswered,
 )
+from rove.core.plain import Identity
 from rove.core.protocols import Request, Response
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero
 from rove.wire.chat import excerpt
@@ -143,7 +144,7 @@ class EndpointClient(ABC):
         """
 
     @abstractmethod
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read a decoded reply.
 
         Raises:
@@ -159,7 +160,7 @@ class EndpointClient(ABC):
             )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes the responses of this client from those of another."""
         return {"api": type(self).__name__, "base_url": self.base_url}
 
@@ -234,7 +235,7 @@ class EndpointClient(ABC):
 
     @asynccontextmanager
     async def open_stream(
-        self, path: str, content: Mapping[str, Any] | None = None
+        self, path: str, content: Mapping[str, object] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a streaming reply: one try, outside of the limiter. `path` is below the base URL; without `content` it is a GET.
 

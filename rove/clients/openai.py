@@ -80,7 +80,7 @@ class OpenAIClient(EndpointClient):
             body.setdefault("max_completion_tokens", body.pop("max_tokens"))
         return "chat/completions", body
 
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read the reply to a chat completion, or to a completion for a raw text."""
         return chat.read_response(answer) if request.text is None else completions.read_response(answer)
 
@@ -110,7 +110,7 @@ class ResponsesClient(OpenAIClient):
         self._require_messages(request, "OpenAI's Responses API")
         return "responses", responses.request_body(request)
 
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read a Responses API reply."""
         return responses.read_response(answer)
 

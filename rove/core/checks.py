@@ -57,7 +57,7 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
     return [(field.name, field.type, field.default) for field in msgspec.structs.fields(kind)]
 
 
-def check_values(values: Any, **types: Any) -> None:
+def check_values(values: object, **types: Any) -> None:
     """Check attributes of an object, such as those that a constructor has set.
 
     Example:
@@ -70,7 +70,7 @@ def check_values(values: Any, **types: Any) -> None:
         checked(name, getattr(values, name), annotation)
 
 
-def checked(name: str, value: Any, annotation: Any) -> Any:
+def checked(name: str, value: object, annotation: object) -> Any:
     """Return a value as a type.
 
     Raises:
@@ -123,7 +123,7 @@ def raise_explained(
     raise SettingError(_explanation(problem, name, value, annotation)) from error
 
 
-def _first_wrong_key(table: Mapping[str, Any], annotation: Any, strict: bool) -> str:
+def _first_wrong_key(table: Mapping[str, object], annotation: object, strict: bool) -> str:
     for key, value in table.items():
         try:
             msgspec.convert(value, annotation, strict=strict)
@@ -132,7 +132,7 @@ def _first_wrong_key(table: Mapping[str, Any], annotation: Any, strict: bool) ->
     raise AssertionError("every value of the table can be converted")
 
 
-def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
+def _explanation(problem: str, name: str, value: object, annotation: object) -> str:
     """Return msgspec's message with the name, the value, and the range, or with a suggestion for an unknown name."""
     unknown = re.search(r"unknown field `(.*)`", problem)
     if unknown is not None:
@@ -153,7 +153,7 @@ def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
     return f"{name} is {value!r}: {problem[:1].lower()}{problem[1:]}{advice}"
 
 
-def type_below(annotation: Any, step: str) -> Any:
+def type_below(annotation: object, step: str) -> Any:
     """Return the type of a struct's field `step`, or of the items of a list or a dict; None if it is unknown."""
     for member in _members(annotation):
         arguments = get_args(member)
@@ -167,7 +167,7 @@ def type_below(annotation: Any, step: str) -> Any:
     return None
 
 
-def _members(annotation: Any) -> list[Any]:
+def _members(annotation: object) -> list[Any]:
     """Return the types of a union, or the type itself; without ranges."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
@@ -176,17 +176,17 @@ def _members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def is_bool(annotation: Any) -> bool:
+def is_bool(annotation: object) -> bool:
     """Return whether a type is bool."""
     return annotation is bool
 
 
-def is_text(annotation: Any) -> bool:
+def is_text(annotation: object) -> bool:
     """Return whether a type is a text or an optional text."""
     return [member for member in _members(annotation) if member is not type(None)] == [str]
 
 
-def is_text_list(annotation: Any) -> bool:
+def is_text_list(annotation: object) -> bool:
     """Return whether a type is a list of texts, perhaps among others."""
     lists = [member for member in _members(annotation) if get_origin(member) is list]
     return any(str in _members(get_args(member)[0]) for member in lists)

@@ -23,7 +23,7 @@ RUN_CONFIG = {"kind", "identity", "config"}
 
 
 def load(
-    kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
+    kind: type[T], named: Mapping[str, object], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
 ) -> T:
     """Build a settings struct from command-line arguments.
 
@@ -90,7 +90,7 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
     return [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values]
 
 
-def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
+def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = ()) -> T:
     """Build a settings struct from plain values.
 
     Args:
@@ -111,7 +111,7 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
         raise_explained(error, values, kind, strict=False)
 
 
-def as_settings(kind: type[T], values: T | Mapping[str, Any]) -> T:
+def as_settings(kind: type[T], values: T | Mapping[str, object]) -> T:
     """Return settings unchanged, or build them from a dict.
 
     Raises:
@@ -168,7 +168,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"settings file {path}: {error}") from error
 
 
-def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: Mapping[str, object]) -> dict[str, Any]:
     """Merge `over` into `base` in place: tables are merged, other values are replaced."""
     for key, value in over.items():
         if isinstance(value, Mapping):  # copied, so later merges into `base` do not change `over`
@@ -193,7 +193,7 @@ def _next(words: list[str], what: str) -> str:
     return words.pop(0)
 
 
-def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
+def _flag(word: str, words: list[str], kind: object) -> tuple[str, Any]:
     """Return the key and value of a flag; takes the value from `words` unless it follows "=" or is absent."""
     key, equals, text = word.partition("=")
     name = key.replace("-", "_")
@@ -207,7 +207,7 @@ def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
     return name, text if is_text(_setting_type(kind, name)) else parse_value(text)
 
 
-def _setting_type(kind: Any, key: str) -> Any:
+def _setting_type(kind: object, key: str) -> Any:
     """Return the type of a setting by its dotted name; None if it is unknown."""
     annotation = kind
     for step in key.split("."):
@@ -215,7 +215,7 @@ def _setting_type(kind: Any, key: str) -> Any:
     return annotation
 
 
-def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
+def _check_alone(kind: object, key: str, words: Sequence[str]) -> None:
     """Refuse a list setting without a value; the next argument, which starts like a flag, may be the intended value."""
     if is_text_list(_setting_type(kind, key)):
         raise ConfigError(f"--{key} expects a JSON list: --{key} {text_list(words[0] if words else 'a value')}")

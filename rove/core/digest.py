@@ -136,13 +136,13 @@ class _AdapterConfig(msgspec.Struct):
     base_model_name_or_path: str | None = None
 
 
-def derive_seed(*parts: Any) -> int:
+def derive_seed(*parts: object) -> int:
     """Return a 63-bit seed derived from the `repr` of the parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a value without None at any depth, since TOML has no null."""
     value = msgspec.to_builtins(value)
     if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> list[str]:
     """Return one line for each value that differs between two identities."""
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
@@ -164,7 +164,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return lines
 
 
-def fingerprint(identity: Mapping[str, Any]) -> str:
+def fingerprint(identity: Mapping[str, object]) -> str:
     """Return six hexadecimal digits for an identity, for the default name of a run folder."""
     content = msgspec.json.encode(plain(identity), order="sorted")
     return hashlib.blake2b(content, digest_size=3).hexdigest()

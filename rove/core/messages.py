@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rove.core.errors import ConfigError, short_repr
+from rove.core.plain import Content
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -25,42 +26,42 @@ class Message(dict[str, Any]):
             return self.get(name)
         raise AttributeError(f"a message has no field '{name}'; its fields are {sorted(FIELDS | self.keys())}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
 
 class SystemMessage(Message):
     """Instructions for the model."""
 
-    def __init__(self, content: Any = "", **fields: Any):
+    def __init__(self, content: Content = "", **fields: Any):
         super().__init__({"role": "system", **fields, "content": content})
 
 
 class UserMessage(Message):
     """A message from the environment or the user."""
 
-    def __init__(self, content: Any = "", **fields: Any):
+    def __init__(self, content: Content = "", **fields: Any):
         super().__init__({"role": "user", **fields, "content": content})
 
 
 class AssistantMessage(Message):
     """A message from the model."""
 
-    def __init__(self, content: Any = None, **fields: Any):
+    def __init__(self, content: Content = None, **fields: Any):
         super().__init__({"role": "assistant", **fields, "content": content})
 
 
 class ToolMessage(Message):
     """The result of the tool call `tool_call_id`."""
 
-    def __init__(self, content: Any = "", tool_call_id: str = "", **fields: Any):
+    def __init__(self, content: Content = "", tool_call_id: str = "", **fields: Any):
         super().__init__({"role": "tool", **fields, "content": content, "tool_call_id": tool_call_id})
 
 
 Messages = list[Message]
 
 
-def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
+def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message:
     """Return a mapping, or a text with the role `role`, as a `Message`.
 
     Raises:

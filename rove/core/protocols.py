@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,7 @@ from msgspec import Meta
 from rove.core.checks import Settings, check_fields, raise_explained
 from rove.core.errors import ConfigError, OverlongPromptError, as_json
 from rove.core.messages import Message
+from rove.core.plain import MessageDict, ToolDefinition
 from rove.core.ranges import (
     MAX_INT,
     AnyInt,
@@ -25,6 +26,9 @@ from rove.core.ranges import (
 )
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_BIAS = 100
 """Largest absolute value of a `logit_bias`, as in OpenAI's API and vLLM."""
@@ -85,7 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """Additional fields of an endpoint's request body, sent unchanged."""
 
     @staticmethod
-    def from_args(*args: Mapping[str, Any] | None) -> SamplingParams:
+    def from_args(*args: Mapping[str, object] | None) -> SamplingParams:
         """Build sampling parameters from dicts with OpenAI's and vLLM's names; later dicts take precedence.
 
         OpenAI's other forms are accepted: `max_completion_tokens`, a single text as `stop`, `logit_bias` with text
@@ -206,10 +210,10 @@ class Request(msgspec.Struct, frozen=True):
         >>> Request([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=16))
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[MessageDict]
     sampling_params: SamplingParams = SamplingParams()
     model: str = ""
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     """Required tool call. None = tool calls are optional."""
     add_generation_prompt: bool = True
@@ -379,7 +383,7 @@ class InferenceEngine(Protocol):
         """Return the log-probability of each of `ids[1:]` given the tokens before it."""
         ...
 
-    def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
+    def update_weights(self, version: int, weights: Mapping[str, Tensor] | None = None) -> None:
         """Load new weights (None: they were changed in place) and drop caches of the old ones.
 
         Running requests fail, or finish with their current cache.

@@ -98,7 +98,7 @@ class Range(NamedTuple):
         noun = "integer" if self.number is int else "number"
         return f"{noun}, {self}" if str(self) else f"{noun}"
 
-    def expected(self, value: Any = None) -> str:
+    def expected(self, value: object = None) -> str:
         """Return what an error message says that it expects instead of `value`."""
         if isinstance(value, int) and abs(value) > MAX_INT:
             return f"an {self.description}, of at most 64 bits" if self.number is int else f"a {self.description}"
@@ -109,12 +109,12 @@ class Range(NamedTuple):
 
 
 @cache
-def range_of(annotation: Any) -> Range | None:
+def range_of(annotation: object) -> Range | None:
     """Return the numbers that a type such as `PositiveInt | None` allows; None if it is not a number type."""
     return _range(msgspec.inspect.type_info(annotation))
 
 
-def _range(info: Any) -> Range | None:
+def _range(info: object) -> Range | None:
     extra: dict[str, Any] = {}
     if isinstance(info, msgspec.inspect.Metadata):
         extra, info = info.extra or {}, info.type
@@ -127,7 +127,7 @@ def _range(info: Any) -> Range | None:
     return Range(number, info.gt, info.ge, info.lt, info.le, extra.get("excluded"), extra.get("range", ""))
 
 
-def form_of(annotation: Any) -> str:
+def form_of(annotation: object) -> str:
     """Return in words what a text type such as `Device` expects; "" if every text is allowed."""
     info = msgspec.inspect.type_info(annotation)
     return (info.extra or {}).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""

@@ -55,7 +55,7 @@ EXHAUSTIVE = "every_line"
 """Former setting of an evaluation; true is now `kind = "exhaustive"`."""
 
 
-def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
+def upgrade(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return settings of an older run under their new names and in tables; current settings are returned unchanged."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -72,7 +72,7 @@ def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _upgrade_evaluation(table: Mapping[str, Any]) -> dict[str, Any]:
+def _upgrade_evaluation(table: Mapping[str, object]) -> dict[str, Any]:
     found = upgrade(table)
     if EXHAUSTIVE in found:
         found["kind"] = "exhaustive" if found.pop(EXHAUSTIVE) else "rollouts"

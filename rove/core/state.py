@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rove.core.plain import ToolDefinition
 from rove.core.records import ErrorInfo, TrajectoryStep
 from rove.core.renderings import Rendering
 
@@ -28,7 +29,7 @@ class Bookkeeping:
     """Messages after the prompt, or a text in completion mode; None if nothing has set it."""
     trajectory: list[TrajectoryStep] = field(default_factory=list)
     model_roles: dict[str, list[TrajectoryStep]] = field(default_factory=dict)
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     """Tools that the model was offered."""
     reads_tools: bool = False
     """Whether `state["tools"]` has to be a list of tool definitions, as in a `ToolEnv`."""
@@ -107,7 +108,7 @@ class State(dict[str, Any]):
         >>> state["answer"]  # of the dataset row
     """
 
-    def __init__(self, *mappings: Any, **values: Any):
+    def __init__(self, *mappings: object, **values: Any):
         """Make a state: names of `Bookkeeping` go there, except for those that authors set; all others into the mapping."""
         own = {name: values.pop(name) for name in (_FIELDS - _AUTHORS_FIELDS) & values.keys()}
         super().__init__(*mappings, **values)
@@ -141,11 +142,11 @@ class State(dict[str, Any]):
         own = self._bookkeeping
         return isinstance(key, str) and key in READABLE and (key in own.given or bool(getattr(own, key)))
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the value under `key`, falling through to rove's values and the dataset row, or `default`."""
         return self[key] if key in self else default  # noqa: SIM401  dict.get would not read the input row
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         """Return the value under `key` as `get` does; set `default` if there is none."""
         if key not in self:
             self[key] = default

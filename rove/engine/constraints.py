@@ -68,7 +68,7 @@ class Constraint:
         return readable(self._matcher.get_error())
 
 
-def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Constraint | None:
+def constraint_for(sampling: SamplingParams, tokenizer: object, stop_ids: Sequence[int] = ()) -> Constraint | None:
     """Return the constraint of a new completion; None if no structured output is requested.
 
     A grammar is compiled once; the first use of a tokenizer takes up to a second.
@@ -94,7 +94,7 @@ def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[
 
 
 @lru_cache(maxsize=64)
-def _matcher(tokenizer: Any, stop_ids: tuple[int, ...], grammar: str) -> LLMatcher:
+def _matcher(tokenizer: object, stop_ids: tuple[int, ...], grammar: str) -> LLMatcher:
     matcher = LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
     probe = matcher.deep_copy()
     if not probe.is_error():
@@ -123,7 +123,7 @@ def grammar_of(sampling: SamplingParams) -> str | None:
     return None
 
 
-def _of_response_format(given: Mapping[str, Any]) -> str | None:
+def _of_response_format(given: Mapping[str, object]) -> str | None:
     kind = given.get("type")
     if kind == "text":
         return None
@@ -139,7 +139,7 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
     return _json(schema["schema"])
 
 
-def _of_structured_outputs(given: Mapping[str, Any]) -> str:
+def _of_structured_outputs(given: Mapping[str, object]) -> str:
     options = [(kind, value) for kind, value in given.items() if value is not None]
     check_structured_output(given)
     match options:
@@ -169,7 +169,7 @@ def _code_point(character: re.Match[str]) -> str:
     return f"\\x{{{ord(character[0]):x}}}"
 
 
-def _json(schema: Mapping[str, Any] | str) -> str:
+def _json(schema: Mapping[str, object] | str) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(
             schema if isinstance(schema, str) else dict(schema), overrides={"whitespace_pattern": WHITESPACE}
@@ -234,7 +234,7 @@ class _Lark:
         self.rules.append(f"{name}: {body}")
         return name
 
-    def json(self, schema: Mapping[str, Any]) -> str:
+    def json(self, schema: Mapping[str, object]) -> str:
         """Add a rule for the JSON texts that match a schema; returns its name."""
         return self.rule("%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}))
 
@@ -262,22 +262,22 @@ def _undescribed(schema: Mapping[str, Any]) -> list[str]:
     return sorted(set(schema.get("required") or ()) - (schema.get("properties") or {}).keys())
 
 
-def _json_call(lark: _Lark, function: Mapping[str, Any], key: str = "arguments") -> str:
+def _json_call(lark: _Lark, function: Mapping[str, object], key: str = "arguments") -> str:
     begin = lark.literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{key}": ')
     return f"{begin} {lark.json(_schema(function))} {lark.literal('}')}"
 
 
-def _tagged(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _tagged(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('<tool_call>')} {lark.literal(chr(10))}"
     end = f"{lark.literal(chr(10))} {lark.mark('</tool_call>')}"
     return "", lark.literal("\n"), "", [f"{begin} {_json_call(lark, one)} {end}" for one in functions]
 
 
-def _llama(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _llama(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     return "", lark.literal("; "), "", [_json_call(lark, one, "parameters") for one in functions]
 
 
-def _mistral(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _mistral(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
     return begin, lark.literal(", "), lark.literal("]"), [_json_call(lark, one) for one in functions]
 
@@ -290,7 +290,7 @@ def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallR
     return "", "", "", calls
 
 
-def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('<|tool_call_start|>')} {lark.literal('[')}"
     end = f"{lark.literal(']')} {lark.mark('<|tool_call_end|>')}"
     return begin, lark.literal(", "), end, [_python_call(lark, one) for one in functions]

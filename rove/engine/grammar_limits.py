@@ -30,7 +30,7 @@ _LARK_JSON = re.compile(r"%json\s*(?=\{)")
 _DECODER = json.JSONDecoder()
 
 
-def check_structured_output(requested: Mapping[str, Any]) -> None:
+def check_structured_output(requested: Mapping[str, object]) -> None:
     """Check the size of `SamplingParams.structured_outputs`; other errors of its form are left to the compiler.
 
     Raises:
@@ -50,7 +50,7 @@ def check_structured_output(requested: Mapping[str, Any]) -> None:
             _check("choice", sum(len(str(text)) for text in value), MAX_CHARACTERS, "characters")
 
 
-def check_schema(schema: Any) -> None:
+def check_schema(schema: object) -> None:
     """Check the size of a JSON schema, which may be a text.
 
     Raises:
@@ -86,7 +86,7 @@ def _regexes_of(node: Mapping[str, Any]) -> Iterator[str]:
         yield from node["patternProperties"]
 
 
-def _objects_of(schema: Any) -> Iterator[Mapping[str, Any]]:
+def _objects_of(schema: object) -> Iterator[Mapping[str, Any]]:
     """Yield all objects within a JSON value."""
     waiting = [schema]
     while waiting:
@@ -98,7 +98,7 @@ def _objects_of(schema: Any) -> Iterator[Mapping[str, Any]]:
             waiting.extend(value)
 
 
-def _depth_of(value: Any) -> int:
+def _depth_of(value: object) -> int:
     """Return the number of objects and arrays around the innermost value, or a number above `MAX_DEPTH`."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:

@@ -146,7 +146,9 @@ def adapter_hooks(model: Any, adapter: Adapter | None) -> Iterator[None]:
             hook.remove()
 
 
-def load_adapter(model: Any, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
+def load_adapter(
+    model: object, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]
+) -> Adapter:
     """Load an adapter for a model that the decoder supports, on its device and in its precision.
 
     Args:
@@ -225,7 +227,7 @@ def _by_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _check_config(given: Any) -> _Config:
+def _check_config(given: object) -> _Config:
     if not isinstance(given, Mapping):
         raise ConfigError(f"the adapter's {CONFIG} holds {type(given).__name__}; expected a JSON object")
     settings = {name: value for name, value in given.items() if value is not None}

@@ -23,6 +23,7 @@ from rove.core.errors import (
     phase,
 )
 from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
+from rove.core.plain import Identity
 from rove.core.protocols import Request, SamplingParams
 from rove.core.ranges import CountOrUnlimited, PositiveInt, Seconds
 from rove.core.records import TrajectoryStep
@@ -140,7 +141,7 @@ class AgentEnv(Environment):
         self.add_rubric(monitor)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the code or command of the agent."""
         code = "" if self.agent is None else digest_code(unwrapped(self.agent))
         return {**super().identity, "agent": self.command or code, "agent_sampling": sorted(self.agent_sampling)}
@@ -319,7 +320,7 @@ def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
     return as_messages([*last.prompt, *last.completion][len(first.prompt) :])
 
 
-def _set_completion(result: Any, state: State) -> None:
+def _set_completion(result: object, state: State) -> None:
     """Set the completion: the conversation, then the agent's answer."""
     messages = conversation(bookkeeping(state).trajectory)
     answer = "" if result is None else as_content(result)

@@ -15,9 +15,8 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
+from rove.core.plain import Row
 
-Row = dict[str, Any]
-"""A dataset row: `prompt` or `question`, and any other columns."""
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
 
@@ -25,7 +24,7 @@ DatasetSource = Any
 _END = object()
 
 
-def _encode_as_text(value: Any) -> str:
+def _encode_as_text(value: object) -> str:
     """Return the text of a value without a JSON form; one with a memory address would differ in every process."""
     text = str(value)
     if re.search(r" at 0x[0-9a-f]+", text):
@@ -110,7 +109,7 @@ class Rows:
             )
 
 
-def _check_row(row: Any, position: int) -> Mapping[str, Any]:
+def _check_row(row: object, position: int) -> Mapping[str, Any]:
     if not isinstance(row, Mapping):
         raise ConfigError(f"dataset row {position} is a {type(row).__name__}, expected a dict: {row!r}")
     return row
@@ -181,7 +180,7 @@ def build_example(
     system_prompt: str | None = None,
     few_shot: Sequence[Mapping[str, Any]] | None = None,
     message_type: str = "chat",
-) -> dict[str, Any]:
+) -> Row:
     """Convert a row to the input of a rollout: `prompt`, `answer`, `info`, `example_id`, and every other column.
 
     Args:
@@ -221,7 +220,7 @@ def build_example(
     return example
 
 
-def _info(value: Any, index: int) -> dict[str, Any]:
+def _info(value: object, index: int) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value) if value else {}
@@ -234,7 +233,7 @@ def _info(value: Any, index: int) -> dict[str, Any]:
     return dict(value)
 
 
-def example_key(example: Mapping[str, Any]) -> str:
+def example_key(example: Mapping[str, object]) -> str:
     """Return a hash of the content of an example (prompt, answer, info), independent of its position."""
     content = _KEY_ENCODER.encode([example["prompt"], example["answer"], example["info"]])
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

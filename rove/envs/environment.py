@@ -13,10 +13,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Unpack
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
+from rove.core.plain import Identity, MessageDict, Row, ToolDefinition
 from rove.core.protocols import AnyClient, Request
 from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
-from rove.envs.dataset import DatasetSource, Row, Rows, build_example
+from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.envs.options import EvaluateOptions, GenerateOptions
 from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
@@ -45,7 +46,7 @@ class Turn(Protocol):
         *,
         role: str | None = None,
         model: str = "",
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         agent_request: Request | None = None,
     ) -> Awaitable[Message]:
         """Return the reply of the model."""
@@ -85,12 +86,12 @@ def teardown(priority: Any = 0) -> Any:
     return _mark("rove_teardown", priority)
 
 
-def _mark(kind: str, priority: Any) -> Any:
+def _mark(kind: str, priority: object) -> Any:
     if callable(priority):  # used without parentheses: @stop
         setattr(priority, kind, 0)
         return priority
 
-    def decorate(method: Any) -> Any:
+    def decorate(method: object) -> Any:
         setattr(method, kind, priority)
         return method
 
@@ -139,14 +140,14 @@ class Environment(ABC):
         dataset: DatasetSource | None = None,
         eval_dataset: DatasetSource | None = None,
         system_prompt: str | None = None,
-        few_shot: Sequence[Mapping[str, Any]] | None = None,
+        few_shot: Sequence[Mapping[str, object]] | None = None,
         parser: Parser | None = None,
         rubric: Rubric | RubricGroup | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         message_type: str = "chat",
         policies: Mapping[str, ScriptedPolicy] | None = None,
         env_id: str = "",
-        env_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, object] | None = None,
         **unknown: Any,
     ):
         if unknown:
@@ -197,15 +198,15 @@ class Environment(ABC):
             turn: queries the model.
         """
 
-    def get_dataset(self, n: int = -1) -> list[dict[str, Any]]:
+    def get_dataset(self, n: int = -1) -> list[Row]:
         """Return the first `n` training examples (all if n < 0)."""
         return list(self.examples(n, train=True))
 
-    def get_eval_dataset(self, n: int = -1) -> list[dict[str, Any]]:
+    def get_eval_dataset(self, n: int = -1) -> list[Row]:
         """Return the first `n` evaluation examples (all if n < 0); training examples if there are no others."""
         return list(self.examples(n))
 
-    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
         """Yield the first `n` examples (all if n < 0), built lazily."""
         wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
         rows = wanted if wanted is not None else other
@@ -221,7 +222,7 @@ class Environment(ABC):
         return rows.count(n)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes this environment from others: name, version, code hash, arguments and rubric.
 
         Code elsewhere that the environment calls does not count.
@@ -333,7 +334,7 @@ class Environment(ABC):
         return [self, *self.rubric.components]
 
 
-def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
     """Return prompt and completion of a rollout as messages; in completion mode, one message per piece of text.
 
     The model's pieces become assistant messages, all others user messages. If an environment replaced the completion
@@ -383,7 +384,7 @@ def _text_or_messages(value: Any, name: str) -> Any:
         ) from error
 
 
-def offered_tools(state: State) -> list[dict[str, Any]] | None:
+def offered_tools(state: State) -> list[ToolDefinition] | None:
     """Return the tools that the next request offers: `state["tools"]` if these are tool definitions.
 
     Raises:
@@ -403,12 +404,12 @@ def offered_tools(state: State) -> list[dict[str, Any]] | None:
     return own.tools
 
 
-def _is_tool_definition(tool: Any) -> bool:
+def _is_tool_definition(tool: object) -> bool:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
-async def _run_all(methods: Sequence[Callable[..., Any]], *args: Any) -> None:
+async def _run_all(methods: Sequence[Callable[..., Any]], *args: object) -> None:
     failures: list[BaseException] = []
     for method in methods:
         try:

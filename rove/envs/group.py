@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import Identity, Row
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
@@ -42,9 +43,9 @@ class EnvGroup(Environment):
         self,
         envs: Sequence[Environment],
         env_names: Sequence[str] | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         env_id: str = "",
-        env_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, object] | None = None,
     ):
         self.envs = list(envs)
         self.env_names = _checked_names(self.envs, env_names)
@@ -60,7 +61,7 @@ class EnvGroup(Environment):
         types = {env.message_type for env in self.envs}
         self.message_type = types.pop() if len(types) == 1 else "chat"
 
-    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
         """Yield the first `n` examples (all if n < 0), member after member; `example_id` is numbered consecutively."""
         position = 0
         for name, env in self.members.items():
@@ -80,7 +81,7 @@ class EnvGroup(Environment):
         return total
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the identities of the members."""
         return {**super().identity, "members": {name: env.identity for name, env in self.members.items()}}
 

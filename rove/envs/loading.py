@@ -502,7 +502,7 @@ def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
             raise ConfigError(f"environment '{env_id}' has no argument '{given}'; {nearest(given, names)}")
 
 
-def _check_types(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
+def _check_types(env_id: str, load: object, env_args: dict[str, Any]) -> None:
     try:
         hints = get_type_hints(load)
     except Exception:  # names that exist only for type checkers

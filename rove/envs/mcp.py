@@ -11,6 +11,7 @@ from typing import Any
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, MCPServerError, ToolCallError, nearest, phase
 from rove.core.messages import Messages
+from rove.core.plain import Identity
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, cleanup, teardown
@@ -55,7 +56,7 @@ class MCPEnv(ToolEnv):
 
     def __init__(
         self,
-        mcp_servers: Sequence[Mapping[str, Any] | ServerSettings] = (),
+        mcp_servers: Sequence[Mapping[str, object] | ServerSettings] = (),
         scope: str = "shared",
         call_timeout: float = 60.0,
         start_timeout: float = 60.0,
@@ -89,7 +90,7 @@ class MCPEnv(ToolEnv):
         self._initial_identity: dict[str, Any] | None = None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the server settings but not the tools that the servers list."""
         if self._initial_identity is not None:
             return self._initial_identity
@@ -162,7 +163,7 @@ class MCPEnv(ToolEnv):
             self._slots = (loop, asyncio.Semaphore(self.max_servers))
         return self._slots[1]
 
-    def _add_server_tools(self, tools_by_server: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def _add_server_tools(self, tools_by_server: Mapping[str, Sequence[Mapping[str, object]]]) -> None:
         """Add the tools of the servers on the first call."""
         if self._initial_identity is not None:
             return

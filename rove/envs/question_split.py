@@ -42,7 +42,7 @@ class Split(NamedTuple):
         )
 
 
-def split_by_content(examples: Sequence[Mapping[str, Any]], fraction: float) -> Split:
+def split_by_content(examples: Sequence[Mapping[str, object]], fraction: float) -> Split:
     """Hold out a fraction of the different questions, chosen by their hashes: at least one of two or more, and not all.
 
     The order of the rows and their answers make no difference, and rows with equal questions are on the same side:

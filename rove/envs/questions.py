@@ -17,6 +17,7 @@ from rove.core.config import import_function
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
 from rove.core.messages import Messages, as_messages
+from rove.core.plain import Row
 from rove.core.state import State
 from rove.envs.multi_turn import SingleTurnEnv
 from rove.envs.question_files import FileRow, read_rows
@@ -156,16 +157,16 @@ def question_file_version(path: str | Path, held_out: float) -> str:
     return f"{digest}{SPLIT_BY_CONTENT}" if held_out else digest
 
 
-def _teacher(scorer: str, messages: Messages, state: State, rng: Any) -> str:
+def _teacher(scorer: str, messages: Messages, state: State, rng: object) -> str:
     answer = (accepted_answers(state) or [state["answer"]])[0]
     return f"\\boxed{{{answer}}}" if scorer == "math" else f"<answer>{answer}</answer>"
 
 
-def _no_answer(messages: Messages, state: State, rng: Any) -> str:
+def _no_answer(messages: Messages, state: State, rng: object) -> str:
     return "I do not know."
 
 
-def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str) -> dict[str, Any]:
+def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str) -> Row:
     """Return a dataset row with question, answer as text, and all other columns in `info`.
 
     Several accepted answers are also listed under `accepted_answers`.
@@ -179,7 +180,7 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
             )
     question = _question(path, row, columns[0])
     answers = _answers(path, row, columns[1])
-    example: dict[str, Any] = {"info": {name: value for name, value in row.values.items() if name not in columns}}
+    example: Row = {"info": {name: value for name, value in row.values.items() if name not in columns}}
     if len(columns) > 2:
         options = _options(path, row, columns[2])
         listed = [f"{letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False)]
@@ -206,7 +207,7 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
 _SPACED_GROUPS = re.compile(r"\d+(?: \d+)+")
 
 
-def _is_blank(value: Any) -> bool:
+def _is_blank(value: object) -> bool:
     """Return whether a value is missing: null, an empty or blank text, an empty list, or not a number."""
     if isinstance(value, str):
         return not value.strip()
@@ -253,7 +254,7 @@ def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
     return list(dict.fromkeys(_text(path, row, column, answer, expected) for answer in listed))
 
 
-def _text(path: str | Path, row: FileRow, column: str, value: Any, expected: str) -> str:
+def _text(path: str | Path, row: FileRow, column: str, value: object, expected: str) -> str:
     """Return a value as text; JSON's true and false keep their spelling."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -265,7 +266,7 @@ def _text(path: str | Path, row: FileRow, column: str, value: Any, expected: str
     return str(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 

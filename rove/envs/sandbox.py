@@ -15,6 +15,7 @@ import msgspec
 from rove.core.checks import checked
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Messages
+from rove.core.plain import Identity
 from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
@@ -169,7 +170,7 @@ class SandboxEnv(StatefulToolEnv):
         self.add_tool(self.bash, args_to_skip=["state"])
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with limits and packages of the sandbox."""
         return {**super().identity, "sandbox": {**msgspec.to_builtins(self.limits), "packages": self.packages}}
 

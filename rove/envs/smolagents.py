@@ -12,6 +12,7 @@ from typing import Any, NotRequired, Optional, Required, TypedDict, Union
 
 from rove.core.digest import digest_code
 from rove.core.errors import ConfigError
+from rove.core.plain import Identity
 from rove.core.state import State
 from rove.envs.agent import AgentEnv, task_of
 from rove.envs.tool import ToolEnv
@@ -54,7 +55,7 @@ class SmolaToolEnv(ToolEnv):
         check_installed()
         super().__init__(tools=[as_tool(tool) for tool in tools or ()], **kwargs)
 
-    def add_tool(self, tool: Any) -> None:
+    def add_tool(self, tool: object) -> None:
         """Add a tool; see `ToolEnv.add_tool`."""
         super().add_tool(as_tool(tool))
 
@@ -90,7 +91,7 @@ class SmolaAgentEnv(AgentEnv):
         self.make_agent = make_agent
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `AgentEnv.identity`, with the code of `make_agent`."""
         return {**super().identity, "agent": digest_code(self.make_agent)}
 

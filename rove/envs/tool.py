@@ -24,6 +24,7 @@ from rove.core.errors import (
     phase,
 )
 from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
+from rove.core.plain import Identity, ToolDefinition
 from rove.core.ranges import NonNegativeInt
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, offered_tools, stop
@@ -155,7 +156,7 @@ class ToolEnv(MultiTurnEnv):
         self._threads = Threads(max_threads) if max_threads > 0 else None
         self.tools: list[Callable[..., Any]] = []
         self.tool_map: dict[str, Callable[..., Any]] = {}
-        self.tool_defs: list[dict[str, Any]] = []
+        self.tool_defs: list[ToolDefinition] = []
         """Tool definitions in the OpenAI wire format."""
         self._tools_by_name: dict[str, Tool] = {}
         self._pending_cleanups: set[asyncio.Task[None]] = set()
@@ -208,7 +209,7 @@ class ToolEnv(MultiTurnEnv):
         self.tool_monitor_rubric.add_tool_metric(name)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the code and definitions of the tools."""
         return {**super().identity, "tools": [tool_identity(tool) for tool in self._tools_by_name.values()]}
 
@@ -350,7 +351,7 @@ class ToolEnv(MultiTurnEnv):
     async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: PendingCalls | None) -> Any:
         return await threads.run(call, under_way)
 
-    async def _attempt(self, call: Any, messages: Messages, state: State) -> Message | BaseException:
+    async def _attempt(self, call: object, messages: Messages, state: State) -> Message | BaseException:
         try:
             return await self._answer(call, messages, state)
         except BaseException as error:
@@ -358,7 +359,7 @@ class ToolEnv(MultiTurnEnv):
                 raise
             return error
 
-    async def _answer(self, call: Any, messages: Messages, state: State) -> Message:
+    async def _answer(self, call: object, messages: Messages, state: State) -> Message:
         id = call_id(call)
         try:
             tool = self._tool(call_name(call), state)

@@ -17,6 +17,7 @@ from aiohttp import WSMsgType, web
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import Row, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -188,11 +189,11 @@ class OpenEnvServer:
         return socket
 
 
-async def _respond_with(body: Any, _: web.Request) -> web.Response:
+async def _respond_with(body: object, _: web.Request) -> web.Response:
     return web.json_response(body)
 
 
-async def _reply(kind: str, data: Mapping[str, Any], episode: Episode | None) -> tuple[str, dict[str, Any]]:
+async def _reply(kind: str, data: Mapping[str, object], episode: Episode | None) -> tuple[str, dict[str, Any]]:
     if kind not in ("reset", "step", "state"):
         raise RefusedError(f"Unknown message type: {kind}", "UNKNOWN_TYPE")
     if kind == "state":
@@ -202,12 +203,12 @@ async def _reply(kind: str, data: Mapping[str, Any], episode: Episode | None) ->
     return "observation", await (episode.observe() if kind == "reset" else episode.act(data))
 
 
-async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, Any]) -> None:
+async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, object]) -> None:
     with suppress(ConnectionError):
         await socket.send_str(msgspec.json.encode({"type": kind, "data": data}).decode())
 
 
-def _public_task(example: Mapping[str, Any]) -> dict[str, Any]:
+def _public_task(example: Mapping[str, object]) -> dict[str, Any]:
     """Return the parts of a row that a client may see; the answer is not one of them."""
     return {"index": example["example_id"], "prompt": example["prompt"]}
 
@@ -247,14 +248,14 @@ class _RemoteModel:
 class Episode:
     """One rollout in which a remote client acts as the model."""
 
-    def __init__(self, env: Environment, example: Mapping[str, Any], seed: int, split: str, episode_id: str):
+    def __init__(self, env: Environment, example: Mapping[str, object], seed: int, split: str, episode_id: str):
         self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
         self.model = _RemoteModel()
         self.done = False
         self._num_seen = 0
         self._task = asyncio.create_task(self._run(env, dict(example), seed))
 
-    async def _run(self, env: Environment, example: dict[str, Any], seed: int) -> None:
+    async def _run(self, env: Environment, example: Row, seed: int) -> None:
         async for record in run_groups(env, self.model, plan([example], 1, seed), max_concurrent=1):
             self.model.events.put_nowait(record)
 
@@ -280,7 +281,7 @@ class Episode:
         new = [*event.prompt, *event.completion][self._num_seen :]
         return _observation(new, None, None if scores is None else scores.reward, True, metadata)
 
-    async def act(self, action: Mapping[str, Any]) -> dict[str, Any]:
+    async def act(self, action: Mapping[str, object]) -> dict[str, Any]:
         """Respond as the model, and return the next observation."""
         if self.done:
             raise RefusedError("the episode has ended; send reset to begin another one", "EXECUTION_ERROR")
@@ -319,8 +320,8 @@ class SessionLimit:
 
 
 def _observation(
-    messages: Sequence[Mapping[str, Any]],
-    tools: list[dict[str, Any]] | None,
+    messages: Sequence[Mapping[str, object]],
+    tools: list[ToolDefinition] | None,
     reward: float | None,
     done: bool,
     metadata: dict[str, Any] | None = None,
@@ -333,7 +334,7 @@ def _observation(
     return {**result, "metadata": metadata} if metadata else result
 
 
-def _message(action: Mapping[str, Any]) -> AssistantMessage:
+def _message(action: Mapping[str, object]) -> AssistantMessage:
     unknown = action.keys() - ACTION["properties"].keys()
     text, calls = action.get("message"), action.get("tool_calls")
     if unknown or not isinstance(text, str) or not isinstance(calls, (list, type(None))):
@@ -380,7 +381,7 @@ class RestEpisodes:
         app.router.add_post("/step", _handler(self.step))
         app.router.add_get("/state", _handler(self.state))
 
-    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, data: Mapping[str, object]) -> dict[str, Any]:
         """Begin an episode; return observation, reward and done.
 
         Raises:
@@ -400,7 +401,7 @@ class RestEpisodes:
         self._episodes[name] = stored
         return await self._store_result(name, stored, stored.episode.observe())
 
-    async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, data: Mapping[str, object]) -> dict[str, Any]:
         """Act in an episode; return observation, reward and done.
 
         Raises:
@@ -414,7 +415,7 @@ class RestEpisodes:
             stored.last_used = asyncio.get_running_loop().time()
             return await self._store_result(name, stored, stored.episode.act(action))
 
-    async def state(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def state(self, data: Mapping[str, object]) -> dict[str, Any]:
         """Return the state of an episode."""
         return self._find(data)[1].episode.state if self._episodes or data.get("episode_id") else NO_EPISODE
 
@@ -435,7 +436,7 @@ class RestEpisodes:
             await self._end(name, stored)
         return {**result, "metadata": {**result.get("metadata", {}), "episode_id": name}}
 
-    def _find(self, data: Mapping[str, Any]) -> tuple[str, _StoredEpisode]:
+    def _find(self, data: Mapping[str, object]) -> tuple[str, _StoredEpisode]:
         name = str(data.get("episode_id") or next(reversed(self._episodes), ""))
         if name not in self._episodes:
             which = f"episode '{name}'" if name else "episode"

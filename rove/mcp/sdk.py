@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError, MCPServerError
+from rove.core.plain import ToolDefinition
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 from rove.utils.processes import safe_environment
@@ -45,7 +46,7 @@ def content_of(result: Mapping[str, Any], max_chars: int) -> str | list[Part]:
     return parts
 
 
-def text_of_result(result: Mapping[str, Any], max_chars: int) -> str:
+def text_of_result(result: Mapping[str, object], max_chars: int) -> str:
     """Return only the texts of a result."""
     content = content_of(result, max_chars)
     return content if isinstance(content, str) else "\n".join(p["text"] for p in content if p["type"] == "text")
@@ -111,7 +112,7 @@ class Session:
         Raises:
             MCPServerError: The list does not end, or has too many tools.
         """
-        tools: list[dict[str, Any]] = []
+        tools: list[ToolDefinition] = []
         cursors: set[str] = set()
         cursor: str | None = None
         for _ in range(MAX_TOOL_PAGES):
@@ -256,7 +257,7 @@ def _mcp() -> Any:
         raise ConfigError(f"MCPEnv needs the mcp package ({error}): pip install 'rove[mcp]'") from error
 
 
-def _is_major_2(mcp: Any) -> bool:
+def _is_major_2(mcp: object) -> bool:
     return hasattr(mcp, "Client")
 
 

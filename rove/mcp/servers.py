@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rove.core.errors import Error, MCPServerError, ToolCallError
+from rove.core.plain import ToolDefinition
 from rove.mcp import sdk
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
@@ -22,7 +23,7 @@ class Connection:
         self.settings = settings
         self.start_seconds = start_seconds
         self.call_seconds = call_seconds
-        self.tools: list[dict[str, Any]] = []
+        self.tools: list[ToolDefinition] = []
         """Tool definitions as the protocol spells them."""
         self._session: sdk.Session | None = None
         self._broken = False
@@ -61,7 +62,7 @@ class Connection:
             return True
         return self._holder.done() or self._session.is_lost()
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> dict[str, Any]:
         """Call a tool and return its result as the protocol spells it.
 
         Raises:
@@ -181,7 +182,7 @@ class Servers:
                 await self._start_all()
         return {name: connection.tools for name, connection in self._connections.items()}
 
-    async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, server: str, tool: str, arguments: Mapping[str, object]) -> dict[str, Any]:
         """Call a tool; see `Connection.call`. A call during which the server ends is not repeated."""
         connection = await self._alive(server)
         result = await connection.call(tool, arguments)

@@ -291,7 +291,7 @@ def attend_chunk(
     return seen.view(rows, heads, queries, size).transpose(1, 2)
 
 
-def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
+def _no_mask(*args: object, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
     """Return no mask: transformers asks for one per attention function, and ours is causal without it."""
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(

@@ -94,7 +94,7 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _values(value: Any) -> Iterator[Any]:
+def _values(value: object) -> Iterator[Any]:
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list):
@@ -144,7 +144,7 @@ def _checked_shape(entry: Mapping[str, Any]) -> list[int]:
     return shape
 
 
-def _check_tokens(file: Path, content: Mapping[str, Any]) -> None:
+def _check_tokens(file: Path, content: Mapping[str, object]) -> None:
     tokens = content.get("added_tokens")
     for token in tokens if isinstance(tokens, list) else []:
         id = token.get("id") if isinstance(token, dict) else None
@@ -154,7 +154,7 @@ def _check_tokens(file: Path, content: Mapping[str, Any]) -> None:
             )
 
 
-def _check_sizes(file: Path, config: Mapping[str, Any], weights: Weights) -> None:
+def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> None:
     """Check sizes that would make even an empty model large."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     for part in parts:

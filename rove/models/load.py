@@ -346,7 +346,7 @@ def load_for_sampling(path: str | Path, trust_remote_code: bool = False, device:
     return loaded
 
 
-def default_threads(model: Any) -> int:
+def default_threads(model: object) -> int:
     """Return the number of PyTorch threads for a model: PyTorch's own default for large models, else half of the cores.
 
     More do not help small models, and OpenMP's spinning threads stall next to any busy process.

@@ -13,6 +13,7 @@ from typing import Any
 
 from rove.core.errors import ConfigError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages
+from rove.core.plain import Identity, Row
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
@@ -60,7 +61,7 @@ class RemoteEnv(Environment):
     def close(self) -> None:
         """End all workers."""
 
-    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
         """Yield the first `n` examples (all if n < 0), fetched in batches."""
         start = 0
         while n < 0 or start < n:
@@ -79,7 +80,7 @@ class RemoteEnv(Environment):
         return self.call_sync("count_examples", n=n, train=train)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """The identity of the environment itself: a run may be resumed with or without isolation."""
         return self.description["identity"]
 

@@ -95,7 +95,7 @@ class Isolation(msgspec.Struct, frozen=True):
 def open_environment(
     env_id: str,
     env_dir: str | Path | None = None,
-    env_args: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, object] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Environment:
     """Load an environment here, in a worker process, or in workers on a Ray cluster.
@@ -119,7 +119,7 @@ def open_environment(
 
 
 async def open_environment_in_thread(
-    env_id: str, env_dir: str | Path | None, env_args: Mapping[str, Any], isolation: Isolation
+    env_id: str, env_dir: str | Path | None, env_args: Mapping[str, object], isolation: Isolation
 ) -> Environment:
     """Call `open_environment` without blocking the event loop: starting processes and nodes takes seconds.
 
@@ -134,7 +134,7 @@ async def open_environment_in_thread(
 def temporary_environment(
     env_id: str,
     env_dir: str | Path | None = None,
-    env_args: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, object] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Iterator[Environment]:
     """Open an environment that runs no rollouts, with a single actor; close it at the end of the `with` block."""

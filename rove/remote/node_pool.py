@@ -38,7 +38,7 @@ class Node(Protocol):
     where: str
     """Name of the machine."""
 
-    async def call(self, name: str, /, *args: Any) -> Any:
+    async def call(self, name: str, /, *args: object) -> Any:
         """Call a method of the actor.
 
         Raises:
@@ -50,11 +50,11 @@ class Node(Protocol):
         """Return once the node is gone, or may be."""
         ...
 
-    def call_now(self, name: str, /, *args: Any) -> Any:
+    def call_now(self, name: str, /, *args: object) -> Any:
         """Call a method from code that is not async."""
         ...
 
-    def call_no_wait(self, name: str, /, *args: Any) -> None:
+    def call_no_wait(self, name: str, /, *args: object) -> None:
         """Call a method without waiting for its result."""
         ...
 

@@ -60,7 +60,7 @@ class RayEnv(RemoteEnv):
     def __init__(
         self,
         env_id: str,
-        env_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, object] | None = None,
         env_dir: str | Path | None = None,
         isolation: Isolation = Isolation(),  # noqa: B008  frozen
         prepare: str = "",
@@ -188,7 +188,7 @@ class RayEnv(RemoteEnv):
             _check_identity(self, node)
             return node
 
-    def _drop(self, number: int, actor: Any) -> None:
+    def _drop(self, number: int, actor: object) -> None:
         """Remove a lost actor, and end it if it still runs."""
         self._actors.drop(number, actor)
         with suppress(Exception):
@@ -209,7 +209,7 @@ class RayNode:
     """A `Node` in a Ray actor; see `rove.remote.node_pool.Node`."""
 
     def __init__(
-        self, ray: Any, started: _StartedActor, where: str, description: Mapping[str, Any], end: Callable[[], None]
+        self, ray: Any, started: _StartedActor, where: str, description: Mapping[str, object], end: Callable[[], None]
     ):
         self._ray, self.actor, self._lost = ray, started.actor, started.lost
         self.where, self.description, self.end = where, description, end
@@ -305,7 +305,7 @@ class _ActorRegistry:
                 self._started[number] = new()
             return self._started[number]
 
-    def drop(self, number: int, actor: Any) -> None:
+    def drop(self, number: int, actor: object) -> None:
         """Remove an actor, unless another one has its number by now."""
         with self._lock:
             started = self._started.get(number)

@@ -22,6 +22,7 @@ from rove.core.errors import (
     unanswered_attempts,
 )
 from rove.core.messages import Message
+from rove.core.plain import MessageDict, ToolDefinition
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import Scores, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -304,8 +305,8 @@ async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequenc
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A model request of a worker; see `rove.envs.environment.Turn`."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
+    messages: list[MessageDict]
+    tools: list[ToolDefinition] | None
     """Tools of the rollout."""
     prompt: str | None
     """The rollout's prompt if it is a text."""
@@ -442,12 +443,12 @@ class ModelRequests:
                 continue
         return attempts
 
-    def steps(self, reply: Sequence[Any]) -> list[TrajectoryStep]:
+    def steps(self, reply: Sequence[object]) -> list[TrajectoryStep]:
         """Return the steps of a worker's reply: the number of a request stands for its recorded step."""
         steps_by_number = {one.number: one.step for one in self._sent if one.step is not None}
         return [steps_by_number[one] if isinstance(one, int) else msgspec.convert(one, TrajectoryStep) for one in reply]
 
-    def missing(self, reply: Sequence[Any]) -> list[TrajectoryStep]:
+    def missing(self, reply: Sequence[object]) -> list[TrajectoryStep]:
         """Return recorded turns of the rollout that the worker, which was stopped, has not received."""
         own = [one for one in self._sent if one.state is self.state and one.request.role is None and one.is_matched]
         return [one.step for one in own if one.step is not None and one.number not in reply]

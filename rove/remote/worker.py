@@ -34,6 +34,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
+from rove.core.plain import MessageDict, Row
 from rove.core.protocols import Request, Response
 from rove.core.records import Scores, TrajectoryStep, Usage
 from rove.core.renderings import Rendering
@@ -77,7 +78,7 @@ def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: s
     }
 
 
-def serve(connection: socket.socket, module: Any) -> None:
+def serve(connection: socket.socket, module: object) -> None:
     """Answer calls concurrently until the parent closes the connection."""
     asyncio.run(_RpcServer(LoadedEnvironment.env).serve(connection))
 
@@ -183,7 +184,7 @@ class _RpcServer:
     async def ping(self) -> None:
         """Show that the event loop is alive."""
 
-    async def examples(self, start: int, stop: int, train: bool) -> list[dict[str, Any]]:
+    async def examples(self, start: int, stop: int, train: bool) -> list[Row]:
         """Return the examples `start` to `stop` of the dataset."""
         return list(itertools.islice(self.env.examples(stop, train), start, stop))
 
@@ -191,12 +192,12 @@ class _RpcServer:
         """Return the number of examples."""
         return self.env.count_examples(n, train)
 
-    async def time_limit(self, example: dict[str, Any]) -> float | None:
+    async def time_limit(self, example: Row) -> float | None:
         """Return the time limit of a rollout in seconds."""
         return self.env.time_limit(State(input=example))
 
     async def run(
-        self, number: int, example: dict[str, Any], seed: int, env_seed: int, has_opponent: bool, forget: list[int]
+        self, number: int, example: Row, seed: int, env_seed: int, has_opponent: bool, forget: list[int]
     ) -> None:
         """Run a rollout without its cleanup, and drop the rollouts in `forget`, which the parent no longer needs."""
         for old in forget:
@@ -226,7 +227,7 @@ class _RpcServer:
             *,
             role: str | None = None,
             model: str = "",
-            sampling_args: Mapping[str, Any] | None = None,
+            sampling_args: Mapping[str, object] | None = None,
             agent_request: Request | None = None,
         ) -> Message:
             if role is not None:
@@ -299,7 +300,7 @@ class _RpcServer:
         return message
 
     async def query_parent(
-        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, Any]], **options: Any
+        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, object]], **options: Any
     ) -> dict[str, Any]:
         """Send a model request to the parent; cancelling this call cancels the request there."""
         call_id = self.count + 1
@@ -381,7 +382,7 @@ class _RpcServer:
         return [{"scores": one, **rollout.result()} for one, rollout in zip(reply, rollouts, strict=True)]
 
     async def policy(
-        self, number: int, policy: str, messages: list[dict[str, Any]], rng: list[Any], conversation: int
+        self, number: int, policy: str, messages: list[MessageDict], rng: list[Any], conversation: int
     ) -> Any:
         """Return the message of a scripted policy of the environment."""
         rendering = random.Random()
@@ -434,7 +435,7 @@ def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = 
     return error
 
 
-def _encode(frame: Any) -> bytes:
+def _encode(frame: object) -> bytes:
     try:
         return json.dumps(frame).encode()
     except (TypeError, ValueError) as error:

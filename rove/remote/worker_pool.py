@@ -27,7 +27,7 @@ class RequestHandler(Protocol):
 
     def respond(self, call_id: int, conversation: int, **request: Any) -> Awaitable[dict[str, Any]]: ...  # noqa: D102
     def cancel(self, call_id: int) -> Awaitable[None]: ...  # noqa: D102
-    def opponent_move(self, view: str, legal: list[str], rendering: Any = None) -> Awaitable[str]: ...  # noqa: D102
+    def opponent_move(self, view: str, legal: list[str], rendering: object = None) -> Awaitable[str]: ...  # noqa: D102
 
 
 WORKER_CALLS = ("respond", "cancel", "opponent_move")

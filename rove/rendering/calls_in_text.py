@@ -183,7 +183,7 @@ def _names_in_json_texts(text: str) -> list[str]:
     return names
 
 
-def _json_names(value: Any, is_marked: bool) -> list[str]:
+def _json_names(value: object, is_marked: bool) -> list[str]:
     """Return the names in a JSON value that is a call, a list of calls only, or an object that holds them; else []."""
     if isinstance(value, list):
         listed = [_json_names(item, is_marked) for item in value]
@@ -224,11 +224,11 @@ def _called_name(call: Mapping[str, Any], is_marked: bool) -> str:
     return names[0]
 
 
-def _is_schema(value: Any) -> bool:
+def _is_schema(value: object) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("properties"), Mapping)
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     """Return whether arguments are an object, its JSON text, or null, which is no arguments."""
     if isinstance(value, str):
         return isinstance(_json_at(value, 0)[0], dict)

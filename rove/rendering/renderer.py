@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     eos_token_id: int | None
 
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+    def apply_chat_template(self, conversation: object, **kwargs: Any) -> Any:
         """Render a conversation as text."""
         ...
 
@@ -41,11 +41,11 @@ class Tokenizer(Protocol):
         """Convert text to ids."""
         ...
 
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
+    def decode(self, token_ids: object, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
         """Convert ids to text."""
         ...
 
-    def convert_ids_to_tokens(self, ids: Any, /) -> Any:
+    def convert_ids_to_tokens(self, ids: object, /) -> Any:
         """Return the vocabulary's name of an id."""
         ...
 
@@ -83,10 +83,10 @@ class Renderer:
 
     def text(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Any = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: object = None,
         generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """Render a conversation as text with the chat template.
 
@@ -110,7 +110,9 @@ class Renderer:
         key = self._key(messages, tools, variables)
         return _cached(self._texts, key, lambda: self._render(messages, tools, variables))
 
-    def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> Hashable:
+    def _key(
+        self, messages: Sequence[Mapping[str, object]], tools: object, variables: Mapping[str, object]
+    ) -> Hashable:
         """Return the cache key of a conversation; None if it is long or the template uses the current time."""
         if "strftime_now" in self.template:
             return None
@@ -190,12 +192,12 @@ class Renderer:
 
     def prompt_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         previous: StepTokens | None = None,
-        tools: Any = None,
+        tools: object = None,
         context: int | None = None,
         generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation up to the model's turn.
 
@@ -217,7 +219,7 @@ class Renderer:
     def read(
         self,
         completion_ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         before: int = 0,
         is_cut: bool = False,
     ) -> Message:
@@ -269,7 +271,10 @@ class Renderer:
         return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
 
     def training_branches(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, sampled_messages: Collection[int] | None = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: object = None,
+        sampled_messages: Collection[int] | None = None,
     ) -> list[tuple[list[int], list[bool]]]:
         """Return a finished conversation as (ids, mask) pairs; the mask is true on assistant messages and their end tokens.
 
@@ -299,7 +304,7 @@ class Renderer:
             known = prompt + answer
         return branches
 
-    def _as_rendered(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _as_rendered(self, message: Mapping[str, object]) -> Mapping[str, Any]:
         """Return a message in the form that makes the template render its calls as the model writes them."""
         message = self._normalized(message)
         calls = calls_of(message)
@@ -318,7 +323,7 @@ class Renderer:
         ]
         return {**message, "content": message.get("content") or "", "tool_calls": given}
 
-    def _normalized(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _normalized(self, message: Mapping[str, object]) -> Mapping[str, Any]:
         """Return a message with a single text as its content and a role that the template supports."""
         content = message.get("content")
         if isinstance(content, list):
@@ -339,7 +344,7 @@ class Renderer:
         ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
         return list(completion_ids[:-1] if ended else completion_ids)
 
-    def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
+    def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, object]], tools: object) -> str:
         """Return the text that the model would sample for the last message, with the end-of-turn token."""
         whole = self.text(messages, tools, generation_prompt=False)
         answer = whole[len(prompt) :] if whole.startswith(prompt) else str(messages[-1].get("content") or "")

@@ -175,7 +175,7 @@ def _whole_json(text: str) -> Any:
     return value
 
 
-def _arguments(value: Any) -> dict[str, Any]:
+def _arguments(value: object) -> dict[str, Any]:
     """Return arguments that are an object or its JSON; null, as a value or as text, and an empty text are no arguments."""
     if isinstance(value, str):
         value = _whole_json(value) if value.strip() else None
@@ -191,7 +191,7 @@ _METADATA = frozenset({"name", "id", "type", "index", *ARGUMENT_KEYS})
 """Keys of a call that hold no arguments of the tool."""
 
 
-def _call(value: Any, needs_arguments: bool = False) -> Call:
+def _call(value: object, needs_arguments: bool = False) -> Call:
     """Return the call in a JSON object; its arguments are under one of `ARGUMENT_KEYS`.
 
     Null is no arguments. An object without arguments is a call only if no other key might hold them, because arguments must not

@@ -19,10 +19,10 @@ from rove.core.checks import Settings
 from rove.core.config import convert
 from rove.core.errors import ConfigError, TooManyErrorsError
 from rove.core.messages import text_of
+from rove.core.plain import Identity, Row
 from rove.core.protocols import AnyClient, Client, Limits, SamplingParams
 from rove.core.ranges import CountOrAll, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Usage
-from rove.envs.dataset import Row
 from rove.envs.environment import Environment, EvaluationFunctions
 from rove.envs.loading import ForeignEnvironment, as_environment
 from rove.envs.options import EvaluationOptions
@@ -329,7 +329,7 @@ async def evaluate(
     return result
 
 
-def run_identity(env: Environment, client: Client | None, model: str, options: Options) -> dict[str, Any]:
+def run_identity(env: Environment, client: Client | None, model: str, options: Options) -> Identity:
     """Return what must not change when a run is continued: environment (version and code), model (weights), sampling parameters.
 
     The number of examples and of rollouts per example may change: missing rollouts are run.

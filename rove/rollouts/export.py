@@ -18,8 +18,8 @@ import msgspec
 
 from rove.core.errors import ConfigError, InfraError, RunError, nearest
 from rove.core.messages import text_of
+from rove.core.plain import Row
 from rove.core.records import RolloutRecord, Scores
-from rove.envs.dataset import Row
 from rove.rollouts.filters import Filter, merged_metrics
 from rove.runs.annotations import Annotations
 from rove.runs.run import RolloutKey, Run
@@ -237,7 +237,7 @@ def _write_csv(rows: Iterable[Row], draft: Path) -> int:
     return count
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     """Return a value that fits into one cell: text and numbers as they are, one text message as its text, others as JSON."""
     if value is None or isinstance(value, (str, int, float)):
         return value

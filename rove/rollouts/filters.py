@@ -169,7 +169,7 @@ def _asked_for(node: ast.Compare) -> list[Any]:
     return []
 
 
-def _no_field(table: str, field: Any, fields: Mapping[str, Any]) -> str:
+def _no_field(table: str, field: object, fields: Mapping[str, object]) -> str:
     return f"{table} has no '{field}' here; {_meant(str(field), fields)}"
 
 
@@ -183,7 +183,7 @@ def _meant(name: str, names: Iterable[str]) -> str:
 def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Arithmetic for numbers alone: on texts it can fill the memory."""
 
-    def checked(a: Any, b: Any) -> Any:
+    def checked(a: object, b: object) -> Any:
         if not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
             raise TypeError(f"arithmetic is for numbers, not for {a!r:.50} and {b!r:.50}")
         return operation(a, b)

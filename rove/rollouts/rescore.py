@@ -19,6 +19,7 @@ from rove.core.checks import checked
 from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.core.messages import Message, text_of
+from rove.core.plain import Identity
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Timing
@@ -131,7 +132,7 @@ def settings_of(source: Run) -> dict[str, Any]:
     return content["config"]
 
 
-def rescored_identity(env: Environment, source: Run) -> dict[str, Any]:
+def rescored_identity(env: Environment, source: Run) -> Identity:
     """The identity of `source` rescored in `env`: as it was, but for the environment, and a digest of the whole of it."""
     identity = source.config().get("identity", {})
     return {**identity, **env.identity, "rescored": fingerprint(identity)}
@@ -364,7 +365,7 @@ class _Answers:
     def _given(self) -> int:
         return len(self.record.steps) - len(self._left)
 
-    def _place(self, where: str, now: Sequence[Any]) -> int:
+    def _place(self, where: str, now: Sequence[object]) -> int:
         """Return the position of the remaining answer to this prompt."""
         prompts = [step.prompt for step in self._left]
         if now not in prompts:
@@ -373,13 +374,13 @@ class _Answers:
             self._fail(f"{where}: {_difference(now, prompts[0])}")
         return prompts.index(list(now))
 
-    def _compare(self, where: str, now: Sequence[Any], then: Sequence[Any]) -> None:
+    def _compare(self, where: str, now: Sequence[object], then: Sequence[object]) -> None:
         if now != then:  # the record has the messages as read from JSON
             now = self._read_back(now)
         if now != then:
             self._fail(f"{where}: {_difference(now, then)}")
 
-    def _read_back(self, prompt: Sequence[Any]) -> list[Any]:
+    def _read_back(self, prompt: Sequence[object]) -> list[Any]:
         record = msgspec.structs.replace(self.record, prompt=list(prompt), completion=[], steps=[])
         return decode_record(encode_record(record)).prompt
 

@@ -29,6 +29,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, text_of
 from rove.core.model_roles import RoleClients, query
+from rove.core.plain import MessageDict, Row
 from rove.core.protocols import Client, Limits, Request, Response, SamplingParams
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.core.state import Bookkeeping, State, bookkeeping, prompt_of
@@ -42,14 +43,14 @@ from rove.utils.functions import maybe_await
 class Job(msgspec.Struct, frozen=True):
     """One rollout to run: an example and a position in its group."""
 
-    example: dict[str, Any]
+    example: Row
     key: str
     index: int
     seed: int
     """Run seed; the rollout's own seeds are derived from it."""
 
 
-def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: int = 0) -> Iterator[list[Job]]:
+def plan(examples: Iterable[Row], rollouts_per_example: int, seed: int = 0) -> Iterator[list[Job]]:
     """Yield the jobs of a run, one group per example.
 
     Equal rows get different keys ("…#2").
@@ -121,7 +122,7 @@ class _Turns:
 
 
 def _continued(
-    steps: Sequence[TrajectoryStep], messages: Sequence[Any]
+    steps: Sequence[TrajectoryStep], messages: Sequence[object]
 ) -> tuple[TrajectoryStep | None, list[dict[str, Any]]]:
     """Return the step that a conversation continues: the last of those that share the most messages with its beginning.
 
@@ -129,7 +130,7 @@ def _continued(
         The step, and the shared messages; reusing these objects saves memory.
     """
     found: TrajectoryStep | None = None
-    most: list[dict[str, Any]] = []
+    most: list[MessageDict] = []
     for step in reversed(steps):
         if found is None or len(step.prompt) + len(step.completion) > len(most):
             known = [*step.prompt, *step.completion]
@@ -189,7 +190,7 @@ def check_trainable(sampling: SamplingParams, requested: SamplingParams) -> None
             )
 
 
-def _step(request: Request, response: Response, seconds: float, shown: Any) -> TrajectoryStep:
+def _step(request: Request, response: Response, seconds: float, shown: object) -> TrajectoryStep:
     """Return the step of a request and its response; `shown` are the tools that the environment offers."""
     return TrajectoryStep(
         prompt=request.messages,
@@ -228,7 +229,7 @@ def make_turn(
         *,
         role: str | None = None,
         model: str = "",
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         agent_request: Request | None = None,
     ) -> Message:
         own = bookkeeping(state)

@@ -173,7 +173,7 @@ def _are_equal(expected: list[Any], given: list[Any]) -> bool:
     )
 
 
-def _differ(right: Any, given: Any) -> bool:
+def _differ(right: object, given: object) -> bool:
     """Return whether two values that math-verify accepts as equal have a ratio other than 1."""
     if isinstance(right, sympy.FiniteSet) and isinstance(given, sympy.FiniteSet):
         return any(all(_differ(element, counterpart) for counterpart in given.args) for element in right.args)

@@ -166,7 +166,7 @@ class Rubric:
         if not self.has_own_parser:
             self.parser = parser
 
-    def add_class_object(self, name: str, obj: Any) -> None:
+    def add_class_object(self, name: str, obj: object) -> None:
         """Make `obj` available to every function as the argument `name`.
 
         Raises:
@@ -337,7 +337,7 @@ class RubricGroup(Rubric):
             raise ConfigError(f"a function named '{name}' exists already; pass name= to add_reward_func or add_metric")
         self.rubrics[0].add_reward_func(func, weight, name)
 
-    def add_class_object(self, name: str, obj: Any) -> None:
+    def add_class_object(self, name: str, obj: object) -> None:
         """Add a class object to the first rubric; see `Rubric.add_class_object`."""
         self.rubrics[0].add_class_object(name, obj)
 

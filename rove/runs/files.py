@@ -46,7 +46,7 @@ class RunFiles:
         """Return why the run ended early; "" if it did not or the reason was not recorded."""
         return self._json("stopped.json", Stopped, {"why": ""})["why"]
 
-    def _json(self, name: str, expected: Any, default: Any) -> Any:
+    def _json(self, name: str, expected: object, default: object) -> Any:
         file = self.path / name
         return decoded(file, read_regular(file), expected) if os.path.lexists(file) else default
 

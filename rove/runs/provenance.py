@@ -77,7 +77,7 @@ def is_in_run_folder(file: Path) -> bool:
     return file.name in SETTINGS_FILES or any((file.parent / name).exists() for name in RUN_FILES)
 
 
-def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None = None) -> dict[str, Any]:
+def risky_settings(values: Mapping[str, object], kind: type[msgspec.Struct] | None = None) -> dict[str, Any]:
     """Return the settings, by dotted name, that can name code, an address, a variable, a command or a file.
 
     Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts, and so does every
@@ -96,7 +96,7 @@ def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None 
     return risky
 
 
-def _is_risky(path: _Path, value: Any) -> bool:
+def _is_risky(path: _Path, value: object) -> bool:
     if HARMLESS_TABLES.intersection(path[:-1]):
         return False
     names = ".".join(part for part in path if isinstance(part, str)).split(".")
@@ -113,7 +113,7 @@ def _is_risky(path: _Path, value: Any) -> bool:
     return names[-1] not in HARMLESS
 
 
-def _leaves(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
     """Yield the values of nested tables and lists with their paths."""
     if isinstance(value, Mapping):
         for key, below in value.items():

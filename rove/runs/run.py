@@ -129,7 +129,9 @@ class Run(RunFiles):
         self._lock: BinaryIO | None = None
         self._created: list[Path] = []
 
-    def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], overwrite: bool = False) -> bool:
+    def start(
+        self, kind: str, config: Mapping[str, object], identity: Mapping[str, object], overwrite: bool = False
+    ) -> bool:
         """Open the folder for writing; return whether this resumes a run with the same identity.
 
         Args:
@@ -252,15 +254,15 @@ class Run(RunFiles):
         """Write a finished rollout; it survives a kill of the process after this returns."""
         self._append("rollouts.jsonl", encode_record(record))
 
-    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+    def append_metrics(self, metrics: Mapping[str, object]) -> None:
         """Write the metrics of a step."""
         self._append("metrics.jsonl", msgspec.json.encode(metrics))
 
-    def append_alert(self, alert: Mapping[str, Any]) -> None:
+    def append_alert(self, alert: Mapping[str, object]) -> None:
         """Write an alert, with the `step` at which it started."""
         self._append("alerts.jsonl", msgspec.json.encode(alert))
 
-    def append_limit(self, change: Mapping[str, Any]) -> None:
+    def append_limit(self, change: Mapping[str, object]) -> None:
         """Write a change of the concurrency limit."""
         self._append("limits.jsonl", msgspec.json.encode(change))
 
@@ -329,11 +331,11 @@ class Run(RunFiles):
         """Write a file of the folder atomically."""
         atomic_write(self.path / name, content)
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         """Write a value as indented JSON, atomically."""
         self.write_bytes(name, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, object]) -> None:
         """Write the summary, which marks the run as complete."""
         self.write_json("summary.json", summary)
 
@@ -368,7 +370,7 @@ class Run(RunFiles):
             write(draft)
         return target
 
-    def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
+    def progress(self, step: int, state: Mapping[str, object]) -> Progress:
         """Return the current progress of the run."""
         sizes = [(self.path / name) for name in ("rollouts.jsonl", "metrics.jsonl")]
         rollouts, metrics = (file.stat().st_size if file.exists() else 0 for file in sizes)

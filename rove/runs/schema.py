@@ -106,7 +106,7 @@ class Stopped(TypedDict):
 
 
 def decoded(
-    file: Path, content: bytes, expected: Any, decode: Callable[[bytes], Any] = msgspec.json.decode
+    file: Path, content: bytes, expected: object, decode: Callable[[bytes], Any] = msgspec.json.decode
 ) -> dict[str, Any]:
     """Decode the content of a file and check its types; values of unknown keys are returned unchecked.
 
@@ -145,7 +145,7 @@ def decoded_row(line: bytes) -> dict[str, Any]:
     return found
 
 
-def check_plain(value: Any, depth: int = 0) -> None:
+def check_plain(value: object, depth: int = 0) -> None:
     """Refuse values that cannot be shown or stored.
 
     Raises:

@@ -13,6 +13,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, RunError, short_repr
 from rove.core.messages import Message
+from rove.core.plain import MessageDict, ToolDefinition
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
 from rove.runs.upgrade import upgrade_line
 
@@ -24,8 +25,8 @@ def _extends(longer: list[Any], shorter: list[Any]) -> bool:
 class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """A step on disk: `shared_*` leading items are those of the previous step (its prompt, then its completion)."""
 
-    completion: list[dict[str, Any]]
-    prompt: list[dict[str, Any]] = []
+    completion: list[MessageDict]
+    prompt: list[MessageDict] = []
     shared_messages: int = 0
     finish_reason: str = "stop"
     usage: Usage = Usage()
@@ -38,7 +39,7 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     version_spans: list[tuple[int, int]] = []
     attempts: list[str] = []
     reward: float | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
@@ -65,8 +66,8 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
 class RolloutListing(Outcome, frozen=True):
     """A rollout as shown in lists: an outcome with prompt, completion, expected answer, temperature and schema version."""
 
-    prompt: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    completion: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    prompt: list[MessageDict] = msgspec.field(default_factory=list)
+    completion: list[MessageDict] = msgspec.field(default_factory=list)
     answer: str = ""
     temperature: float | None = None
     schema_version: int = SCHEMA_VERSION
@@ -112,7 +113,7 @@ class _StoredPlace(msgspec.Struct, frozen=True):
 
 def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
     stored: list[_StoredStep] = []
-    messages: list[dict[str, Any]] = []
+    messages: list[MessageDict] = []
     ids: list[int] = []
     for step in steps:
         shared_messages = len(messages) if _extends(step.prompt, messages) else 0
@@ -144,7 +145,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
 
 def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
     steps: list[TrajectoryStep] = []
-    messages: list[dict[str, Any]] = []
+    messages: list[MessageDict] = []
     ids: list[int] = []
     for item in stored:
         tokens = None
@@ -152,7 +153,7 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
             prompt_ids = ids[: item.shared_ids] + item.prompt_ids
             tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version, item.version_spans)
         prompt = messages[: item.shared_messages] + [Message(m) for m in item.prompt]
-        completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
+        completion: list[MessageDict] = [Message(m) for m in item.completion]
         fields = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward, item.tools)
         steps.append(TrajectoryStep(prompt, completion, *fields))
         messages = prompt + completion
@@ -166,7 +167,7 @@ MAX_INTEGER = 1 << 63
 """Larger integers become texts."""
 
 
-def _storable(value: Any, parents: tuple[int, ...] = ()) -> Any:
+def _storable(value: object, parents: tuple[int, ...] = ()) -> Any:
     """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?".
 
     Huge integers, structures that contain themselves and what is nested more deeply than `MAX_DEPTH` become texts.

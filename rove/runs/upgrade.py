@@ -52,5 +52,5 @@ def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in values.items()}

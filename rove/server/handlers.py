@@ -41,7 +41,7 @@ Item = Token | str | Response | Exception
 class Wire(Protocol):
     """The functions that a wire module offers to a server."""
 
-    def read_request(self, body: Any) -> ServingRequest: ...  # noqa: D102
+    def read_request(self, body: object) -> ServingRequest: ...  # noqa: D102
     def response_body(  # noqa: D102
         self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs
     ) -> Json: ...
@@ -99,7 +99,7 @@ async def read_json(request: web.Request) -> Any:
         ) from error
 
 
-def json_response(body: Any) -> web.Response:
+def json_response(body: object) -> web.Response:
     """Return a JSON response with status 200."""
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 

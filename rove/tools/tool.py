@@ -64,7 +64,7 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
-    def read(self, arguments: Mapping[str, Any]) -> Arguments:
+    def read(self, arguments: Mapping[str, object]) -> Arguments:
         """Check and convert the arguments of a call.
 
         Raises:
@@ -87,7 +87,7 @@ class Tool:
         except RecursionError as error:
             raise ToolParseError(f"{self.name}: the arguments are nested too deeply") from error
 
-    def check_call(self, arguments: Mapping[str, Any]) -> None:
+    def check_call(self, arguments: Mapping[str, object]) -> None:
         """Check the names of the arguments for a call, including hidden ones.
 
         Raises:
@@ -193,7 +193,7 @@ def tool_identity(tool: Tool) -> str:
     return f"{tool.name} #{digest_code(unwrapped(func))} #{fingerprint(content)}"
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     """Return a plain value as JSON; for any other the name of its type, which is the same in every process."""
     try:
         return msgspec.json.encode(value, order="deterministic").decode()
@@ -240,7 +240,7 @@ def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
     return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  `hint` may be any object
 
 
-def _only(target: Any, names: Iterable[str]) -> Any:
+def _only(target: object, names: Iterable[str]) -> Any:
     """Return a stand-in for a function with only some of its annotations: the others need not be resolvable."""
     if inspect.isclass(target):
         return target
@@ -253,7 +253,7 @@ def _only(target: Any, names: Iterable[str]) -> Any:
     )
 
 
-def _schema(arguments: Any, hints: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _schema(arguments: object, hints: Mapping[str, object], name: str) -> dict[str, Any]:
     for key, hint in hints.items():
         try:
             msgspec.json.schema(hint)
@@ -280,7 +280,7 @@ class _Recursive(Exception):
     """A type contains itself."""
 
 
-def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...]) -> Any:
+def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str, ...]) -> Any:
     """Return a schema with its definitions inlined: not every server and model follows references."""
     if isinstance(node, list):
         return [_inlined(item, definitions, within) for item in node]
@@ -297,7 +297,7 @@ def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...])
 
 
 def _annotated(
-    schema: dict[str, Any], parameter: inspect.Parameter, description: str | None, hint: Any
+    schema: dict[str, Any], parameter: inspect.Parameter, description: str | None, hint: object
 ) -> dict[str, Any]:
     """Return the schema of a parameter with its description and default."""
     annotations = (note for part in (hint, *typing.get_args(hint)) for note in getattr(part, "__metadata__", ()))
@@ -314,17 +314,17 @@ def _annotated(
     return {**schema, **more}
 
 
-def _type_name(hint: Any) -> str:
+def _type_name(hint: object) -> str:
     return hint.__name__ if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else str(hint)
 
 
-def call_id(call: Any) -> str:
+def call_id(call: object) -> str:
     """Return the id of a tool call; "" without one."""
     given = call.get("id") if isinstance(call, Mapping) else None
     return given if isinstance(given, str) else ""
 
 
-def call_name(call: Any) -> str | None:
+def call_name(call: object) -> str | None:
     """Return the function name of a tool call; None without one."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -367,7 +367,7 @@ def _decoded(name: str | None, text: str) -> Any:
         ) from error
 
 
-def as_content(value: Any) -> str | list[Any]:
+def as_content(value: object) -> str | list[Any]:
     """Convert the result of a tool to message content: a text, a list of content parts, or JSON of anything else."""
     if isinstance(value, str):
         return value
@@ -376,7 +376,7 @@ def as_content(value: Any) -> str | list[Any]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
 
-    def plain(part: Any) -> Any:
+    def plain(part: object) -> Any:
         if hasattr(part, "tolist"):  # numpy, torch
             return part.tolist()
         if part is value:

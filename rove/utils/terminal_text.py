@@ -17,6 +17,7 @@ import threading
 import traceback
 import unicodedata
 import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -125,7 +126,7 @@ def make_logs_inert() -> None:
             handler.setFormatter(_InertFormatter(handler.formatter))
 
 
-def make_encodable(*streams: Any) -> None:
+def make_encodable(*streams: object) -> None:
     """Make streams print every text: what their encoding lacks is replaced instead of raising a UnicodeEncodeError."""
     codecs.register_error(ENCODING_ERRORS, _replace_unencodable)
     for stream in streams:
@@ -159,7 +160,7 @@ class _InertWarnings:
         inner: Formats the warning.
     """
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner: Callable[..., str]):
         self._inner = inner
 
     def __call__(self, *args: Any, **named: Any) -> str:

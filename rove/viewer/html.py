@@ -65,7 +65,7 @@ def excerpt(value: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def whole_page(title: str, plain_text: str, data: Mapping[str, Any]) -> str:
+def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:
     """Return a page in one file that works offline.
 
     Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own

@@ -211,7 +211,7 @@ class Index:
                 self._in_memory = True
                 return self._catch_up(time.monotonic() + seconds)
 
-    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of an SQL query.
 
         Raises:

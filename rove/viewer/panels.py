@@ -57,7 +57,7 @@ PANELS = (
 )
 
 
-def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def panels(rows: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
     """Return the charts that some rows of metrics fill.
 
     Each has `group`, `title`, `band`, `named` (whether its curves have names of their own) and `curves`: metric → name.
@@ -107,6 +107,6 @@ def _ratio(part: Any, whole: Any) -> float | None:
     return float(part) / float(whole) if _is_number(part) and _is_number(whole) and whole else None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether a value can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300

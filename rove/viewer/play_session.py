@@ -14,6 +14,7 @@ from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage, UserMessage, text_of
+from rove.core.plain import MessageDict
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -53,7 +54,7 @@ class PlayerPrompt(NamedTuple):
     board: Rendering | None
     role: str = ""
     """The model role that the person plays; "" for the opponent or the model itself."""
-    messages: list[dict[str, Any]] = []  # never changed
+    messages: list[MessageDict] = []  # never changed
     """The conversation of that role."""
 
 
@@ -79,7 +80,7 @@ class PlaySession:
         self.answer_field = answer_field
         self.number = 0
         """Version of the state."""
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[MessageDict] = []
         self.renderings: Mapping[int, Rendering] = {}
         """Renderings of the environment, by the number of messages before them."""
         self.prompt: PlayerPrompt | None = None
@@ -166,7 +167,7 @@ class PlaySession:
 
     # called by the game
 
-    def show(self, messages: Sequence[Mapping[str, Any]], boards: Mapping[int, Rendering]) -> None:
+    def show(self, messages: Sequence[Mapping[str, object]], boards: Mapping[int, Rendering]) -> None:
         """Show the conversation and its renderings."""
         self.messages = [dict(message) for message in messages]
         self.renderings = dict(boards)
@@ -350,5 +351,5 @@ def _act(session: PlaySession, name: str, body: bytes, save: Callable[[RolloutRe
         raise ConfigError(f"the body of '{name}' is invalid: {error}") from error
 
 
-def _json(value: Any) -> web.Response:
+def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")

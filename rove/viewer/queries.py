@@ -300,7 +300,7 @@ def _column_values(index: Index, column: str) -> _CodedColumn | None:
     return index.cached(("values", column), lambda: _code([value for (value,) in index.query(sql)]))
 
 
-def _code(values: Sequence[Any]) -> _CodedColumn | None:
+def _code(values: Sequence[object]) -> _CodedColumn | None:
     if len(set(values[: 2 * MAX_CODED_VALUES])) > MAX_CODED_VALUES:
         return None
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
@@ -518,7 +518,7 @@ def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
     return [_Values(uncoded(name)) if coded is None else _Values(coded.codes, coded.values) for name, coded in found]
 
 
-def _is_any(column: _Values, wanted: Sequence[Any]) -> bytes:
+def _is_any(column: _Values, wanted: Sequence[object]) -> bytes:
     """Return one byte per rollout: 1 if the column has one of the values, else 0."""
     if column.values is None:
         return bytes(value in wanted for value in column.codes)

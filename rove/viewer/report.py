@@ -76,7 +76,7 @@ class RunReport:
             except OverflowError as error:
                 raise RunError(f"{run.path}: the rewards are too large for a mean ({error})") from error
 
-    def training(self, steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    def training(self, steps: Sequence[Mapping[str, object]] = ()) -> dict[str, Any]:
         """Return the metrics and alerts of a training run; damaged lines are counted and omitted."""
         files = [JsonlTail(self.run.path / name) for name in ("metrics.jsonl", "alerts.jsonl")]
         for lines in files:
@@ -236,7 +236,7 @@ def _on_one_line(text: str) -> str:
 # Summaries of older versions lack some keys; these are omitted.
 
 
-def _values(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _values(summary: Mapping[str, object]) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, mean, interval and weight of every estimate, the reward first."""
     for name, seen, weight in _estimates(summary):
         yield name, shown(seen.get("mean")), _interval(seen), weight
@@ -254,7 +254,7 @@ def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
             yield f"{kind[:-1]}{k}", seen, ""
 
 
-def _interval(seen: Mapping[str, Any]) -> str:
+def _interval(seen: Mapping[str, object]) -> str:
     found, mark = limits(seen), "*" if seen.get("caveat") else ""
     return f"[{shown(found[0])}, {shown(found[1])}]{mark}" if found else f"–{mark}"
 
@@ -460,14 +460,14 @@ def training_data(
     }
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the main metrics that the rows have, then the held-out rewards."""
     known = {name for row in rows for name in row}
     measured = ([name for name in names if name in known] for names in MAIN_METRICS)
     return next(filter(None, measured), []) + sorted(filter(HELD_OUT.fullmatch, known))
 
 
-def _row(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] | None:
+def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | None:
     """Return a row of `METRICS_HEAD`; the best loss is the lowest."""
     found = [(value, row.get("step")) for row in rows if (value := _number(row.get(name))) is not None]
     if not found:
@@ -478,16 +478,16 @@ def _row(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] | None
     return title, shown(found[0][0]), shown(found[-1][0]), shown(best), shown(step)
 
 
-def _seconds(row: Mapping[str, Any]) -> float:
+def _seconds(row: Mapping[str, object]) -> float:
     """Return the seconds of a step. `time/step` counts overlapping sampling and training once."""
     names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
     return sum(_number(row.get(name)) or 0.0 for name in names)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> Any:
     """Round a number to the digits that a curve can show."""
     return float(f"{value:.{METRIC_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value

@@ -137,7 +137,7 @@ def stop_words(record: RolloutRecord) -> str:
     return f"After {turns}: {stop}{f'; truncated{note}' if record.is_truncated else ''}."
 
 
-def tool_results(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[int | None]]:
+def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int | None]]:
     """Return the results of tool calls by the position of the message with the calls: the position of the result per call.
 
     The result of a call is the first tool message with its id before the next message of the model; None if there is none.
@@ -160,7 +160,7 @@ def tool_results(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[int | 
     return found
 
 
-def renderings_of(messages: Sequence[Mapping[str, Any]], recorded: Mapping[Any, Any]) -> dict[str, Any]:
+def renderings_of(messages: Sequence[Mapping[str, object]], recorded: Mapping[object, object]) -> dict[str, Any]:
     """Return the renderings of a rollout by the position of their message.
 
     Records of Tic-Tac-Toe from before environments recorded renderings have the board as text; it is read from there.
@@ -182,7 +182,7 @@ def _board(text: str) -> list[list[tuple[str, str]]]:
     return [[(cell, {"X": "first", "O": "second"}.get(cell, "free")) for cell in row] for row in rows]
 
 
-def shortened(value: Any, limit: int, depth: int = MAX_DEPTH) -> Any:
+def shortened(value: object, limit: int, depth: int = MAX_DEPTH) -> Any:
     """Return a value with texts of at most about `limit` characters."""
     if isinstance(value, str):
         return cut(value, limit)
@@ -253,7 +253,9 @@ def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[Any
     return [[id, None if decode is None else decode(id)] for id in ids]
 
 
-def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+def first_difference(
+    one: Sequence[Mapping[str, object]], other: Sequence[Mapping[str, object]]
+) -> tuple[int, int] | None:
     """Return the message and the character where two conversations first differ; None if they are equal.
 
     A message that only one of them has differs at character 0.
@@ -266,7 +268,7 @@ def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[s
     return None
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text(message: Mapping[str, object]) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else ""
 

@@ -34,16 +34,16 @@ def describe_run(run: Run) -> dict[str, Any]:
     return {"kind": content["kind"], "env": str(env), "model": str(config.get("model") or ""), "config": config}
 
 
-def _first_of(value: Any) -> Any:
+def _first_of(value: object) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def masked(value: Any) -> Any:
+def masked(value: object) -> Any:
     """Return a setting with secrets masked: passwords in URLs, and what `without_secrets` masks."""
     return without_secrets(_without_passwords(value))
 
 
-def _without_passwords(value: Any) -> Any:
+def _without_passwords(value: object) -> Any:
     if isinstance(value, str):
         return _PASSWORD.sub("://…@", value)
     if isinstance(value, dict):
@@ -63,7 +63,7 @@ def settings_of(run: Run) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["changed"], row["name"] not in ("env", "model"), row["name"]))
 
 
-def _defaults_of(kind: str, config: Mapping[str, Any]) -> dict[str, str]:
+def _defaults_of(kind: str, config: Mapping[str, object]) -> dict[str, str]:
     """Return the defaults of a run's settings by dotted name, those of its `[[evaluation]]` tables included."""
     known = dict(flat(defaults().get(kind, {})))
     tables = config.get("evaluation")
@@ -76,7 +76,7 @@ def _is_changed(name: str, value: str, known: Mapping[str, str]) -> bool:
     return name not in OUTSIDE_SETTINGS and value != known.get(name, "")
 
 
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the settings of nested tables by dotted name, values as in a settings file; empty tables and lists are omitted."""
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -88,7 +88,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else _written(value)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:.10g}" if isinstance(value, float) else str(value)
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()

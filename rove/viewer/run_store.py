@@ -239,7 +239,7 @@ class RunStore:
             "values": _numbers(rows[-1] if rows else {}),
         }
 
-    def _evaluation_summary(self, name: str, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _evaluation_summary(self, name: str, summary: Mapping[str, object] | None) -> dict[str, Any]:
         index, progress = self.index(name, 0.05)
         row: dict[str, Any] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
         if progress.size:
@@ -253,13 +253,13 @@ class RunStore:
         return row
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the finite numbers among some values."""
     found = [(key, value) for key, value in values.items() if isinstance(value, (int, float)) and abs(value) < 1e300]
     return dict(found[:MAX_ROW_VALUES])
 
 
-def _estimates(summary: Mapping[str, Any] | None) -> dict[str, float]:
+def _estimates(summary: Mapping[str, object] | None) -> dict[str, float]:
     """Return the means of an evaluation's scores and of pass@k."""
     found: dict[str, Any] = {}
     for kind, prefix in (("functions", ""), ("pass@k", "pass@"), ("pass^k", "pass^")):

@@ -53,7 +53,7 @@ def arrange(rows: Sequence[Row], wanted: Wanted) -> list[Row]:
     return known + [row for row in listed if value(row) is None]
 
 
-def _sort_key(value: Any) -> tuple[bool, float, str]:
+def _sort_key(value: object) -> tuple[bool, float, str]:
     is_number = isinstance(value, (int, float)) and math.isfinite(value)
     return (not is_number, value if is_number else 0.0, "" if is_number else str(value))
 

@@ -124,7 +124,7 @@ def _sampled(turn: Mapping[str, Any]) -> Iterator[Token]:
     trained = turn.get("trained") or {"logprobs": [], "entropies": []}
     versions = [version for version, count in turn["versions"] for _ in range(min(count, len(turn["sampled"])))]
 
-    def at(values: Sequence[Any], place: int) -> Any:
+    def at(values: Sequence[object], place: int) -> Any:
         return values[place] if place < len(values) else None
 
     for i, (id, text) in enumerate(turn["sampled"]):

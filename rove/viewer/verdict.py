@@ -28,7 +28,7 @@ HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 Rows = Sequence[Mapping[str, Any]]
 
 
-def time_left(rows: Rows, planned: Any) -> str:
+def time_left(rows: Rows, planned: object) -> str:
     """Return in words the time to the last planned step at the pace of the last ones; "" if it is not known.
 
     Args:
@@ -89,7 +89,7 @@ def _main(rows: Rows, weights: Mapping[str, float]) -> list[str]:
     return [_change("loss", loss, -1)] if loss else []
 
 
-def _change(name: str, curve: Sequence[tuple[Any, float]], better: int) -> str:
+def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> str:
     """Return whether a metric has changed between the first and the last steps; `better` is −1 if lower is better."""
     values = [value for _, value in curve]
     if len(values) < 2:

@@ -141,7 +141,7 @@ class VLLMEngine:
         return prompt_logprobs(answer, ids)
 
     def update_weights(
-        self, version: int, weights: Mapping[str, Any] | Path | None = None, adapter: Path | None = None
+        self, version: int, weights: Mapping[str, object] | Path | None = None, adapter: Path | None = None
     ) -> None:
         """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue.
 
@@ -226,7 +226,7 @@ class VLLMEngine:
         return params, StopChecker(sampling, max_tokens, self.stop_ids, decode)
 
     async def _generate(
-        self, server: Server, ids: Sequence[int], params: Mapping[str, Any]
+        self, server: Server, ids: Sequence[int], params: Mapping[str, object]
     ) -> tuple[Server, dict[str, Any]]:
         """Return a response and its server; after a failure, retry on the least busy server."""
         attempts: list[str] = []

@@ -88,7 +88,7 @@ class Fleet:
         """Return whether a server is starting or loading weights."""
         return self._locks[server.number].locked()
 
-    def request_body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
+    def request_body(self, ids: Sequence[int], params: Mapping[str, object]) -> dict[str, Any]:
         """Return the body of a generate request for the newest weights."""
         body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self._updates}"}
         return {**body, "model": self._adapter_name} if self._has_adapter else body

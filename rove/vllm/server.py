@@ -366,7 +366,7 @@ class Server:
         self.stop()
 
     def request_json(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = REQUEST_TIMEOUT_S
+        self, method: str, path: str, body: Mapping[str, object] | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> Any:
         """Return the JSON response of a request; None if it is empty.
 
@@ -381,7 +381,7 @@ class Server:
             raise InfraError(f"{self.name} answers {method} {path} with what is no JSON: {content[:99]!r}") from error
 
     def request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = REQUEST_TIMEOUT_S
+        self, method: str, path: str, body: Mapping[str, object] | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> bytes:
         """Return the body of the response; see `request_json`."""
         data = None if body is None else msgspec.json.encode(body)

@@ -124,7 +124,7 @@ def _tool_choice(request: Request) -> dict[str, Any] | None:
     return choice | ({"disable_parallel_tool_use": True} if forces_one_call(request) else {})
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the answer in a decoded Messages response.
 
     Text blocks are joined, thinking becomes `reasoning_content`, tool use becomes `tool_calls` in chat form. If that loses
@@ -155,7 +155,7 @@ def read_response(body: Any) -> Response:
     )
 
 
-def _turn(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+def _turn(message: Mapping[str, object]) -> tuple[str, list[dict[str, Any]]]:
     """Return the role of the turn that a message belongs to, or "system", and the message's blocks."""
     role = message.get("role")
     if role == "assistant":
@@ -231,7 +231,7 @@ def _tool_calls(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
 
 
-def _refusal(details: Any) -> str:
+def _refusal(details: object) -> str:
     details = details if isinstance(details, dict) else {}
     return next(
         (details[name] for name in ("explanation", "category") if is_text(details.get(name))), "no reason given"

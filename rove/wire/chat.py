@@ -9,6 +9,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
 from rove.core.messages import FIELDS, ROLES, text_of
+from rove.core.plain import MessageDict, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -120,7 +121,7 @@ def _tool_choice(request: Request) -> str | dict[str, Any] | None:
     return "required" if name is None else {"type": "function", "function": {"name": name}}
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the answer in a decoded chat completion.
 
     Text parts are joined. Tool calls are read as in `normalized_calls`, or from the older field `function_call`. Reasoning is
@@ -159,7 +160,7 @@ class _Body(TokenOptions):
     """Fields of a chat-completions request that are read."""
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
@@ -300,7 +301,7 @@ def checked_template_kwargs(given: dict[str, Any] | None) -> Json | None:
     return given or None
 
 
-def checked_messages(messages: Sequence[dict[str, Any]]) -> list[Json]:
+def checked_messages(messages: Sequence[MessageDict]) -> list[Json]:
     """Check messages of a request and join lists of text parts.
 
     Raises:

@@ -9,6 +9,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
 from rove.core.messages import text_of
+from rove.core.plain import MessageDict
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -80,7 +81,7 @@ def request_body(request: Request) -> Json:
     return without_none(body)
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the continuation in a decoded completion as an assistant message.
 
     Missing usage counts as 0 tokens, a missing text as "". Any finish reason but "length"
@@ -102,7 +103,7 @@ def read_response(body: Any) -> Response:
     return build_response(body, choice.text or "", usage, reason)
 
 
-def _prompt(messages: list[dict[str, Any]]) -> str:
+def _prompt(messages: list[MessageDict]) -> str:
     roles = [message.get("role") for message in messages]
     if roles != ["user"]:
         raise ConfigError(

@@ -117,13 +117,13 @@ def _tool_choice(request: Request) -> str | dict[str, Any] | None:
     return "required" if name is None else {"type": "function", "name": name}
 
 
-def _format(response_format: Mapping[str, Any]) -> dict[str, Any]:
+def _format(response_format: Mapping[str, object]) -> dict[str, Any]:
     """Return chat's `response_format` in this API's form, with the schema next to the type."""
     inner = response_format.get("json_schema")
     return {"type": response_format.get("type"), **(inner if isinstance(inner, Mapping) else {})}
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the answer in a decoded Responses object.
 
     Output texts are joined, function calls become `tool_calls` in chat form, reasoning or its summary becomes
@@ -162,7 +162,7 @@ def read_response(body: Any) -> Response:
     )
 
 
-def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _items(message: Mapping[str, object]) -> list[dict[str, Any]]:
     role = message.get("role")
     if role == "assistant":
         return _from_assistant(message)
@@ -191,7 +191,7 @@ def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return items
 
 
-def _content(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+def _content(message: Mapping[str, object]) -> str | list[dict[str, Any]]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""

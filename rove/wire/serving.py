@@ -158,7 +158,7 @@ def completion_object(head: Head, kind: str, choices: list[dict[str, Any]]) -> d
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
 
 
-def read_body(body: Any, kind: type[T]) -> T:
+def read_body(body: object, kind: type[T]) -> T:
     """Convert a decoded body to a struct.
 
     Raises:
@@ -183,7 +183,7 @@ def _given(body: Any, error: str) -> str:
     return excerpt(msgspec.json.encode(body), 100)
 
 
-def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any) -> SamplingParams:
+def sampling_of(body: Mapping[str, object], options: msgspec.Struct, **fields: Any) -> SamplingParams:
     """Return the sampling parameters of a request: its options, unknown fields of the body (as `extra`), and `fields`.
 
     Raises:
@@ -363,7 +363,7 @@ def tool_choice_of(
     return ToolChoice((name,), False)
 
 
-def joined_content(content: Any, read_part: Callable[[Any], dict[str, Any]]) -> Any:
+def joined_content(content: object, read_part: Callable[[Any], dict[str, Any]]) -> Any:
     """Return the content of a message in chat form: text parts joined, or parts converted by `read_part`."""
     if not isinstance(content, list):
         return content
@@ -371,7 +371,7 @@ def joined_content(content: Any, read_part: Callable[[Any], dict[str, Any]]) -> 
     return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
 
 
-def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:
+def refuse(body: Mapping[str, object], fields: Iterable[str], why: str) -> None:
     """Refuse fields with a value other than null, false and "".
 
     Raises:

@@ -9,6 +9,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.core.plain import ToolDefinition
 from rove.core.protocols import Request, Response, ToolChoice
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
@@ -55,7 +56,7 @@ class _Body(msgspec.Struct, kw_only=True):
     max_tokens: AtLeastOne
     model: str = ""
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: dict[str, Any] | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -96,7 +97,7 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def _tool_choice(given: dict[str, Any] | None, tools: list[dict[str, Any]] | None) -> ToolChoice | None:
+def _tool_choice(given: dict[str, Any] | None, tools: list[ToolDefinition] | None) -> ToolChoice | None:
     match given:
         case None | {"type": "auto" | "none"}:
             return None
@@ -163,7 +164,7 @@ def _ended(response: Response) -> Json:
     return {"stop_reason": _REASONS.get(response.finish_reason, refused), "stop_sequence": None}
 
 
-def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[Json]:
+def _blocks(message: Mapping[str, object], text_first: bool = False) -> list[Json]:
     """Return the blocks of an answer; `text_first` if a stream has already sent text."""
     text, thought = text_of(message) or message.get("refusal") or "", message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -205,7 +206,7 @@ def _delta(position: int, delta: dict[str, Any]) -> Json:
     return {"type": "content_block_delta", "index": position, "delta": delta}
 
 
-def _tool(tool: Mapping[str, Any]) -> Json:
+def _tool(tool: Mapping[str, object]) -> Json:
     if tool.get("type", "custom") not in ("custom", None) or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected a name and an input_schema: no others are known here")
     function = {name: tool.get(name) for name in ("name", "description", "strict")}
@@ -246,7 +247,7 @@ def _from_assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     return AssistantMessage(content, **{name: value for name, value in fields.items() if value})
 
 
-def _content(content: Any, where: str) -> Any:
+def _content(content: object, where: str) -> Any:
     return joined_content(content, lambda block: _part(block, where))
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.core.plain import ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
@@ -52,7 +53,7 @@ class _Body(msgspec.Struct, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     model: str = ""
     instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
@@ -181,7 +182,7 @@ def _usage(usage: Usage) -> Json:
     }
 
 
-def _output(head: Head, message: Mapping[str, Any], text_first: bool = False, logprobs: Tokens = ()) -> list[Json]:
+def _output(head: Head, message: Mapping[str, object], text_first: bool = False, logprobs: Tokens = ()) -> list[Json]:
     """Return the items of an answer; `text_first` if a stream has already sent text."""
     text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -248,7 +249,7 @@ def _item_events(position: int, item: dict[str, Any]) -> Iterator[Json]:
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _chat_format(wanted: Mapping[str, Any] | None) -> Json | None:
+def _chat_format(wanted: Mapping[str, object] | None) -> Json | None:
     """Return the format as chat's `response_format`, which has the schema one level deeper."""
     if not wanted or wanted.get("type") == "text":
         return None
@@ -256,7 +257,7 @@ def _chat_format(wanted: Mapping[str, Any] | None) -> Json | None:
     return {"type": wanted.get("type"), **({"json_schema": inner} if inner else {})}
 
 
-def _tool(tool: Mapping[str, Any]) -> Json:
+def _tool(tool: Mapping[str, object]) -> Json:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected type 'function' with a name: no others are known here")
     return {"type": "function", "function": without_none({name: tool[name] for name in tool if name != "type"})}
@@ -296,7 +297,7 @@ def _message(item: Mapping[str, Any], kind: str, position: int) -> Message:
     raise ConfigError(f"input[{position}] is of type {excerpt(kind)}; expected {_ITEMS}")
 
 
-def _content(content: Any, position: int) -> Any:
+def _content(content: object, position: int) -> Any:
     return joined_content(content, lambda part: _part(part, position))
 
 

@@ -78,7 +78,7 @@ class Workers:
     def __init__(
         self,
         module: Path,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
         *,
         python: str | None = None,
         paths: Sequence[str] | None = None,

@@ -317,7 +317,7 @@ class Hub:
         else:
             await self._transport.call("POST", path, lambda: {"reason": reason})
 
-    async def push_run(self, reference: Reference, run: Mapping[str, Any]) -> None:
+    async def push_run(self, reference: Reference, run: Mapping[str, object]) -> None:
         """Publish the results of a run for a version."""
         await self._transport.call("POST", f"/api/environments{_folder(reference)}/runs", lambda: dict(run))
 
@@ -330,7 +330,7 @@ class Hub:
         """Return "owner" and "scopes" of the token."""
         return await self._transport.call("GET", "/api/me")
 
-    async def _search_server(self, path: str, given: Mapping[str, Any]) -> tuple[list[EnvironmentEntry], int]:
+    async def _search_server(self, path: str, given: Mapping[str, object]) -> tuple[list[EnvironmentEntry], int]:
         """Query the hub's search API."""
         if not path.startswith("/") or path.startswith("//"):
             raise HubError(f"{self.where}/index.json has the search path '{path}'; expected a path like {SEARCH}")

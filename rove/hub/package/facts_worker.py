@@ -51,7 +51,7 @@ async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str,
     return scores
 
 
-def _record_contact(contacted: list[str], event: str, args: tuple[Any, ...]) -> None:
+def _record_contact(contacted: list[str], event: str, args: tuple[object, ...]) -> None:
     """Record the address of a connection to another machine."""
     if event == "socket.getaddrinfo" and args[0] not in LOCAL_HOSTS:
         contacted.append(str(args[0]))

@@ -68,7 +68,7 @@ class Session:
         return stored
 
 
-def check_no_markup(manifest: Mapping[str, Any]) -> None:
+def check_no_markup(manifest: Mapping[str, object]) -> None:
     """Refuse active markup in any field: the hub's pages escape it, but other programs that show manifests may not.
 
     Raises:

@@ -110,7 +110,7 @@ def _copy(store: Store, draft: Path, target: Path, sha256: str) -> int:
     return target.stat().st_size
 
 
-def _json(file: Path, value: Mapping[str, Any]) -> None:
+def _json(file: Path, value: Mapping[str, object]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.encode(value))
 

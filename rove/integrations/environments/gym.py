@@ -68,7 +68,7 @@ class GymEnv(MultiTurnEnv):
     def __init__(
         self,
         env_cls: str | Callable[..., Any],
-        env_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, object] | None = None,
         *,
         actions: Sequence[str] | None = None,
         action_parser: Callable[[str], Any] | None = None,
@@ -145,11 +145,11 @@ class GymEnv(MultiTurnEnv):
         """Choose a random action."""
         return rng.choice(self._action_names(state["gym_env"]))
 
-    def show(self, env: Any, observation: Any) -> str:
+    def show(self, env: object, observation: object) -> str:
         """Return an observation as text."""
         return self.obs_to_text(observation) if self.obs_to_text else describe(env, observation)
 
-    def parse_action(self, env: Any, text: str) -> Any:
+    def parse_action(self, env: object, text: str) -> Any:
         """Return the action in the model's answer.
 
         Raises:
@@ -191,10 +191,10 @@ class GymEnv(MultiTurnEnv):
         running: PendingCalls = state["gym_calls"]
         return await maybe_await(await self._threads.run(call, running))
 
-    def _action_prompt(self, env: Any) -> str:
+    def _action_prompt(self, env: object) -> str:
         return "" if self.action_parser else f"Answer with one action: {', '.join(self._action_names(env))}."
 
-    def _action_names(self, env: Any) -> list[str]:
+    def _action_names(self, env: object) -> list[str]:
         if self.actions is not None:
             return self.actions
         space: Any = getattr(env, "action_space", None)
@@ -261,7 +261,7 @@ def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, Mapping
     return observation, reward, bool(done), bool(done), info
 
 
-def _close(env: Any) -> None:
+def _close(env: object) -> None:
     if hasattr(env, "close"):
         env.close()
 

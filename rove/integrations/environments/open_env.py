@@ -31,7 +31,7 @@ TOOL = "act"
 """Name of the tool for actions, with `as_tool`."""
 
 
-def show_fields(observation: Mapping[str, Any]) -> str:
+def show_fields(observation: Mapping[str, object]) -> str:
     """Return the fields of an observation without `metadata`; the text alone if the only field is a string.
 
     `messages` and `tools` are omitted: rove's servers send them in addition to `text`.
@@ -263,7 +263,7 @@ class _Server:
         return value
 
 
-def _tool_action(call: Any) -> dict[str, Any]:
+def _tool_action(call: object) -> dict[str, Any]:
     """Return the action in a tool call.
 
     Raises:
@@ -300,7 +300,7 @@ def invalid_actions(state: State) -> float:
     return min(1.0, state["openenv_invalid"] / max(1, len(bookkeeping(state).trajectory)))
 
 
-def _to_text(value: Any) -> str:
+def _to_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -85,11 +85,11 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     def __init__(
         self,
-        gym: str | Sequence[str | Mapping[str, Any]],
+        gym: str | Sequence[str | Mapping[str, object]],
         num_train_examples: int = 1000,
         num_eval_examples: int = 100,
         seed: int = 0,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
         system_prompt: str | None = SYSTEM_PROMPT,
         parser: Parser | None = None,
         partial_credit: bool = True,
@@ -145,7 +145,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             for position in positions:
                 yield _row(family_of[position], seed, task_of[position])
 
-    async def score_answer(self, info: Mapping[str, Any], answer: str) -> float | None:
+    async def score_answer(self, info: Mapping[str, object], answer: str) -> float | None:
         """Return the family's score of an answer; None if its scorer raises.
 
         Args:
@@ -198,7 +198,7 @@ class _FamilyRubric(Rubric):
         return merge_scores([own, await super().score_rollout(state)])
 
 
-def _families(gym: str | Sequence[str | Mapping[str, Any]], config: Mapping[str, Any] | None) -> list[Family]:
+def _families(gym: str | Sequence[str | Mapping[str, object]], config: Mapping[str, object] | None) -> list[Family]:
     if isinstance(gym, str):
         return [Family(gym, config=dict(config or {}))]
     if config is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from rove.core.digest import digest_files
 from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages, as_messages
+from rove.core.plain import Identity
 from rove.core.protocols import Request
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
@@ -73,12 +74,12 @@ class TasksetEnv(AgentEnv):
     def __init__(
         self,
         taskset: str,
-        config: Mapping[str, Any] | None = None,
-        eval_config: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
+        eval_config: Mapping[str, object] | None = None,
+        env: Mapping[str, object] | None = None,
         agent: str | None = None,
         num_examples: int | None = None,
-        select: Mapping[str, Any] | None = None,
+        select: Mapping[str, object] | None = None,
         python: str | None = None,
         taskset_dir: str | Path | None = None,
         timeout_seconds: float | None = None,
@@ -111,7 +112,7 @@ class TasksetEnv(AgentEnv):
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """See `Environment.identity`; depends on the taskset's settings, its module and the version of verifiers."""
         module = Path(self.description["file"])
         files = module.parent.rglob("*.py") if module.name == "__init__.py" else [module]
@@ -221,7 +222,7 @@ class _TasksetRubric(Rubric):
 
 
 def _workers(
-    settings: Mapping[str, Any], taskset: str, python: str | None, folder: str | None, seconds: float
+    settings: Mapping[str, object], taskset: str, python: str | None, folder: str | None, seconds: float
 ) -> Workers:
     env = {name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES}
     if python is not None:

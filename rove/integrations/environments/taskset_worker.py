@@ -79,7 +79,7 @@ def setup(
     }
 
 
-def serve(connection: socket.socket, module: Any) -> None:
+def serve(connection: socket.socket, module: object) -> None:
     """Answer calls, concurrently, until the connection is closed."""
     asyncio.run(_RpcServer().serve(connection))
 
@@ -188,7 +188,7 @@ def _model_agent(roles: dict[str, Any], overrides: dict[str, Any], selected: str
     return agent
 
 
-def _has_model(default: Any, overrides: dict[str, Any]) -> bool:
+def _has_model(default: object, overrides: dict[str, Any]) -> bool:
     return any(overrides.get(name) or getattr(default, name) for name in ("model", "client"))
 
 

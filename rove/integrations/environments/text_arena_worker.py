@@ -100,5 +100,5 @@ def _plain(info: Any) -> dict[str, Any]:
     return {str(key): value for key, value in dict(info).items() if isinstance(value, (str, int, float, bool))}
 
 
-def _refuse(*_: Any, **__: Any) -> Any:
+def _refuse(*_: object, **__: Any) -> Any:
     raise OSError("this game needs network access, which TextArenaEnv refuses unless offline=False")

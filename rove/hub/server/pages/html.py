@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from rove.hub.package.manifest import WEB
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Return a value as escaped text."""
     return html.escape(str(value))
 

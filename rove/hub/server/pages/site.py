@@ -211,7 +211,7 @@ MAX_TAGS = 24
 
 def front_page(
     hub: str,
-    entries: Sequence[Mapping[str, Any]],
+    entries: Sequence[Mapping[str, object]],
     total: int,
     facets: Mapping[str, Mapping[str, int]],
     place: PageLocation,

@@ -268,7 +268,7 @@ class EndpointClient(ABC):
             with suppress(StopIteration):
                 self._connection.session.close().send(None)
 
-    async def _try(self, url: URL, body: bytes) -> Any:
+    async def _try(self, url: URL, body: bytes) -> object:
         session, limiter = await self._connect(), self.limiter
         try:
             admitted = await limiter.acquire()

@@ -132,7 +132,7 @@ def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:
         yield value
 
 
-def _mask_values(value: object, secrets: Secrets, field: str, by_field: bool) -> Any:
+def _mask_values(value: object, secrets: Secrets, field: str, by_field: bool) -> object:
     if isinstance(value, Mapping):
         inside = field if SECRET_FIELD.search(field) else None
         return {str(key): _mask_values(item, secrets, inside or str(key), by_field) for key, item in value.items()}

@@ -70,7 +70,7 @@ def check_values(values: object, **types: Any) -> None:
         checked(name, getattr(values, name), annotation)
 
 
-def checked(name: str, value: object, annotation: object) -> Any:
+def checked(name: str, value: object, annotation: object) -> object:
     """Return a value as a type.
 
     Raises:
@@ -153,7 +153,7 @@ def _explanation(problem: str, name: str, value: object, annotation: object) -> 
     return f"{name} is {value!r}: {problem[:1].lower()}{problem[1:]}{advice}"
 
 
-def type_below(annotation: object, step: str) -> Any:
+def type_below(annotation: object, step: str) -> object:
     """Return the type of a struct's field `step`, or of the items of a list or a dict; None if it is unknown."""
     for member in _members(annotation):
         arguments = get_args(member)
@@ -167,7 +167,7 @@ def type_below(annotation: object, step: str) -> Any:
     return None
 
 
-def _members(annotation: object) -> list[Any]:
+def _members(annotation: object) -> list[object]:
     """Return the types of a union, or the type itself; without ranges."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])

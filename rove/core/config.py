@@ -207,7 +207,7 @@ def _flag(word: str, words: list[str], kind: object) -> tuple[str, Any]:
     return name, text if is_text(_setting_type(kind, name)) else parse_value(text)
 
 
-def _setting_type(kind: object, key: str) -> Any:
+def _setting_type(kind: object, key: str) -> object:
     """Return the type of a setting by its dotted name; None if it is unknown."""
     annotation = kind
     for step in key.split("."):

@@ -124,7 +124,7 @@ def _check_lark(grammar: str) -> None:
     _check_brackets(rules, _LARK_PART, "the grammar")
 
 
-def _split_lark(grammar: str) -> tuple[str, list[Any]]:
+def _split_lark(grammar: str) -> tuple[str, list[object]]:
     """Return a grammar without its JSON schemas, whose brackets are not its own, and these schemas."""
     rules, schemas, end = "", [], 0
     for part in _LARK_JSON.finditer(grammar):

@@ -167,7 +167,7 @@ class AgentEnv(Environment):
             return await self.agent(access, state)
         return await maybe_await(await self.in_thread(functools.partial(self.agent, access, state), state))
 
-    async def in_thread(self, call: Callable[[], Any], state: State) -> Any:
+    async def in_thread(self, call: Callable[[], Any], state: State) -> object:
         """Run a sync function of the rollout in a thread and return its result."""
         own = bookkeeping(state)
         if own.agent_threads is None:
@@ -202,7 +202,7 @@ class AgentEnv(Environment):
 
     async def _run_until_over(
         self, access: Access, turns: AgentTurns, state: State
-    ) -> tuple[Any, BaseException | None]:
+    ) -> tuple[object, BaseException | None]:
         """Return the result or exception of the agent, which has `grace_seconds` after the last model reply."""
         agent = asyncio.create_task(self._attempt(access, state))
         over = asyncio.create_task(turns.over.wait())
@@ -217,7 +217,7 @@ class AgentEnv(Environment):
             agent.cancel()
             await asyncio.wait((agent, over), timeout=CANCEL_TIMEOUT_S)
 
-    async def _attempt(self, access: Access, state: State) -> tuple[Any, BaseException | None]:
+    async def _attempt(self, access: Access, state: State) -> tuple[object, BaseException | None]:
         try:
             with phase("agent"):
                 return await self.run_agent(access, state), None

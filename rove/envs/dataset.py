@@ -109,7 +109,7 @@ class Rows:
             )
 
 
-def _check_row(row: object, position: int) -> Mapping[str, Any]:
+def _check_row(row: object, position: int) -> Mapping[str, object]:
     if not isinstance(row, Mapping):
         raise ConfigError(f"dataset row {position} is a {type(row).__name__}, expected a dict: {row!r}")
     return row
@@ -220,7 +220,7 @@ def build_example(
     return example
 
 
-def _info(value: object, index: int) -> dict[str, Any]:
+def _info(value: object, index: int) -> dict[str, object]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value) if value else {}

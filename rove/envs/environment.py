@@ -86,12 +86,12 @@ def teardown(priority: Any = 0) -> Any:
     return _mark("rove_teardown", priority)
 
 
-def _mark(kind: str, priority: object) -> Any:
+def _mark(kind: str, priority: object) -> object:
     if callable(priority):  # used without parentheses: @stop
         setattr(priority, kind, 0)
         return priority
 
-    def decorate(method: object) -> Any:
+    def decorate(method: object) -> object:
         setattr(method, kind, priority)
         return method
 
@@ -372,7 +372,7 @@ def take_result(state: State) -> None:
     own.completion = _text_or_messages(completion, "completion")
 
 
-def _text_or_messages(value: Any, name: str) -> Any:
+def _text_or_messages(value: Any, name: str) -> object:
     if isinstance(value, str):
         return value
     try:

@@ -150,7 +150,7 @@ class EnvGroup(Environment):
         common = set.intersection(*(set(env.policies) for env in self.envs))
 
         def delegate(name: str) -> ScriptedPolicy:
-            def policy(messages: Any, state: State, rng: Any) -> Any:
+            def policy(messages: Any, state: State, rng: Any) -> object:
                 env: Environment = self
                 for part in str((bookkeeping(state).input or {})["env_id"]).split("/"):
                     assert isinstance(env, EnvGroup)
@@ -212,7 +212,7 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
     return list(names)
 
 
-def _common_sampling(members: Mapping[str, Environment]) -> dict[str, Any]:
+def _common_sampling(members: Mapping[str, Environment]) -> dict[str, object]:
     first, *others = members.values()
     if any(env.sampling_args != first.sampling_args for env in others):
         differing = {name: env.sampling_args for name, env in members.items()}

@@ -152,7 +152,7 @@ def project_file(file: Path) -> Path:
 
 def environment_defaults(
     env_id: str, env_dir: str | Path | None = None, tool: str = "rove"
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, dict[str, object]]:
     """Return the `pyproject.toml` of an environment and its unchecked table `[tool.rove.eval]` ({} without one).
 
     Args:

@@ -203,7 +203,7 @@ class MCPEnv(ToolEnv):
         servers = self._shared if self.scope == "shared" else bookkeeping(state).mcp_servers[0]
         return {"arguments": arguments, "servers": servers}
 
-    async def _call_server(self, server: str, tool: str, *, arguments: Arguments, servers: Servers | None) -> Any:
+    async def _call_server(self, server: str, tool: str, *, arguments: Arguments, servers: Servers | None) -> object:
         if servers is None:
             raise MCPServerError(f"MCP server '{server}' has been closed")
         result = await servers.call(server, tool, arguments)

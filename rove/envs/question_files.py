@@ -110,7 +110,7 @@ def _read_csv(path: Path) -> Iterator[FileRow]:
 
 def _csv_values(
     path: Path, place: str, header: Sequence[str], fields: Sequence[str], unnamed: set[int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the values of a line by column; None for columns that it does not reach."""
     if len(fields) > len(header):
         raise ConfigError(
@@ -149,7 +149,7 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
+def _read_parquet(path: Path) -> list[dict[str, object]]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:

@@ -314,7 +314,7 @@ class RLMEnv(PythonEnv):
         state["prompt"] = with_preview(state["prompt"], context, self.preview_chars)
         return await super().setup_state(state, **kwargs)
 
-    async def _context_of(self, state: State) -> Any:
+    async def _context_of(self, state: State) -> object:
         if not isinstance(self.context, str):
             return await maybe_await(self.context(state))
         for columns in (state["info"], bookkeeping(state).input or {}):

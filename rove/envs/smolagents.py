@@ -105,7 +105,7 @@ class SmolaAgentEnv(AgentEnv):
                 agent.interrupt()
             raise
 
-    def _run(self, access: Access, state: State, agents: list[Any]) -> Any:
+    def _run(self, access: Access, state: State, agents: list[Any]) -> object:
         model = importlib.import_module("smolagents").OpenAIServerModel(
             model_id=access.model,
             api_base=access.base_url,
@@ -157,14 +157,14 @@ class _Call:
         self.__wrapped__ = tool.forward  # its code identifies the tool
         self._setting_up = threading.Lock()
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, **arguments: Any) -> object:
         with self._setting_up:
             if not self.tool.is_initialized:
                 self.tool.setup()
         return self.tool(**arguments)
 
 
-def _hint(tool: Any, name: str, spec: Mapping[str, Any]) -> Any:
+def _hint(tool: Any, name: str, spec: Mapping[str, Any]) -> object:
     kinds = spec.get("type", "any")
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in kinds:

@@ -135,7 +135,7 @@ class OpenEnvServer:
         if request.match_info["env"] != self.name:
             raise web.HTTPNotFound(text=f"no environment '{request.match_info['env']}'; this server has '{self.name}'")
 
-    def _rows_of(self, split: str) -> list[dict[str, Any]]:
+    def _rows_of(self, split: str) -> list[dict[str, object]]:
         if split not in SPLITS:
             raise RefusedError(f"no split '{split}'; expected one of {', '.join(SPLITS)}", "VALIDATION_ERROR")
         if split not in self._rows:
@@ -208,7 +208,7 @@ async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, obj
         await socket.send_str(msgspec.json.encode({"type": kind, "data": data}).decode())
 
 
-def _public_task(example: Mapping[str, object]) -> dict[str, Any]:
+def _public_task(example: Mapping[str, object]) -> dict[str, object]:
     """Return the parts of a row that a client may see; the answer is not one of them."""
     return {"index": example["example_id"], "prompt": example["prompt"]}
 
@@ -424,7 +424,7 @@ class RestEpisodes:
         for name in list(self._episodes):
             await self._end(name)
 
-    async def _store_result(self, name: str, stored: _StoredEpisode, observing: Any) -> dict[str, Any]:
+    async def _store_result(self, name: str, stored: _StoredEpisode, observing: Any) -> dict[str, object]:
         try:
             result = await observing
         except RefusedError:
@@ -465,7 +465,7 @@ def _handler(method: Callable[[Mapping[str, Any]], Any]) -> Any:
     return handle
 
 
-async def _data(request: web.Request) -> Mapping[str, Any]:
+async def _data(request: web.Request) -> Mapping[str, object]:
     if request.method == "GET":
         return dict(request.query)
     text = await request.text()

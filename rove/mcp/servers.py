@@ -86,7 +86,7 @@ class Connection:
             raise await self._connection_error("ended during the call")
         raise ToolCallError(f"{tool} has not returned within {self.call_seconds:g} s")
 
-    async def _outcome(self, call: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
+    async def _outcome(self, call: asyncio.Task[dict[str, Any]]) -> dict[str, object]:
         error = call.exception()
         if error is None:
             return call.result()

@@ -100,7 +100,7 @@ class _Budget(threading.local):
             return iterable
         return self._counted(iterable)
 
-    def _counted(self, iterable: Iterable[object]) -> Iterator[Any]:
+    def _counted(self, iterable: Iterable[object]) -> Iterator[object]:
         for item in iterable:
             self.spend()
             yield item
@@ -202,7 +202,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         budget.spend(1 + count // CHARACTERS_PER_STEP)
         return "".join(kept)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         """Check an operation before it is computed."""
         budget.spend()
         if operator == "+" and isinstance(left, (str, *SIZED)) and hasattr(right, "__len__"):

@@ -71,7 +71,7 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
             _check_parameters(folder, total, trust_remote_code)
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, object]:
     """Return the JSON object in a file.
 
     Raises:

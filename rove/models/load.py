@@ -283,7 +283,7 @@ def trainable_parameters(model: Any) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def clone_model(model: Any) -> Any:
+def clone_model(model: Any) -> object:
     """Return a copy of a model with its own trained weights; frozen weights are shared."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 

@@ -146,7 +146,7 @@ def temporary_environment(
             env.close()
 
 
-def without_isolation(plain: Mapping[str, Any]) -> dict[str, Any]:
+def without_isolation(plain: Mapping[str, Any]) -> dict[str, object]:
     """Return the settings of a run as data without those in `SETTINGS`: a run may be resumed with or without isolation."""
     tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
     return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

@@ -184,7 +184,7 @@ class RemoteRollout:
             self._is_registered = False
             self.pool.unregister(self.number, self.worker)
 
-    async def call_policy(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> Any:
+    async def call_policy(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> object:
         """Return the message of a scripted policy; `conversation` is the worker's number of the conversation."""
         return await self._call("policy", policy=name, messages=messages, rng=rng, conversation=conversation)
 

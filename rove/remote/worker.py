@@ -106,7 +106,7 @@ class WorkerRollout:
         """Return what the parent needs of the rollout. A step that the parent has recorded is represented by its number."""
         own, numbers = bookkeeping(self.state), {id(step): number for step, number in self.answers}
 
-        def encode_steps(steps: Sequence[TrajectoryStep]) -> list[Any]:
+        def encode_steps(steps: Sequence[TrajectoryStep]) -> list[object]:
             return [numbers[id(step)] if id(step) in numbers else msgspec.to_builtins(step) for step in steps]
 
         return {
@@ -355,7 +355,7 @@ class _RpcServer:
         with phase("post_rollout"):
             await maybe_await(self.env.post_rollout(rollout.state))
 
-    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, Any]:
+    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, object]:
         """Stop a rollout if it still runs, clean up, and return its result."""
         rollout = await self._end(number, stop_condition, is_truncated)
         failed: dict[str, Any] | None = None
@@ -373,7 +373,7 @@ class _RpcServer:
         scores = await self.env.rubric.score_rollout(rollout.state)
         return {"scores": msgspec.to_builtins(scores), **rollout.result()}
 
-    async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, object]]:
         """Return the same for the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]
@@ -383,7 +383,7 @@ class _RpcServer:
 
     async def policy(
         self, number: int, policy: str, messages: list[MessageDict], rng: list[Any], conversation: int
-    ) -> Any:
+    ) -> object:
         """Return the message of a scripted policy of the environment."""
         rendering = random.Random()
         rendering.setstate((rng[0], tuple(rng[1]), rng[2]))
@@ -418,7 +418,7 @@ class _ParentClient:
         """See `Client`; the parent owns the model."""
 
 
-def _error_to_dict(error: BaseException) -> dict[str, Any]:
+def _error_to_dict(error: BaseException) -> dict[str, object]:
     """Return an exception as data. An exception of the parent keeps its original type and message."""
     if isinstance(error, RemoteError) and error.type:
         reply = {"type": error.type, "message": error.args[0], "traceback": error.traceback}

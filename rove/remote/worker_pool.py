@@ -160,7 +160,7 @@ class WorkerPool:
             monitor.cancel()
         worker.close(reason)
 
-    async def _dispatch(self, name: str, args: dict[str, Any]) -> Any:
+    async def _dispatch(self, name: str, args: dict[str, Any]) -> object:
         if name not in WORKER_CALLS:
             raise Error(f"a worker called '{name}'; expected one of {', '.join(WORKER_CALLS)}")
         return await getattr(self._handlers[args.pop("number")], name)(**args)

@@ -279,7 +279,7 @@ def _starts(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 _DECODER = json.JSONDecoder(strict=False)  # models put raw line breaks into strings
 
 
-def _json_at(text: str, at: int) -> tuple[Any, int]:
+def _json_at(text: str, at: int) -> tuple[object, int]:
     """Return the JSON value at a position and the position after it; None and the end of the text if there is none."""
     try:
         return _DECODER.raw_decode(text, at)

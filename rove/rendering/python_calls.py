@@ -157,7 +157,7 @@ class _Reader:
             raise MalformedCall(f"not a literal: {word}")
         return _CONSTANTS[word]
 
-    def _tuple(self) -> Any:
+    def _tuple(self) -> object:
         start = self.at
         items = self.items(")", self.value)
         has_comma = self.text[start : self.at - 1].rstrip().endswith(",")

@@ -92,7 +92,7 @@ MAX_CUT_CHARS = 1_000_000
 on."""
 
 
-def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> tuple[str, list[dict[str, Any]]]:
+def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> tuple[str, list[dict[str, object]]]:
     for end in _thought_ends(text):
         try:
             content, calls = how.parse(text[end:]) if how.starts.search(text[end:]) else ("", [])
@@ -141,7 +141,7 @@ def calls_of(message: Mapping[str, Any]) -> list[Call] | None:
         return None
 
 
-def _chat_form(call: Call, salt: str) -> dict[str, Any]:
+def _chat_form(call: Call, salt: str) -> dict[str, object]:
     try:
         arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:
@@ -151,7 +151,7 @@ def _chat_form(call: Call, salt: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> object:
     raise MalformedCall(name)
 
 

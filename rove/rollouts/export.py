@@ -237,7 +237,7 @@ def _write_csv(rows: Iterable[Row], draft: Path) -> int:
     return count
 
 
-def _cell(value: object) -> Any:
+def _cell(value: object) -> object:
     """Return a value that fits into one cell: text and numbers as they are, one text message as its text, others as JSON."""
     if value is None or isinstance(value, (str, int, float)):
         return value
@@ -311,7 +311,7 @@ def _columns(row: Row) -> Row:
     return {name: row[name] for name in COLUMNS} | tools
 
 
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+def _with_text(message: dict[str, Any]) -> dict[str, object]:
     content = message.get("content")
     if isinstance(content, list):
         if any(isinstance(part, dict) and part.get("type") != "text" for part in content):

@@ -151,7 +151,7 @@ class Filter:
             )
 
 
-def _field_of(node: ast.AST) -> tuple[str, Any] | None:
+def _field_of(node: ast.AST) -> tuple[str, object] | None:
     """("metrics", "win") of `metrics.win` and of `metrics['win']`."""
     if isinstance(node, ast.Attribute):
         table, field = node.value, node.attr
@@ -183,7 +183,7 @@ def _meant(name: str, names: Iterable[str]) -> str:
 def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Arithmetic for numbers alone: on texts it can fill the memory."""
 
-    def checked(a: object, b: object) -> Any:
+    def checked(a: object, b: object) -> object:
         if not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
             raise TypeError(f"arithmetic is for numbers, not for {a!r:.50} and {b!r:.50}")
         return operation(a, b)
@@ -200,7 +200,7 @@ class _Evaluator(EvalWithCompoundTypes):
         self.operators.update({kind: _on_numbers(operation) for kind, operation in ARITHMETIC.items()})
         self.operators[ast.Is], self.operators[ast.IsNot] = operator.eq, operator.ne  # plain data has no identity
 
-    def _eval_attribute(self, node: ast.Attribute) -> Any:
+    def _eval_attribute(self, node: ast.Attribute) -> object:
         table = self._eval(node.value)
         if not isinstance(table, dict):
             raise InvalidExpression(f"'{ast.unparse(node.value)}' has no fields: it is {table!r:.50}")

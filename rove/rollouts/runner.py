@@ -123,7 +123,7 @@ class _Turns:
 
 def _continued(
     steps: Sequence[TrajectoryStep], messages: Sequence[object]
-) -> tuple[TrajectoryStep | None, list[dict[str, Any]]]:
+) -> tuple[TrajectoryStep | None, list[dict[str, object]]]:
     """Return the step that a conversation continues: the last of those that share the most messages with its beginning.
 
     Returns:

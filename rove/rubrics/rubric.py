@@ -296,7 +296,7 @@ class Rubric:
         value = state.get(name, _ABSENT)
         return _FALLBACKS[name]() if value is _ABSENT and name in _FALLBACKS else value
 
-    def _find_for_group(self, name: str, states: list[State]) -> Any:
+    def _find_for_group(self, name: str, states: list[State]) -> object:
         if name == "states":
             return states
         if name in _PLURALS:

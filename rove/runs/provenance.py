@@ -113,7 +113,7 @@ def _is_risky(path: _Path, value: object) -> bool:
     return names[-1] not in HARMLESS
 
 
-def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, object]]:
     """Yield the values of nested tables and lists with their paths."""
     if isinstance(value, Mapping):
         for key, below in value.items():
@@ -125,7 +125,7 @@ def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
         yield path, value
 
 
-def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
     """Return the defaults of a settings struct as plain values."""
     defaults = {}
     for field in msgspec.structs.fields(kind):

@@ -483,7 +483,7 @@ def end_early(folder: Path, error: BaseException, created: Sequence[Path], resum
             atomic_write(folder / "stopped.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
-def stopped_report(folder: Path, error: BaseException, resume_command: str = "") -> dict[str, Any]:
+def stopped_report(folder: Path, error: BaseException, resume_command: str = "") -> dict[str, object]:
     """Return the content of stopped.json.
 
     Args:

@@ -167,7 +167,7 @@ MAX_INTEGER = 1 << 63
 """Larger integers become texts."""
 
 
-def _storable(value: object, parents: tuple[int, ...] = ()) -> Any:
+def _storable(value: object, parents: tuple[int, ...] = ()) -> object:
     """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?".
 
     Huge integers, structures that contain themselves and what is nested more deeply than `MAX_DEPTH` become texts.

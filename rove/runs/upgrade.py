@@ -43,7 +43,7 @@ def upgrade_summary(summary: dict[str, Any]) -> dict[str, Any]:
     return _renamed(summary, _FIELDS)
 
 
-def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
+def upgrade_config(config: dict[str, Any]) -> dict[str, object]:
     """Return the content of config.toml, its identity included, under the current names of settings."""
     config = {key: upgrade(part) if isinstance(part, dict) else part for key, part in config.items()}
     identity = config.get("identity")
@@ -52,5 +52,5 @@ def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _renamed(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Any]:
+def _renamed(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
     return {names.get(key, key): value for key, value in values.items()}

@@ -58,7 +58,7 @@ class Wire(Protocol):
 class UsageWire(Protocol):
     """A wire module whose streams end with token counts on request; the other APIs always send them."""
 
-    def usage_chunk(self, head: Head, usage: Usage) -> dict[str, Any]: ...  # noqa: D102
+    def usage_chunk(self, head: Head, usage: Usage) -> dict[str, object]: ...  # noqa: D102
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ BODY_TIMEOUT_S = 60.0
 """Time for a request's body to arrive, after which its connection is closed."""
 
 
-async def read_json(request: web.Request) -> Any:
+async def read_json(request: web.Request) -> object:
     """Return the decoded body of a request.
 
     Raises:

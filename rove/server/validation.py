@@ -57,7 +57,7 @@ def _openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body(f"{type(error).__name__}: {message}", "server_error")
 
 
-def _http_error(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
+def _http_error(error: web.HTTPException) -> tuple[int, dict[str, object]]:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
     if isinstance(error, web.HTTPMethodNotAllowed):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def example_value(schema: Mapping[str, Any]) -> Any:
+def example_value(schema: Mapping[str, Any]) -> object:
     """Return a small value that fits a JSON schema."""
     for name in ("default", "const"):
         if name in schema:

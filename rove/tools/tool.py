@@ -240,7 +240,7 @@ def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
     return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  `hint` may be any object
 
 
-def _only(target: object, names: Iterable[str]) -> Any:
+def _only(target: object, names: Iterable[str]) -> object:
     """Return a stand-in for a function with only some of its annotations: the others need not be resolvable."""
     if inspect.isclass(target):
         return target

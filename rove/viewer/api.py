@@ -148,7 +148,7 @@ def run(store: RunStore, params: QueryParams) -> dict[str, Any]:
     }
 
 
-def overview(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Return what the first page of a run shows (`rove.viewer.overview`)."""
     name = params.text("run")
     folder = store.run(name)
@@ -168,7 +168,7 @@ def settings(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return differences([(name, store.run(name)) for name in names])
 
 
-def reasons(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def reasons(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Group the failing rollouts of a filter (`queries.reasons`)."""
     index, progress, rows_filter = _filtered(store, params)
     return queries.reasons(index, rows_filter) if progress.size else {"total": 0, "groups": []}
@@ -343,7 +343,7 @@ def group_of(line: bytes) -> tuple[str, int | None]:
     return record["example_key"], record.get("step")
 
 
-def raw(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def raw(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Return a line as indented JSON, without its middle if it is too long for a page."""
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     line = _line(index, progress, params.integer("line"))
@@ -397,7 +397,7 @@ def groups(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return training_steps.groups(index, params.integer("first", 0), params.integer("last", queries.MAX_INTEGER >> 8))
 
 
-def compare(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def compare(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Compare two runs, example by example."""
     names = params.text("a"), params.text("b")
     indexes, readings = zip(*(store.index(name, READ_TIMEOUT_S) for name in names))
@@ -473,7 +473,7 @@ def annotate(store: RunStore, body: bytes) -> dict[str, Any]:
     return add_annotation(store, request)
 
 
-def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, Any]:
+def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, object]:
     """Tag a run or a rollout, or write a note; return its tags and note.
 
     Raises:

@@ -414,7 +414,7 @@ class _Batch:
         self.rows, self.questions, self.bad = [], [], []
 
 
-def _scalars(listed: RolloutListing) -> Iterator[Any]:
+def _scalars(listed: RolloutListing) -> Iterator[object]:
     """Yield the values of FIXED after the first four.
 
     Raises:

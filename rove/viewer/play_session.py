@@ -157,7 +157,7 @@ class PlaySession:
         reward = "–" if record.reward is None else f"{record.reward:.4g}"
         return f"The game is over{told} Reward of {who}: {reward}"
 
-    async def state_after(self, number: str) -> dict[str, Any]:
+    async def state_after(self, number: str) -> dict[str, object]:
         """Return the state once its version differs from `number`, or after `POLL_TIMEOUT_S`."""
         if str(self.number) == number:
             changed_event = self._changed_event

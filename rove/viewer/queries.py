@@ -148,7 +148,7 @@ def _column(available: Mapping[str, str], name: str) -> str:
     return available[name]
 
 
-def _value(name: str, value: str) -> Any:
+def _value(name: str, value: str) -> object:
     if value == "" and name != "env":
         return None
     return value if name in TEXT_COLUMNS else _number(name, value)
@@ -239,7 +239,7 @@ def facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     return index.cached(("facet", name, *rows_filter.key), answer)
 
 
-def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
     column = _column(columns(index), name)
     available = _column_values(index, column)
     if available is None:
@@ -309,7 +309,7 @@ def _code(values: Sequence[object]) -> _CodedColumn | None:
     )
 
 
-def _tags(index: Index, rows_filter: Filter) -> dict[str, Any]:
+def _tags(index: Index, rows_filter: Filter) -> dict[str, object]:
     sql = (
         "SELECT tag, COUNT(*) FROM tagged JOIN (SELECT line AS seen FROM rollouts "
         f"WHERE line IN (SELECT line FROM tagged) AND {rows_filter.where}) ON seen = line GROUP BY tag ORDER BY 2 DESC, 1"
@@ -334,7 +334,7 @@ def histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     return index.cached(("histogram", name, *rows_filter.key), partial(_histogram, index, rows_filter, name))
 
 
-def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
     column = _column(columns(index), name)
     if name in TEXT_COLUMNS:
         raise ConfigError(f"the column '{name}' is not numeric; choose one like 'reward'")
@@ -409,7 +409,7 @@ def _bars(index: Index, column: str) -> _BarColumn | None:
     return _BarColumn(_CodedColumn(codes, list(range(NUM_BARS + 1))), array("d", finite), low, high, width, single)
 
 
-def _bar(place: int, low: float, width: float, count: int) -> dict[str, Any]:
+def _bar(place: int, low: float, width: float, count: int) -> dict[str, object]:
     bar: dict[str, Any] = {"from": _edge(place, low, width), "count": count}
     return {**bar, "to": _edge(place + 1, low, width)} if place < NUM_BARS - 1 else bar
 
@@ -455,7 +455,7 @@ def reward_weights(index: Index) -> dict[str, float]:
     return scores.weights
 
 
-def reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
+def reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
     """Group the rollouts that failed or are below the pass threshold.
 
     Returns:
@@ -465,7 +465,7 @@ def reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
     return index.cached(("reasons", *rows_filter.key), partial(_reasons, index, rows_filter))
 
 
-def _reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
+def _reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
     known = columns(index)
     weighted = [SCORE_PREFIX + name for name, weight in reward_weights(index).items() if weight]
     scores = [name for name in known if name.startswith(SCORE_PREFIX)]
@@ -504,7 +504,7 @@ def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
             read.update(zip(names, zip(*found), strict=True) if found else dict.fromkeys(names, ()))
         return _code(read[name])
 
-    def uncoded(name: str) -> Sequence[Any]:
+    def uncoded(name: str) -> Sequence[object]:
         if read or name.startswith(SCORE_PREFIX):
             return read.get(name, ())
         sql = (
@@ -532,7 +532,7 @@ def _both(one: bytes, other: bytes) -> bytes:
 
 def _largest(
     kind: str, chosen: Mapping[str, _Values], mask: bytes, lines: Sequence[int], fewest: int = 1
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield the largest groups of selected rollouts, on these lines, with equal values; a missing value is no value."""
     parts = [compress(column.codes, mask) for column in chosen.values()]
     keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])

@@ -242,7 +242,7 @@ def _values(summary: Mapping[str, object]) -> Iterator[tuple[str, str, str, str]
         yield name, shown(seen.get("mean")), _interval(seen), weight
 
 
-def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, object], str]]:
     """Yield name, estimate and weight of every estimate, the reward first."""
     yield "reward", summary.get("reward") or {}, ""
     functions: dict[str, Any] = summary.get("functions") or {}
@@ -488,6 +488,6 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _rounded(value: object) -> Any:
+def _rounded(value: object) -> object:
     """Round a number to the digits that a curve can show."""
     return float(f"{value:.{METRIC_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value

@@ -249,7 +249,7 @@ def add_trained(tokens: Sequence[dict[str, Any]], trained: TrainedRollout) -> No
             shown["trained"] = found
 
 
-def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[Any]]:
+def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[object]]:
     return [[id, None if decode is None else decode(id)] for id in ids]
 
 

@@ -43,7 +43,7 @@ def masked(value: object) -> Any:
     return without_secrets(_without_passwords(value))
 
 
-def _without_passwords(value: object) -> Any:
+def _without_passwords(value: object) -> object:
     if isinstance(value, str):
         return _PASSWORD.sub("://…@", value)
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def _written(value: object) -> str:
 
 
 @cache
-def defaults() -> dict[str, dict[str, Any]]:
+def defaults() -> dict[str, dict[str, object]]:
     """Return the default settings by kind of run; `make settings-page` writes the file."""
     return msgspec.json.decode((resources.files("rove.viewer") / "defaults.json").read_bytes())
 

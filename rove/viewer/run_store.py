@@ -196,7 +196,7 @@ class RunStore:
             return _unreadable(name, error)
         return row
 
-    def _cached_summary(self, name: str) -> dict[str, Any]:
+    def _cached_summary(self, name: str) -> dict[str, object]:
         run = self.run(name)
         stats = [_stat(run.path / file) for file in READ_FILES]
         stamp = (status(run), *((stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else None for stat in stats))
@@ -269,7 +269,7 @@ def _estimates(summary: Mapping[str, object] | None) -> dict[str, float]:
     return _numbers(found)
 
 
-def _unreadable(name: str, error: Exception) -> dict[str, Any]:
+def _unreadable(name: str, error: Exception) -> dict[str, object]:
     """Return the row of an unreadable run."""
     message = str(error) if isinstance(error, (Error, OSError)) else f"{type(error).__name__}: {error}"
     row = {"name": utf8_text(name), "kind": "unreadable", "status": "unreadable", "changed": 0.0}
@@ -312,7 +312,7 @@ def mean_reward(index: Index) -> dict[str, Any]:
         raise RunError(f"{index.file}: the rewards are too large for a mean ({error})") from error
 
 
-def bar_heights(histogram_data: Mapping[str, Any]) -> dict[str, Any]:
+def bar_heights(histogram_data: Mapping[str, Any]) -> dict[str, object]:
     """Return a histogram as `low`, `high`, and `counts` in bars of equal width, empty ones included."""
     if not histogram_data["bars"]:
         return {"low": 0.0, "high": 0.0, "counts": []}

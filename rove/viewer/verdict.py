@@ -60,13 +60,13 @@ def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()
     return sentences
 
 
-def _first_step(alerts: Rows, name: str) -> Any:
+def _first_step(alerts: Rows, name: str) -> object:
     return next(
         (alert.get("step", "?") for alert in alerts if str(alert.get("name", "")).replace("_", " ") == name), "?"
     )
 
 
-def _curve(rows: Rows, name: str) -> list[tuple[Any, float]]:
+def _curve(rows: Rows, name: str) -> list[tuple[object, float]]:
     """Return the steps and the finite values of a metric."""
     found = [(row.get("step"), row.get(name)) for row in rows if not isinstance(row.get("step"), (list, dict))]
     return [

@@ -70,7 +70,7 @@ class _Message(msgspec.Struct):
     usage: Any = None
 
 
-def request_body(request: Request) -> dict[str, Any]:
+def request_body(request: Request) -> dict[str, object]:
     """Return the JSON body of a Messages request, to be sent with `anthropic-version: API_VERSION`.
 
     - System and developer messages become the top-level `system`: few models accept them inside a conversation.
@@ -155,7 +155,7 @@ def read_response(body: object) -> Response:
     )
 
 
-def _turn(message: Mapping[str, object]) -> tuple[str, list[dict[str, Any]]]:
+def _turn(message: Mapping[str, object]) -> tuple[str, list[dict[str, object]]]:
     """Return the role of the turn that a message belongs to, or "system", and the message's blocks."""
     role = message.get("role")
     if role == "assistant":
@@ -177,7 +177,7 @@ def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return blocks + [_tool_use(call) for call in tool_calls_of(message)]
 
 
-def _block(part: dict[str, Any]) -> dict[str, Any]:
+def _block(part: dict[str, Any]) -> dict[str, object]:
     text = text_or_refusal(part)
     if text is not None:
         return {"type": "text", "text": text}
@@ -196,7 +196,7 @@ def _source(part: dict[str, Any], url: str) -> dict[str, Any]:
     raise unsendable(part, "Anthropic's Messages API", "a URL like data:image/png;base64,… or https://…")
 
 
-def _tool_use(call: ToolCall) -> dict[str, Any]:
+def _tool_use(call: ToolCall) -> dict[str, object]:
     given = call.function.arguments
     try:
         arguments = msgspec.json.decode(given.strip() or "{}", type=dict[str, Any])
@@ -226,7 +226,7 @@ def _text(blocks: list[dict[str, Any]]) -> str:
     return "".join(msgspec.convert(block, _Text).text for block in blocks if block.get("type") == "text")
 
 
-def _tool_calls(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _tool_calls(blocks: list[dict[str, Any]]) -> list[dict[str, object]]:
     uses = [msgspec.convert(block, _ToolUse) for block in blocks if block.get("type") == "tool_use"]
     return [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
 
@@ -245,6 +245,6 @@ def _needs_original(blocks: list[dict[str, Any]]) -> bool:
     return not (plain or types[-1] in _THINKING)  # the API refuses messages that end with thinking
 
 
-def _without_blanks(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_blanks(blocks: list[dict[str, Any]]) -> list[dict[str, object]]:
     """Return the blocks without blank texts, which the API sends but does not accept."""
     return [block for block in blocks if block.get("type") != "text" or block["text"].strip()]

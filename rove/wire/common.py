@@ -64,7 +64,7 @@ def tool_calls_of(message: Mapping[str, object]) -> list[ToolCall]:
         ) from error
 
 
-def function_of(tool: Mapping[str, object]) -> dict[str, Any] | None:
+def function_of(tool: Mapping[str, object]) -> dict[str, object] | None:
     """Return the function of a chat tool definition; None for a tool of another type (an API's own).
 
     Raises:
@@ -81,7 +81,7 @@ def function_of(tool: Mapping[str, object]) -> dict[str, Any] | None:
     return function
 
 
-def parts_of(message: Mapping[str, object]) -> list[dict[str, Any]]:
+def parts_of(message: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the content of a message as content parts; a plain text is one text part.
 
     Raises:
@@ -123,7 +123,7 @@ def is_unedited(message: Mapping[str, object], text: str, tool_calls: list[dict[
     return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
 
 
-def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+def sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     """Return sampling parameters under the names of (chat) completions APIs; some are None.
 
     Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ there.
@@ -213,7 +213,7 @@ def build_response(body: object, text: str, usage: Usage, finish_reason: str, **
     return Response(message, usage, finish_reason)
 
 
-def normalized_calls(calls: Sequence[object]) -> list[dict[str, Any]]:
+def normalized_calls(calls: Sequence[object]) -> list[dict[str, object]]:
     """Return the tool calls of a server in chat form, whatever their ids and arguments look like.
 
     Ids are made by servers and do not change what the model called. A missing, null or empty id, or one that an earlier call
@@ -256,7 +256,7 @@ def _new_ids(calls: Sequence[object]) -> Iterator[str]:
         yield hashlib.sha1(f"{number} {digest}".encode(), usedforsecurity=False).hexdigest()[:9]
 
 
-def _function(call: Mapping[str, object]) -> dict[str, Any]:
+def _function(call: Mapping[str, object]) -> dict[str, object]:
     """Return the function of a call, with its name and arguments as texts; some servers put both next to the id."""
     function = call.get("function")
     if not isinstance(function, Mapping):
@@ -290,7 +290,7 @@ def excerpt(value: object, limit: int = 200) -> str:
     return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
 
 
-def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+def without_none(fields: dict[str, Any]) -> dict[str, object]:
     """Return a copy without the fields that are None."""
     return {name: value for name, value in fields.items() if value is not None}
 

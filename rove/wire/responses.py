@@ -74,7 +74,7 @@ class _Result(msgspec.Struct):
     usage: Any = None
 
 
-def request_body(request: Request) -> dict[str, Any]:
+def request_body(request: Request) -> dict[str, object]:
     """Return the JSON body of a Responses request.
 
     - System and developer messages stay input items, since `instructions` preserves neither their order nor their parts.
@@ -117,7 +117,7 @@ def _tool_choice(request: Request) -> str | dict[str, Any] | None:
     return "required" if name is None else {"type": "function", "name": name}
 
 
-def _format(response_format: Mapping[str, object]) -> dict[str, Any]:
+def _format(response_format: Mapping[str, object]) -> dict[str, object]:
     """Return chat's `response_format` in this API's form, with the schema next to the type."""
     inner = response_format.get("json_schema")
     return {"type": response_format.get("type"), **(inner if isinstance(inner, Mapping) else {})}
@@ -162,7 +162,7 @@ def read_response(body: object) -> Response:
     )
 
 
-def _items(message: Mapping[str, object]) -> list[dict[str, Any]]:
+def _items(message: Mapping[str, object]) -> list[dict[str, object]]:
     role = message.get("role")
     if role == "assistant":
         return _from_assistant(message)
@@ -198,7 +198,7 @@ def _content(message: Mapping[str, object]) -> str | list[dict[str, Any]]:
     return [_part(part, message.get("role") == "tool") for part in parts_of(message)]
 
 
-def _part(part: dict[str, Any], of_tool: bool) -> dict[str, Any]:
+def _part(part: dict[str, Any], of_tool: bool) -> dict[str, object]:
     text, kind = text_or_refusal(part), part.get("type")
     if text is not None:
         return {"type": "input_text", "text": text}
@@ -229,7 +229,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return without_none(converted)
 
 
-def _parts(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def _parts(items: list[dict[str, Any]], kind: str) -> list[dict[str, object]]:
     messages = [msgspec.convert(item, _Message) for item in items if item.get("type") == "message"]
     return [part for message in messages for part in message.content if part.get("type") == kind]
 
@@ -238,7 +238,7 @@ def _text(items: list[dict[str, Any]]) -> str:
     return "".join(msgspec.convert(part, _Text).text for part in _parts(items, "output_text"))
 
 
-def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, object]]:
     calls = [msgspec.convert(item, _FunctionCall) for item in items if item.get("type") == "function_call"]
     return [tool_call(call.call_id or call.id, call.name, arguments_text(call.arguments)) for call in calls]
 

@@ -153,7 +153,7 @@ def new_head(prefix: str, model: str) -> Head:
     return Head(f"{prefix}-{uuid.uuid4().hex}", model, int(time.time()))
 
 
-def completion_object(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def completion_object(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, object]:
     """Return the JSON object of a completion, or of one chunk of its stream."""
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
 
@@ -274,7 +274,7 @@ def usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
-def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, object]]:
     """Return log-probabilities in the form of chat completions and the Responses API.
 
     The bytes of all tokens together are the UTF-8 text, also where a character consists of several tokens.
@@ -322,7 +322,7 @@ def unsent_text(response: Response, sent: str) -> str:
     return text[len(sent) :] if text.startswith(sent) else ""
 
 
-def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
+def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, object]:
     """Return an error in OpenAI's form."""
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
 
@@ -363,7 +363,7 @@ def tool_choice_of(
     return ToolChoice((name,), False)
 
 
-def joined_content(content: object, read_part: Callable[[Any], dict[str, Any]]) -> Any:
+def joined_content(content: object, read_part: Callable[[Any], dict[str, Any]]) -> object:
     """Return the content of a message in chat form: text parts joined, or parts converted by `read_part`."""
     if not isinstance(content, list):
         return content

@@ -138,7 +138,7 @@ class Workers:
         return {**SINGLE_THREADED, **self.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         """What the program is to load."""
         return {
             "paths": self.paths,
@@ -295,7 +295,7 @@ class _ForkServer:
         with suppress(OSError):  # it ended at once: `wait_until_loaded` reports it
             self.control.sendall(msgspec.json.encode(workers._settings) + b"\n")
 
-    def wait_until_loaded(self, timeout_s: float) -> Any:
+    def wait_until_loaded(self, timeout_s: float) -> object:
         """Return the result of `setup`.
 
         Raises:

@@ -278,7 +278,7 @@ def _encode(value: object) -> bytes:
     return json.dumps(value, allow_nan=False, default=_convert_numpy).encode()
 
 
-def _convert_numpy(value: object) -> Any:
+def _convert_numpy(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")

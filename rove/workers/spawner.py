@@ -51,7 +51,7 @@ class Spawner:
         """A worker that has loaded the module but has no number yet."""
         self._lock = threading.Lock()
 
-    def wait_until_loaded(self, timeout_s: float) -> Any:
+    def wait_until_loaded(self, timeout_s: float) -> object:
         """Start the first worker and return the result of the module's `setup`.
 
         Raises:
@@ -99,7 +99,7 @@ class Spawner:
             self._first[1].close()
         self._finalize()
 
-    def _start(self, timeout_s: float) -> tuple[subprocess.Popen[bytes], socket.socket, Any]:
+    def _start(self, timeout_s: float) -> tuple[subprocess.Popen[bytes], socket.socket, object]:
         """Start a process; return it, the connection to it, and the result of `setup`."""
         token = secrets.token_hex(16)
         deadline = time.monotonic() + timeout_s

@@ -138,7 +138,7 @@ class HttpTransport:
         `body` creates the request body (JSON or a form) for each attempt.
         """
 
-        async def attempt() -> Any:
+        async def attempt() -> object:
             content = body() if body is not None else None
             sink = BytesSink(path, MAX_RESPONSE_BYTES)
             await self._receive(
@@ -164,7 +164,7 @@ class HttpTransport:
             async for piece in reply.content.iter_chunked(CHUNK_BYTES):
                 sink.write(piece)
 
-    async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
+    async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[Any]]) -> object:
         attempts = 0
         while True:
             attempts += 1

@@ -32,7 +32,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     }
 
 
-async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str, Any]:
+async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str, object]:
     """Run every policy and return its rewards and errors."""
     scores: dict[str, Any] = {}
     for name, policy in sorted(env.policies.items()):

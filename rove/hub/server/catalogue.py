@@ -216,6 +216,6 @@ def _no_environment(owner: str, name: str) -> RejectedError:
     return RejectedError(404, f"this hub has no environment '{owner[:80]}/{name[:80]}'")
 
 
-def _entry(row: Any) -> dict[str, Any]:
+def _entry(row: Any) -> dict[str, object]:
     columns = ("owner", "name", "version", "description", "compatibility", "licence", "downloads")
     return {key: row[key] for key in columns} | {"tags": msgspec.json.decode(row["tags"]), "updated": row["uploaded"]}

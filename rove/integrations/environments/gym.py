@@ -219,7 +219,7 @@ def terminated(state: State) -> float:
     return float(state["gym_terminated"])
 
 
-def _make(env_cls: str | Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+def _make(env_cls: str | Callable[..., Any], kwargs: dict[str, Any]) -> object:
     """Create the environment, with text rendering if Gymnasium supports it."""
     if not isinstance(env_cls, str):
         return env_cls(**kwargs)

@@ -263,7 +263,7 @@ class _Server:
         return value
 
 
-def _tool_action(call: object) -> dict[str, Any]:
+def _tool_action(call: object) -> dict[str, object]:
     """Return the action in a tool call.
 
     Raises:

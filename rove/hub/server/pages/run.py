@@ -253,7 +253,7 @@ def rollout_html(record: RolloutRecord) -> str:
     return "".join(parts)
 
 
-def _roles(record: RolloutRecord) -> dict[str, Any]:
+def _roles(record: RolloutRecord) -> dict[str, object]:
     """Return the responses of each model role; judges are left out, their replies are in the scores' extras."""
     judges = record.scores.extras if record.scores else {}
     return {

@@ -145,7 +145,7 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
             f"{setting} '{path}': importing {module} failed with {type(error).__name__}: {error}; "
             "it must be in the current folder, installed, or in a folder of PYTHONPATH"
         ) from error
-    function: Any = getattr(imported, name, None)
+    function: object = getattr(imported, name, None)
     if function is None:
         known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{setting} '{path}': {module} has no '{name}'; {nearest(name, known)}")
@@ -168,7 +168,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"settings file {path}: {error}") from error
 
 
-def merge(base: dict[str, Any], over: Mapping[str, object]) -> dict[str, Any]:
+def merge(base: dict[str, object], over: Mapping[str, object]) -> dict[str, Any]:
     """Merge `over` into `base` in place: tables are merged, other values are replaced."""
     for key, value in over.items():
         if isinstance(value, Mapping):  # copied, so later merges into `base` do not change `over`

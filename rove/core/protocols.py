@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -26,9 +26,6 @@ from rove.core.ranges import (
 )
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_BIAS = 100
 """Largest absolute value of a `logit_bias`, as in OpenAI's API and vLLM."""
@@ -98,10 +95,10 @@ class SamplingParams(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: a value has the wrong type or is out of range.
         """
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         for one in args:
             given |= _normalized({key: value for key, value in (one or {}).items() if value is not None})
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         for name in ("extra", "extra_body"):
             more = given.pop(name, {})
             if not isinstance(more, Mapping):
@@ -383,7 +380,7 @@ class InferenceEngine(Protocol):
         """Return the log-probability of each of `ids[1:]` given the tokens before it."""
         ...
 
-    def update_weights(self, version: int, weights: Mapping[str, Tensor] | None = None) -> None:
+    def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
         """Load new weights (None: they were changed in place) and drop caches of the old ones.
 
         Running requests fail, or finish with their current cache.

@@ -64,7 +64,7 @@ class Bookkeeping:
     given: frozenset[str] = frozenset()
     """Names of the fields that the state was made with; the mapping reads these even if they are empty."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bookkeeping:
+    def __deepcopy__(self, memo: dict[int, object]) -> Bookkeeping:
         """Return a copy with containers of its own; steps are shared, and clients and processes cannot be copied."""
         copied = copy.copy(self)
         for item in fields(self):

@@ -102,7 +102,7 @@ def _depth_of(value: object) -> int:
     """Return the number of objects and arrays around the innermost value, or a number above `MAX_DEPTH`."""
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
-        inner: list[Any] = []
+        inner: list[object] = []
         for container in level:
             if isinstance(container, Mapping):
                 inner.extend(container.values())

@@ -167,7 +167,7 @@ class AgentEnv(Environment):
             return await self.agent(access, state)
         return await maybe_await(await self.in_thread(functools.partial(self.agent, access, state), state))
 
-    async def in_thread(self, call: Callable[[], Any], state: State) -> object:
+    async def in_thread(self, call: Callable[[], object], state: State) -> object:
         """Run a sync function of the rollout in a thread and return its result."""
         own = bookkeeping(state)
         if own.agent_threads is None:

@@ -409,7 +409,7 @@ def _is_tool_definition(tool: object) -> bool:
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
-async def _run_all(methods: Sequence[Callable[..., Any]], *args: object) -> None:
+async def _run_all(methods: Sequence[Callable[..., object]], *args: object) -> None:
     failures: list[BaseException] = []
     for method in methods:
         try:

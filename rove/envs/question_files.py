@@ -120,7 +120,7 @@ def _csv_values(
     filled = [index for index in unnamed if index < len(fields) and fields[index].strip()]
     if filled:
         raise ConfigError(f"{path}, {place}: column {filled[0] + 1} has a value but no name; name it in the header")
-    values: dict[str, Any] = dict.fromkeys(name for name in header if name)
+    values: dict[str, object] = dict.fromkeys(name for name in header if name)
     for name, field in zip(header, fields, strict=False):
         if name:
             values[name] = field

@@ -119,7 +119,7 @@ class Exploration:
     branches: list[tuple[int, State]] = field(default_factory=list)
     """Sub-model conversations in order, each with the number of own turns before it."""
 
-    async def set_answer(self, content: Any, ready: Any) -> None:
+    async def set_answer(self, content: object, ready: object) -> None:
         """Store the value of `answer`; called by the code."""
         self.content, self.ready = str(content), bool(ready)
 
@@ -384,11 +384,11 @@ class RLMEnv(PythonEnv):
     def functions(self, state: State) -> Functions:
         """Return the functions `llm` and `llm_batch`; see `PythonEnv.functions`."""
 
-        async def llm(prompt: Any, context: Any = None) -> str:
+        async def llm(prompt: object, context: object = None) -> str:
             [reply] = await self._sub_calls(state, "llm", [prompt], [context])
             return reply
 
-        async def llm_batch(prompts: Any, contexts: Any = None) -> list[str]:
+        async def llm_batch(prompts: object, contexts: object = None) -> list[str]:
             if not isinstance(prompts, list) or not isinstance(contexts, (list, type(None))):
                 raise TypeError("llm_batch(prompts, contexts) takes lists")
             if contexts is not None and len(contexts) != len(prompts):

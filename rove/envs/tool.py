@@ -342,13 +342,13 @@ class ToolEnv(MultiTurnEnv):
         result = await self._result(self.tool_map[tool_name], tool_args)
         return ToolMessage(as_content(result), tool_call_id)
 
-    async def _result(self, func: Callable[..., Any], arguments: Arguments) -> Any:
+    async def _result(self, func: Callable[..., object], arguments: Arguments) -> Any:
         if self._threads is None or is_async(func):
             return await maybe_await(func(**arguments))
         call = functools.partial(func, **arguments)
         return await maybe_await(await self._in_thread(self._threads, call, _sync_calls.get()))
 
-    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: PendingCalls | None) -> Any:
+    async def _in_thread(self, threads: Threads, call: Callable[[], object], under_way: PendingCalls | None) -> Any:
         return await threads.run(call, under_way)
 
     async def _attempt(self, call: object, messages: Messages, state: State) -> Message | BaseException:
@@ -455,7 +455,7 @@ class StatefulToolEnv(ToolEnv):
             tool.check_call(updated)
             return dict(updated)
 
-    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: PendingCalls | None) -> Any:
+    async def _in_thread(self, threads: Threads, call: Callable[[], object], under_way: PendingCalls | None) -> Any:
         while under_way:  # the first task to resume registers its call, so the others wait again
             await asyncio.wait(under_way)
         return await super()._in_thread(threads, call, under_way)

@@ -273,7 +273,7 @@ class Episode:
             return _observation(new, event.tools, 0.0, False)
         self.done = True
         scores, error = event.scores, event.error
-        metadata: dict[str, Any] = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
+        metadata: dict[str, object] = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
         if scores is not None:
             metadata |= {"rewards": scores.rewards, "metrics": scores.metrics}
         if error is not None:
@@ -324,10 +324,10 @@ def _observation(
     tools: list[ToolDefinition] | None,
     reward: float | None,
     done: bool,
-    metadata: dict[str, Any] | None = None,
+    metadata: dict[str, object] | None = None,
 ) -> dict[str, Any]:
     text = "\n\n".join(filter(None, (text_of(one) for one in messages if one["role"] != "assistant")))
-    observation: dict[str, Any] = {"text": text, "messages": list(messages)}
+    observation: dict[str, object] = {"text": text, "messages": list(messages)}
     if tools is not None:
         observation["tools"] = tools
     result = {"observation": {**observation, "metadata": metadata or {}}, "reward": reward, "done": done}

@@ -263,13 +263,13 @@ def _check_product(operator: str, left: object, right: object) -> None:
             raise SecurityError(f"the chat template makes a number of more than {MAX_BITS:,} bits")
 
 
-def _concat(parts: list[Any]) -> str:
+def _concat(parts: list[object]) -> str:
     texts = [str(budget.spend_deep(part)) for part in parts]
     check_joined("", texts)
     return "".join(texts)
 
 
-def _limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _limited_filter(name: str, function: Callable[..., object]) -> Callable[..., Any]:
     """Return a filter that checks its arguments and counts its result."""
 
     @functools.wraps(function)  # with the mark of a filter that takes the context

@@ -86,7 +86,7 @@ def read_object(file: Path) -> dict[str, object]:
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file} holds a {type(content).__name__}; expected a JSON object: download the model again")
-    level: list[Any] = [content]
+    level: list[object] = [content]
     for _ in range(MAX_JSON_DEPTH):
         level = [value for container in level for value in _values(container)]
     if level:
@@ -171,7 +171,7 @@ def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> 
 
 def _check_parameters(folder: Path, weights: Weights, trust_remote_code: bool) -> None:
     """Check the number of parameters that the config describes, with a model that has no memory."""
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    options: dict[str, object] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(folder, **options)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)

@@ -150,7 +150,7 @@ def load_model(
     folder = Path(path).expanduser()
     path = folder if folder.is_dir() else path
     limit_chat_templates()
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    options: dict[str, object] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
         if folder.is_dir():
             check_folder(folder, trust_remote_code)

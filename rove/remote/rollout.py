@@ -140,7 +140,7 @@ class RemoteRollout:
         self._is_scored = True
         return scores
 
-    def apply_scores(self, reply: dict[str, Any]) -> Scores:
+    def apply_scores(self, reply: dict[str, object]) -> Scores:
         """Copy a worker's reply into the state and return its scores."""
         self._apply(reply)
         return msgspec.convert(reply["scores"], Scores)
@@ -238,7 +238,7 @@ class RemoteRollout:
                 raise CONTROL_ERRORS[error.type](error.args[0]) from error
             raise
 
-    async def _call(self, name: str, **args: Any) -> Any:
+    async def _call(self, name: str, **args: object) -> Any:
         assert self.worker is not None
         return await self.worker.request(name, number=self.number, **args)
 
@@ -410,7 +410,7 @@ class ModelRequests:
                 self._sent.remove(one)
                 one.task.cancel()
 
-    async def opponent_move(self, view: str, legal: list[str], rendering: dict[str, Any] | None = None) -> str:
+    async def opponent_move(self, view: str, legal: list[str], rendering: dict[str, object] | None = None) -> str:
         """Return the opponent's move; in a replay the recorded one."""
         index, self._moves_read = self._moves_read, self._moves_read + 1
         if index == len(self._moves):

@@ -167,7 +167,7 @@ class _RpcServer:
     def write(self, body: bytes) -> None:
         self.writer.write(LENGTH.pack(len(body)) + body)
 
-    async def call_parent(self, name: str, **args: Any) -> Any:
+    async def call_parent(self, name: str, **args: object) -> Any:
         """Call the parent and return its reply; an error there is raised here with the same class."""
         call_id = self.next_number()
         answer = self.waiting[call_id] = asyncio.get_running_loop().create_future()
@@ -300,7 +300,7 @@ class _RpcServer:
         return message
 
     async def query_parent(
-        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, object]], **options: Any
+        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, object]], **options: object
     ) -> dict[str, Any]:
         """Send a model request to the parent; cancelling this call cancels the request there."""
         call_id = self.count + 1
@@ -373,7 +373,7 @@ class _RpcServer:
         scores = await self.env.rubric.score_rollout(rollout.state)
         return {"scores": msgspec.to_builtins(scores), **rollout.result()}
 
-    async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, object]]:
+    async def score_group(self, numbers: list[int], scores: list[dict[str, object]]) -> list[dict[str, object]]:
         """Return the same for the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]

@@ -311,7 +311,7 @@ def _columns(row: Row) -> Row:
     return {name: row[name] for name in COLUMNS} | tools
 
 
-def _with_text(message: dict[str, Any]) -> dict[str, object]:
+def _with_text(message: dict[str, object]) -> dict[str, object]:
     content = message.get("content")
     if isinstance(content, list):
         if any(isinstance(part, dict) and part.get("type") != "text" for part in content):

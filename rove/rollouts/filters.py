@@ -180,7 +180,7 @@ def _meant(name: str, names: Iterable[str]) -> str:
     return f"{near} There are: {', '.join(known)}" if near.endswith("?") else near
 
 
-def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _on_numbers(operation: Callable[[Any, Any], object]) -> Callable[[Any, Any], Any]:
     """Arithmetic for numbers alone: on texts it can fill the memory."""
 
     def checked(a: object, b: object) -> object:

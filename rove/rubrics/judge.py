@@ -467,7 +467,7 @@ def question_of(prompt: Any) -> str:
     return text_of(candidates[-1]) if candidates else ""
 
 
-def filled_in(prompt: str, **fields: Any) -> str:
+def filled_in(prompt: str, **fields: object) -> str:
     """Fill in a judge prompt so that no value can end a code fence of the prompt.
 
     If a value contains a code fence (three backticks or more), the fences of the prompt become one backtick longer

@@ -494,7 +494,7 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
     Returns:
         `why`; `rollouts`, their number; `step`, the last training step; `resume`, the command.
     """
-    report: dict[str, Any] = {"why": end_reason(error)}
+    report: dict[str, object] = {"why": end_reason(error)}
     with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
         report["rollouts"] = _lines(folder / "rollouts.jsonl")[0]
         if last := _lines(folder / "metrics.jsonl")[1]:

@@ -38,12 +38,12 @@ def upgrade_line(line: bytes) -> bytes:
     return msgspec.json.encode({**_renamed(stored, _FIELDS), "record": record})
 
 
-def upgrade_summary(summary: dict[str, Any]) -> dict[str, Any]:
+def upgrade_summary(summary: dict[str, object]) -> dict[str, Any]:
     """Return the content of summary.json under the current names."""
     return _renamed(summary, _FIELDS)
 
 
-def upgrade_config(config: dict[str, Any]) -> dict[str, object]:
+def upgrade_config(config: dict[str, object]) -> dict[str, object]:
     """Return the content of config.toml, its identity included, under the current names of settings."""
     config = {key: upgrade(part) if isinstance(part, dict) else part for key, part in config.items()}
     identity = config.get("identity")

@@ -124,7 +124,7 @@ class SupervisedSession(ABC):
         return answer
 
     async def _call(
-        self, request: dict[str, Any], seconds: float, functions: Functions = NO_FUNCTIONS
+        self, request: dict[str, object], seconds: float, functions: Functions = NO_FUNCTIONS
     ) -> dict[str, Any]:
         """Send a request to the supervisor; return its answer, or {"lost": reason} if the session is dead.
 

@@ -66,7 +66,7 @@ class TokenWire(Protocol):
     """A wire module whose bodies can hold token ids and the log-probabilities of prompts."""
 
     def with_tokens(  # noqa: D102
-        self, body: Json, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
+        self, body: Json, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[object]] | None
     ) -> Json: ...
     def chunk_with_prompt(self, chunk: Json, prompt_token_ids: list[int] | None) -> Json: ...  # noqa: D102
 
@@ -281,7 +281,7 @@ class _Stream:
             chunks[-1] = self.wire.chunk_with_prompt(chunks[-1], prompt)
         return chunks
 
-    async def _send(self, *chunks: dict[str, Any]) -> None:
+    async def _send(self, *chunks: dict[str, object]) -> None:
         for chunk in chunks:
             if self.parsed.api == "responses":
                 chunk = {**chunk, "sequence_number": self._sent}

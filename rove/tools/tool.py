@@ -220,7 +220,7 @@ def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parame
     return {key: parameter for key, parameter in parameters.items() if key not in bound}
 
 
-def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], name: str) -> dict[str, Any]:
+def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Parameter], name: str) -> dict[str, Any]:
     inner = unwrapped(func)
     target = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     try:

@@ -19,7 +19,6 @@ import unicodedata
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories that are shown as escapes: control, format (such as bidirectional overrides), surrogates, separators."""
@@ -163,7 +162,7 @@ class _InertWarnings:
     def __init__(self, inner: Callable[..., str]):
         self._inner = inner
 
-    def __call__(self, *args: Any, **named: Any) -> str:
+    def __call__(self, *args: object, **named: object) -> str:
         return inert(self._inner(*args, **named))
 
 

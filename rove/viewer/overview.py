@@ -65,7 +65,7 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
 
 def _evaluation(report: RunReport) -> dict[str, Any]:
     head, values = table_rows(report)
-    counted: dict[str, Any] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
+    counted: dict[str, object] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
     return {"cards": list(cards(report.summary)), "head": head, "values": values, **counted}
 
 

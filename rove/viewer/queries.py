@@ -106,7 +106,7 @@ def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]
     Raises:
         ConfigError: A column does not exist, or a value is not a number.
     """
-    any_of: dict[str, list[Any]] = {}
+    any_of: dict[str, list[object]] = {}
     parts, values = [], []
     for key, value in wanted:
         kind, dot, name = key.partition(".")
@@ -410,7 +410,7 @@ def _bars(index: Index, column: str) -> _BarColumn | None:
 
 
 def _bar(place: int, low: float, width: float, count: int) -> dict[str, object]:
-    bar: dict[str, Any] = {"from": _edge(place, low, width), "count": count}
+    bar: dict[str, object] = {"from": _edge(place, low, width), "count": count}
     return {**bar, "to": _edge(place + 1, low, width)} if place < NUM_BARS - 1 else bar
 
 
@@ -496,7 +496,7 @@ def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
     Columns that are not in memory are read together.
     """
     known = columns(index)
-    read: dict[str, Sequence[Any]] = {}
+    read: dict[str, Sequence[object]] = {}
 
     def together(name: str) -> _CodedColumn | None:
         if not read:

@@ -213,7 +213,7 @@ def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> lis
     For example, a turn with prompt [1, 2] that sampled [7], followed by one with prompt [1, 2, 7, 3] that sampled [8], gives
     [1, 2] + [7] and [3] + [8]. Joined they are the training sequence, in which [7] and [8] are trained.
     """
-    turns: list[dict[str, Any]] = []
+    turns: list[dict[str, object]] = []
     before: list[int] = []
     budget = MAX_TOKENS
     for turn, step in enumerate(steps):

@@ -208,7 +208,7 @@ class RunStore:
         return self._summaries[name][1]
 
     def _summarize(self, name: str, run: Run, now: str) -> dict[str, Any]:
-        row: dict[str, Any] = {"name": name, "status": now, "changed": last_changed(run.path)}
+        row: dict[str, object] = {"name": name, "status": now, "changed": last_changed(run.path)}
         content = describe_run(run)
         summary = run.summary()
         row["why"] = stop_reason(run, now)
@@ -241,7 +241,7 @@ class RunStore:
 
     def _evaluation_summary(self, name: str, summary: Mapping[str, object] | None) -> dict[str, Any]:
         index, progress = self.index(name, 0.05)
-        row: dict[str, Any] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
+        row: dict[str, object] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
         if progress.size:
             counts = f"COUNT(*), COUNT(error), SUM(reward >= {index.pass_threshold!r})"
             [(count, failed, passed)] = index.query(f"SELECT {counts} FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS}")

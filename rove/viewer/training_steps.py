@@ -40,7 +40,7 @@ def _intervals(index: Index) -> dict[Any, tuple[float, float]]:
         f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL GROUP BY step, example_key) "
         "GROUP BY step HAVING COUNT(*) > 1"
     )
-    found: dict[Any, tuple[float, float]] = {}
+    found: dict[object, tuple[float, float]] = {}
     for step, count, mean, squares in index.query(sql):
         half = t_quantile(0.975, count - 1) * math.sqrt(max(0.0, squares - mean * mean) / (count - 1))
         found[step] = mean - half, mean + half
@@ -48,7 +48,7 @@ def _intervals(index: Index) -> dict[Any, tuple[float, float]]:
 
 
 def _quantiles(index: Index) -> dict[Any, tuple[float, float]]:
-    rewards: dict[Any, list[float]] = {}
+    rewards: dict[object, list[float]] = {}
     sql = f"SELECT step, reward FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL"
     for step, reward in index.query(sql):
         rewards.setdefault(step, []).append(reward)  # pyright: ignore[reportArgumentType]

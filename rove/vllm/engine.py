@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -272,7 +271,7 @@ class VLLMEngine:
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
-    async def _post(self, server: Server, body: dict[str, Any]) -> dict[str, object]:
+    async def _post(self, server: Server, body: dict[str, object]) -> dict[str, object]:
         async with self._open_session().post(f"{server.url}/inference/v1/generate", json=body) as response:
             if response.status >= 500:
                 raise InfraError(f"HTTP {response.status}: {(await response.text())[:300]}")

@@ -238,7 +238,7 @@ def _refusal(details: object) -> str:
     )
 
 
-def _needs_original(blocks: list[dict[str, Any]]) -> bool:
+def _needs_original(blocks: list[dict[str, object]]) -> bool:
     """Return whether other fields lose information of the blocks, and the API accepts the blocks in a request."""
     types = [block.get("type") for block in _without_blanks(blocks)]
     plain = all(type in ("text", "tool_use") for type in types)

@@ -98,7 +98,7 @@ def request_body(request: Request) -> Json:
     `state`, `previous` and `seed` of the request are not sent; `sampling_params.seed` is.
     """
     sampling = request.sampling_params
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],
         "tools": request.tools or None,
@@ -239,7 +239,7 @@ def with_tokens(
     return body
 
 
-def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> Json:
+def chunk_with_prompt(chunk: dict[str, object], prompt_token_ids: list[int] | None) -> Json:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
     return {**chunk, "prompt_token_ids": prompt_token_ids}
 
@@ -316,7 +316,7 @@ def checked_messages(messages: Sequence[MessageDict]) -> list[Json]:
     return checked
 
 
-def _checked_message(message: dict[str, Any]) -> Json:
+def _checked_message(message: dict[str, object]) -> Json:
     role = message.get("role")
     if role not in ROLES:
         raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")

@@ -71,7 +71,7 @@ def request_body(request: Request) -> Json:
     if request.tools:
         raise ConfigError(f"{len(request.tools)} tools given; expected none, the completions API cannot call tools")
     sampling = request.sampling_params
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model or None,
         "prompt": _prompt(request.messages),
         **sampling_fields(sampling),

@@ -92,7 +92,7 @@ def request_body(request: Request) -> dict[str, object]:
     """
     sampling = request.sampling_params
     refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],
         "tools": [_tool(tool) for tool in request.tools or []] or None,
@@ -229,7 +229,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return without_none(converted)
 
 
-def _parts(items: list[dict[str, Any]], kind: str) -> list[dict[str, object]]:
+def _parts(items: list[dict[str, object]], kind: str) -> list[dict[str, object]]:
     messages = [msgspec.convert(item, _Message) for item in items if item.get("type") == "message"]
     return [part for message in messages for part in message.content if part.get("type") == kind]
 
@@ -243,7 +243,7 @@ def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, object]]:
     return [tool_call(call.call_id or call.id, call.name, arguments_text(call.arguments)) for call in calls]
 
 
-def _needs_original(items: list[dict[str, Any]], reasoning: list[_Reasoning]) -> bool:
+def _needs_original(items: list[dict[str, object]], reasoning: list[_Reasoning]) -> bool:
     """Return whether other fields lose information of the items, and the API accepts the items in a request."""
     plain = all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items)
     # The API refuses reasoning without content, since the server stores nothing under its id, and reasoning at the end.

@@ -291,7 +291,7 @@ def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any] 
 
     The rank is null for a token that is not among the requested likeliest ones.
     """
-    body: list[dict[str, Any] | None] = []
+    body: list[dict[str, object] | None] = []
     for token in tokens:
         if token.logprob is None:
             body.append(None)

@@ -136,7 +136,7 @@ def last_chunks(
 ) -> list[Json]:
     """Return the last events of an answer after the text `sent`."""
     blocks = _blocks(response.message, text_first=bool(sent))
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for position, block in enumerate(blocks):
         begun = position == 0 and bool(sent)
         events += _block_events(position, {**block, "text": unsent_text(response, sent)} if begun else block, begun)
@@ -149,7 +149,7 @@ def error_body(status: int, message: str) -> Json:
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 
-def _message(head: Head, blocks: list[dict[str, Any]], usage: Usage) -> Json:
+def _message(head: Head, blocks: list[dict[str, object]], usage: Usage) -> Json:
     message = {"id": head.id, "type": "message", "role": "assistant", "model": head.model, "content": blocks}
     return {**message, "stop_reason": None, "stop_sequence": None, "usage": _usage(usage)}
 

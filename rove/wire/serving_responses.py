@@ -136,7 +136,7 @@ def last_chunks(
 ) -> list[Json]:
     """Return the last events of an answer after the text `sent`."""
     output = _output(head, response.message, bool(sent), [*earlier, *(logprobs or [])])
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for position, item in enumerate(output):
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
             rest = unsent_text(response, sent), logprobs_content(logprobs or ())
@@ -147,7 +147,7 @@ def last_chunks(
     return [*events, {"type": f"response.{whole['status']}", "response": whole}]
 
 
-def _response(head: Head, response: Response | None, output: list[dict[str, Any]]) -> Json:
+def _response(head: Head, response: Response | None, output: list[dict[str, object]]) -> Json:
     cut = response is not None and response.finish_reason == "length"
     return {
         "id": head.id,
@@ -192,7 +192,7 @@ def _output(head: Head, message: Mapping[str, object], text_first: bool = False,
             {"type": "reasoning", "id": f"rs_{head.id}", "summary": [{"type": "summary_text", "text": thought}]}
         )
     if text or refusal or not calls:
-        part: dict[str, Any] = {"type": "refusal", "refusal": refusal}
+        part: dict[str, object] = {"type": "refusal", "refusal": refusal}
         if text or not refusal:
             part = {"type": "output_text", "text": text, "logprobs": logprobs_content(logprobs)}
         items.insert(0 if text_first else len(items), _message_item(head, part))
@@ -204,7 +204,7 @@ def _output(head: Head, message: Mapping[str, object], text_first: bool = False,
     return items
 
 
-def _message_item(head: Head, part: dict[str, Any]) -> Json:
+def _message_item(head: Head, part: dict[str, object]) -> Json:
     more = {"text": "", "annotations": [], "logprobs": []} if part["type"] == "output_text" else {}
     item = {"type": "message", "id": f"msg_{head.id}", "role": "assistant", "status": "completed"}
     return {**item, "content": [{**more, **part}]}
@@ -237,7 +237,7 @@ def _text_event(head: Head, position: int, name: str, **fields: Any) -> Json:
     return {"type": f"response.output_text.{name}", **where, **fields}
 
 
-def _item_events(position: int, item: dict[str, Any]) -> Iterator[Json]:
+def _item_events(position: int, item: dict[str, object]) -> Iterator[Json]:
     """Yield the events of a function call, a refusal or reasoning, sent whole."""
     is_call = item["type"] == "function_call"
     begun = {**item, "status": "in_progress", "arguments": ""} if is_call else item

@@ -96,7 +96,7 @@ class Worker:
         self._disconnect()
         self._kill()
 
-    async def _send(self, frame: dict[str, Any]) -> None:
+    async def _send(self, frame: dict[str, object]) -> None:
         body = msgspec.json.encode(frame)
         if self.is_closed:
             raise _ConnectionClosedError
@@ -175,6 +175,6 @@ def describe_exit(status: int | None) -> str:
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
 
 
-def _quote(name: str, args: dict[str, Any]) -> str:
+def _quote(name: str, args: dict[str, object]) -> str:
     text = as_json(args)
     return f"{name}({text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + '…'})"

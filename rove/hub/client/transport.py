@@ -164,7 +164,7 @@ class HttpTransport:
             async for piece in reply.content.iter_chunked(CHUNK_BYTES):
                 sink.write(piece)
 
-    async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[Any]]) -> object:
+    async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[object]]) -> object:
         attempts = 0
         while True:
             attempts += 1

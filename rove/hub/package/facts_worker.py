@@ -34,7 +34,7 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
 
 async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str, object]:
     """Run every policy and return its rewards and errors."""
-    scores: dict[str, Any] = {}
+    scores: dict[str, object] = {}
     for name, policy in sorted(env.policies.items()):
         records = await generate(env, ScriptedClient(policy), name, num_examples=examples, seed=seed)
         errors = [record.error for record in records if record.error is not None]

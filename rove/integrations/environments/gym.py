@@ -187,7 +187,7 @@ class GymEnv(MultiTurnEnv):
         """Share of turns without a valid action."""
         return state["gym_invalid"] / max(1, len(bookkeeping(state).trajectory))
 
-    async def _run_in_thread(self, state: State, call: Callable[[], Any]) -> Any:
+    async def _run_in_thread(self, state: State, call: Callable[[], object]) -> Any:
         running: PendingCalls = state["gym_calls"]
         return await maybe_await(await self._threads.run(call, running))
 
@@ -197,7 +197,7 @@ class GymEnv(MultiTurnEnv):
     def _action_names(self, env: object) -> list[str]:
         if self.actions is not None:
             return self.actions
-        space: Any = getattr(env, "action_space", None)
+        space: object = getattr(env, "action_space", None)
         if not hasattr(space, "n"):
             raise ConfigError("the actions are not numbered: pass actions= (their names) or action_parser=")
         start = int(getattr(space, "start", 0))

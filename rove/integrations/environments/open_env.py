@@ -152,7 +152,7 @@ class OpenEnvEnv(MultiTurnEnv):
             state["final_env_response"] = replies
         return replies
 
-    async def _act(self, read: Callable[[], dict[str, Any]], state: State) -> str:
+    async def _act(self, read: Callable[[], dict[str, object]], state: State) -> str:
         """Execute the action that `read` returns; return the observation, or why the action is invalid."""
         session: Session = state["session"]
         server: _Server = state["openenv_server"]

@@ -123,7 +123,7 @@ class _RpcServer:
             self.replies.add(task)
             task.add_done_callback(self.replies.discard)
 
-    async def _reply(self, number: int, name: str, args: dict[str, Any]) -> None:
+    async def _reply(self, number: int, name: str, args: dict[str, object]) -> None:
         try:
             body = _encode({"id": number, "result": await getattr(self, name)(**args)})
         except Exception as error:

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -32,7 +32,7 @@ from rove.core.errors import (
     OverlongPromptError,
     cancelled_unanswered,
 )
-from rove.core.plain import Identity
+from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request, Response
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero
 from rove.wire.chat import excerpt
@@ -136,7 +136,7 @@ class EndpointClient(ABC):
         """Return the headers that authenticate a request."""
 
     @abstractmethod
-    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return the path below the base URL and the JSON body of a request.
 
         Raises:

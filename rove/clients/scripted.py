@@ -5,18 +5,17 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from rove.core.checks import check_values
 from rove.core.errors import InvalidModelResponseError
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, text_of
-from rove.core.plain import Identity
+from rove.core.plain import Identity, JsonMapping
 from rove.core.protocols import Request, Response
 from rove.core.ranges import PositiveInt
 from rove.core.records import Usage
 from rove.core.state import State
 
-Answer = str | Mapping[str, Any]
+Answer = str | JsonMapping
 ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
 
 

@@ -15,6 +15,10 @@ ToolDefinition = dict[str, Any]
 """A tool in the OpenAI wire form: {"type": "function", "function": {"name": …, "description": …, "parameters": …}}."""
 JsonObject = dict[str, Any]
 """A decoded JSON object; the code that reads a value checks it."""
+JsonMapping = Mapping[str, Any]
+"""A JSON object that is only read."""
+Arguments = dict[str, Any]
+"""Keyword arguments of a function that a user has written, such as `load_environment` or a tool."""
 Identity = dict[str, object]
 """What distinguishes an environment, a model or a run from others, for `rove.core.digest.fingerprint`."""
 Content = str | Sequence[Mapping[str, object] | str] | None

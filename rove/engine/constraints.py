@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
 
 from rove.core.errors import ConfigError, as_json
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
 from rove.engine.grammar_limits import check_schema, check_structured_output
@@ -190,7 +191,7 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 def tool_call_grammar(
-    how: Format, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, special_token: FindSpecialToken
+    how: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
 ) -> str:
     """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
 
@@ -243,7 +244,7 @@ CallRules = tuple[str, str, str, list[str]]
 """Expressions for the beginning, the separator of calls, the end, and a call of each function."""
 
 
-def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+def _schema(function: JsonMapping) -> JsonObject:
     """Return the schema of a function's arguments, which are always an object.
 
     Arguments that `properties` does not name are excluded, unless another part of the schema may describe them.
@@ -257,7 +258,7 @@ def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"additionalProperties": False, **schema} if is_closed else schema
 
 
-def _undescribed(schema: Mapping[str, Any]) -> list[str]:
+def _undescribed(schema: JsonMapping) -> list[str]:
     """Return the required arguments that `properties` does not describe, sorted."""
     return sorted(set(schema.get("required") or ()) - (schema.get("properties") or {}).keys())
 
@@ -282,7 +283,7 @@ def _mistral(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRule
     return begin, lark.literal(", "), lark.literal("]"), [_json_call(lark, one) for one in functions]
 
 
-def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _mistral_named(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     calls = []
     for one in functions:
         name = lark.literal(_checked(one["name"]))
@@ -296,7 +297,7 @@ def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRul
     return begin, lark.literal(", "), end, [_python_call(lark, one) for one in functions]
 
 
-def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
+def _python_call(lark: _Lark, function: JsonMapping) -> str:
     """Return a call with named arguments in the schema's order; values are JSON, which the parser accepts within Python."""
     name, schema = _checked(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
@@ -338,7 +339,7 @@ def _checked(name: str) -> str:
     return name
 
 
-_WRITERS: dict[str, Callable[[_Lark, Sequence[Mapping[str, Any]]], CallRules]] = {
+_WRITERS: dict[str, Callable[[_Lark, Sequence[JsonMapping]], CallRules]] = {
     "hermes": _tagged,
     "llama3": _llama,
     "lfm2": _pythonic,

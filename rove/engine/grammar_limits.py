@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping
 
 MAX_CHARACTERS = 200_000
 """Characters of a schema, regular expression, grammar, or of all choices together."""
@@ -79,14 +79,14 @@ def check_schema(schema: object) -> None:
     _check(what, branches, MAX_BRANCHES, "alternatives")
 
 
-def _regexes_of(node: Mapping[str, Any]) -> Iterator[str]:
+def _regexes_of(node: JsonMapping) -> Iterator[str]:
     if isinstance(node.get("pattern"), str):
         yield node["pattern"]
     if isinstance(node.get("patternProperties"), Mapping):
         yield from node["patternProperties"]
 
 
-def _objects_of(schema: object) -> Iterator[Mapping[str, Any]]:
+def _objects_of(schema: object) -> Iterator[JsonMapping]:
     """Yield all objects within a JSON value."""
     waiting = [schema]
     while waiting:

@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 from rove.core.digest import ADAPTER_CONFIG as CONFIG
 from rove.core.digest import ADAPTER_TENSORS as TENSORS
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonMapping
 from rove.engine.families import FAMILIES
 
 IGNORED_SETTINGS = {
@@ -61,7 +62,7 @@ class PeftWeights(NamedTuple):
 
     tensors: Mapping[str, torch.Tensor]
     """[base_model.model.]MODULE.lora_A.weight [r, in] and … .lora_B.weight [out, r]."""
-    config: Mapping[str, Any]
+    config: JsonMapping
     """Content of adapter_config.json."""
 
 

@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, text_of
-from rove.core.plain import Row, ToolDefinition
+from rove.core.plain import JsonMapping, JsonObject, Row, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -77,7 +77,7 @@ class OpenEnvServer:
         self.env, self.name, self.seed = env, name, seed
         self.limit = SessionLimit(max_sessions)
         self.rest = RestEpisodes(self._begin_episode, self.limit)
-        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._rows: dict[str, list[JsonObject]] = {}
         if env.rubric.has_group_rewards:
             raise ConfigError(
                 f"'{name}' has group rewards, but an episode of an OpenEnv server is a single rollout; remove them"
@@ -115,7 +115,7 @@ class OpenEnvServer:
     async def _tasks(self, request: web.Request) -> web.Response:
         """Return rows of a split: all, their number, one, or a range."""
         self._check_name(request)
-        query: dict[str, Any] = await request.json()
+        query: JsonObject = await request.json()
         try:
             rows = self._rows_of(query.get("split", "train"))
         except RefusedError as error:
@@ -142,7 +142,7 @@ class OpenEnvServer:
             self._rows[split] = list(self.env.examples(MAX_TASKS, SPLITS[split]))
         return self._rows[split]
 
-    def _begin_episode(self, data: Mapping[str, Any]) -> Episode:
+    def _begin_episode(self, data: JsonMapping) -> Episode:
         split, seed, index = data.get("split", "train"), data.get("seed"), data.get("index")
         rows = self._rows_of(split)
         if index is None:
@@ -193,7 +193,7 @@ async def _respond_with(body: object, _: web.Request) -> web.Response:
     return web.json_response(body)
 
 
-async def _reply(kind: str, data: Mapping[str, object], episode: Episode | None) -> tuple[str, dict[str, Any]]:
+async def _reply(kind: str, data: Mapping[str, object], episode: Episode | None) -> tuple[str, JsonObject]:
     if kind not in ("reset", "step", "state"):
         raise RefusedError(f"Unknown message type: {kind}", "UNKNOWN_TYPE")
     if kind == "state":
@@ -259,7 +259,7 @@ class Episode:
         async for record in run_groups(env, self.model, plan([example], 1, seed), max_concurrent=1):
             self.model.events.put_nowait(record)
 
-    async def observe(self) -> dict[str, Any]:
+    async def observe(self) -> JsonObject:
         """Return the observation once the environment waits for an action, or the rollout has ended."""
         waiting = asyncio.create_task(self.model.events.get())
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -281,7 +281,7 @@ class Episode:
         new = [*event.prompt, *event.completion][self._num_seen :]
         return _observation(new, None, None if scores is None else scores.reward, True, metadata)
 
-    async def act(self, action: Mapping[str, object]) -> dict[str, Any]:
+    async def act(self, action: Mapping[str, object]) -> JsonObject:
         """Respond as the model, and return the next observation."""
         if self.done:
             raise RefusedError("the episode has ended; send reset to begin another one", "EXECUTION_ERROR")
@@ -325,7 +325,7 @@ def _observation(
     reward: float | None,
     done: bool,
     metadata: dict[str, object] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     text = "\n\n".join(filter(None, (text_of(one) for one in messages if one["role"] != "assistant")))
     observation: dict[str, object] = {"text": text, "messages": list(messages)}
     if tools is not None:
@@ -370,7 +370,7 @@ class RestEpisodes:
     """
 
     def __init__(
-        self, begin: Callable[[Mapping[str, Any]], Episode], limit: SessionLimit, idle_seconds: float = IDLE_TIMEOUT_S
+        self, begin: Callable[[JsonMapping], Episode], limit: SessionLimit, idle_seconds: float = IDLE_TIMEOUT_S
     ):
         self.begin, self.limit, self.idle_seconds = begin, limit, idle_seconds
         self._episodes: dict[str, _StoredEpisode] = {}
@@ -381,7 +381,7 @@ class RestEpisodes:
         app.router.add_post("/step", _handler(self.step))
         app.router.add_get("/state", _handler(self.state))
 
-    async def reset(self, data: Mapping[str, object]) -> dict[str, Any]:
+    async def reset(self, data: Mapping[str, object]) -> JsonObject:
         """Begin an episode; return observation, reward and done.
 
         Raises:
@@ -401,7 +401,7 @@ class RestEpisodes:
         self._episodes[name] = stored
         return await self._store_result(name, stored, stored.episode.observe())
 
-    async def step(self, data: Mapping[str, object]) -> dict[str, Any]:
+    async def step(self, data: Mapping[str, object]) -> JsonObject:
         """Act in an episode; return observation, reward and done.
 
         Raises:
@@ -415,7 +415,7 @@ class RestEpisodes:
             stored.last_used = asyncio.get_running_loop().time()
             return await self._store_result(name, stored, stored.episode.act(action))
 
-    async def state(self, data: Mapping[str, object]) -> dict[str, Any]:
+    async def state(self, data: Mapping[str, object]) -> JsonObject:
         """Return the state of an episode."""
         return self._find(data)[1].episode.state if self._episodes or data.get("episode_id") else NO_EPISODE
 
@@ -452,7 +452,7 @@ class RestEpisodes:
             await stored.episode.close()
 
 
-def _handler(method: Callable[[Mapping[str, Any]], Any]) -> Any:
+def _handler(method: Callable[[JsonMapping], Any]) -> Any:
     """Return a request handler for a method; a refusal becomes a response with OpenEnv's status code."""
 
     async def handle(request: web.Request) -> web.Response:

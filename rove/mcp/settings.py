@@ -8,7 +8,7 @@ from typing import Any
 from rove.core.checks import Settings
 from rove.core.config import convert
 from rove.core.errors import ConfigError, nearest
-from rove.core.plain import Identity
+from rove.core.plain import Identity, JsonMapping
 
 
 class ServerSettings(Settings, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         """Whether `server` is a function that creates servers."""
         return callable(self.server) and not hasattr(self.server, "run")
 
-    def chosen(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def chosen(self, tools: Sequence[JsonMapping]) -> list[JsonMapping]:
         """Return the tools for the model.
 
         Raises:

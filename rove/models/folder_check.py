@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping
 
 MAX_JSON_BYTES = {"tokenizer.json": 200 << 20, "vocab.json": 200 << 20, "model.safetensors.index.json": 200 << 20}
 """Maximum sizes of large JSON files. Default: `MAX_OTHER_BYTES`."""
@@ -135,7 +136,7 @@ def read_header(file: Path) -> Weights:
     return Weights(len(tensors), elements, end)
 
 
-def _checked_shape(entry: Mapping[str, Any]) -> list[int]:
+def _checked_shape(entry: JsonMapping) -> list[int]:
     shape, (start, end) = entry["shape"], entry["data_offsets"]
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"a tensor has the shape {shape}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from rove.core.errors import ConfigError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages
-from rove.core.plain import Identity, Row
+from rove.core.plain import Identity, JsonMapping, Row
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
@@ -37,7 +37,7 @@ INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 class RemoteEnv(Environment):
     """An environment in worker processes, which run and score rollouts; this process queries the model."""
 
-    def __init__(self, description: Mapping[str, Any], pools: WorkerPools, env_args: Mapping[str, Any] | None = None):
+    def __init__(self, description: JsonMapping, pools: WorkerPools, env_args: JsonMapping | None = None):
         self.description, self.pools = dict(description), pools
         super().__init__(
             dataset=lambda: self.examples(train=True),
@@ -150,7 +150,7 @@ class IsolatedEnv(RemoteEnv):
     def __init__(
         self,
         env_id: str,
-        env_args: Mapping[str, Any] | None = None,
+        env_args: JsonMapping | None = None,
         env_dir: str | Path | None = None,
         python: str | None = None,
         start_seconds: float = 60.0,

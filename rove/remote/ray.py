@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.core.errors import ConfigError, InfraError, WorkerError
+from rove.core.plain import JsonMapping
 from rove.envs.loading import environment_file
 from rove.remote import node as node_module
 from rove.remote.environment import RemoteEnv
@@ -198,7 +199,7 @@ class RayEnv(RemoteEnv):
         node_module.check_same(node_module.about(), theirs)
         return theirs["where"]
 
-    def _make_node(self, number: int, started: _StartedActor, where: str, description: Mapping[str, Any]) -> RayNode:
+    def _make_node(self, number: int, started: _StartedActor, where: str, description: JsonMapping) -> RayNode:
         if "error" in description:
             raise ConfigError(f"on {where}: {description['error']}")
         drop = functools.partial(self._drop, number, started.actor)

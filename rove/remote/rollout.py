@@ -22,7 +22,7 @@ from rove.core.errors import (
     unanswered_attempts,
 )
 from rove.core.messages import Message
-from rove.core.plain import MessageDict, ToolDefinition
+from rove.core.plain import JsonObject, MessageDict, ToolDefinition
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import Scores, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -111,7 +111,7 @@ class RemoteRollout:
         Raises:
             RemoteError: A `@cleanup` method raised.
         """
-        failed: dict[str, Any] | None = None
+        failed: JsonObject | None = None
         try:
             if self._is_gone or (self.worker is not None and self.worker.is_closed and self._is_scored):
                 return  # what there was to clean up has ended with the worker
@@ -165,7 +165,7 @@ class RemoteRollout:
         await self._replay_finished(worker)
         await self._call("clean_up", **self._end_reasons())
 
-    async def score_with(self, rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[dict[str, Any]]:
+    async def score_with(self, rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[JsonObject]:
         """Return the scores of the members of a group, all of them in this rollout's worker, for `apply_scores`."""
         assert self.worker is not None
         numbers = [rollout.number for rollout in rollouts]
@@ -260,11 +260,11 @@ class RemoteRollout:
         with suppress(RemoteError, *CONTROL_ERRORS.values()):
             await self.run_in(worker)
 
-    def _end_reasons(self) -> dict[str, Any]:
+    def _end_reasons(self) -> JsonObject:
         """Return how the rollout ended as far as this process knows."""
         return {"stop_condition": self.own.stop_condition, "is_truncated": self.own.is_truncated}
 
-    def _apply(self, reply: dict[str, Any]) -> None:
+    def _apply(self, reply: JsonObject) -> None:
         own = self.own
         for name in ("prompt", "completion"):
             value = reply[name]
@@ -314,8 +314,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seed of the conversation."""
     role: str | None = None
     model: str = ""
-    sampling_args: dict[str, Any] | None = None
-    agent_request: dict[str, Any] | None = None
+    sampling_args: JsonObject | None = None
+    agent_request: JsonObject | None = None
     """Sampling parameters and tools of a foreign agent."""
 
 
@@ -374,7 +374,7 @@ class ModelRequests:
         for one in self._sent:
             one.is_matched = False
 
-    async def respond(self, call_id: int, conversation: int, **request: Any) -> dict[str, Any]:
+    async def respond(self, call_id: int, conversation: int, **request: Any) -> JsonObject:
         """Return the model's response to a worker's request: a new one, or in a replay the recorded one.
 
         Args:

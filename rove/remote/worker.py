@@ -34,7 +34,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
-from rove.core.plain import MessageDict, Row
+from rove.core.plain import Arguments, JsonObject, MessageDict, Row
 from rove.core.protocols import Request, Response
 from rove.core.records import Scores, TrajectoryStep, Usage
 from rove.core.renderings import Rendering
@@ -57,7 +57,7 @@ class LoadedEnvironment:
     env: Environment
 
 
-def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: str = "") -> dict[str, Any]:
+def setup(env_id: str, env_dir: str | None, env_args: Arguments, prepare: str = "") -> JsonObject:
     """Load the environment, after a call of the function `prepare` ("module:name"); return its description for the parent."""
     if prepare:
         module, _, name = prepare.partition(":")
@@ -102,7 +102,7 @@ class WorkerRollout:
             self.conversations.append(state)
         return number
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """Return what the parent needs of the rollout. A step that the parent has recorded is represented by its number."""
         own, numbers = bookkeeping(self.state), {id(step): number for step, number in self.answers}
 
@@ -149,7 +149,7 @@ class _RpcServer:
             elif (answer := self.waiting.pop(frame["id"], None)) is not None and not answer.done():
                 answer.set_result(frame)
 
-    async def reply(self, number: int, name: str, args: dict[str, Any]) -> None:
+    async def reply(self, number: int, name: str, args: JsonObject) -> None:
         """Answer one call with its result or with the exception it raised."""
         try:
             frame = {"id": number, "result": await getattr(self, name)(**args)}
@@ -259,7 +259,7 @@ class _RpcServer:
         self, rollout: WorkerRollout, state: State, messages: Messages, agent_request: Request | None
     ) -> Message:
         """Let the parent query the model, and record the step as the parent does."""
-        options: dict[str, Any] = {}
+        options: JsonObject = {}
         if agent_request is not None:
             sampling = {
                 name: value
@@ -290,7 +290,7 @@ class _RpcServer:
         return message
 
     async def role(
-        self, rollout: WorkerRollout, state: State, messages: Messages, role: str, options: dict[str, Any]
+        self, rollout: WorkerRollout, state: State, messages: Messages, role: str, options: JsonObject
     ) -> Message:
         """Let the parent query the model in another role."""
         client = _ParentClient(self, rollout, options)
@@ -301,7 +301,7 @@ class _RpcServer:
 
     async def query_parent(
         self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, object]], **options: object
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Send a model request to the parent; cancelling this call cancels the request there."""
         call_id = self.count + 1
         prompt, own = prompt_of(rollout.state), bookkeeping(state)
@@ -358,7 +358,7 @@ class _RpcServer:
     async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, object]:
         """Stop a rollout if it still runs, clean up, and return its result."""
         rollout = await self._end(number, stop_condition, is_truncated)
-        failed: dict[str, Any] | None = None
+        failed: JsonObject | None = None
         try:
             await self.env.clean_up(rollout.state)
         except BaseException as error:
@@ -367,7 +367,7 @@ class _RpcServer:
             failed = _error_to_dict(error)
         return {**rollout.result(), "failed": failed}
 
-    async def score(self, number: int) -> dict[str, Any]:
+    async def score(self, number: int) -> JsonObject:
         """Return the rubric's scores of a finished rollout, and the result that scoring may have changed."""
         rollout = self.rollouts[number]
         scores = await self.env.rubric.score_rollout(rollout.state)
@@ -401,7 +401,7 @@ class _ParentClient:
 
     max_concurrent = 1 << 16
 
-    def __init__(self, server: _RpcServer, rollout: WorkerRollout, options: dict[str, Any]):
+    def __init__(self, server: _RpcServer, rollout: WorkerRollout, options: JsonObject):
         self.server, self.rollout, self.options = server, rollout, options
         self.answer = -1
         """Number of its last response."""

@@ -19,8 +19,8 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
+from rove.core.plain import JsonMapping
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, read_calls_until
 
 MAX_STARTS = 100
@@ -206,7 +206,7 @@ _METADATA = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 """Keys of a call besides those of its name and arguments."""
 
 
-def _called_name(call: Mapping[str, Any], is_marked: bool) -> str:
+def _called_name(call: JsonMapping, is_marked: bool) -> str:
     """Return the name of the function that an object calls; "" if the object is no call.
 
     The description of a tool is no call, although it has a name and `parameters`. Without a marker, an object with any further

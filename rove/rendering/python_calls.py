@@ -15,12 +15,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from rove.core.plain import Arguments, JsonObject
+
 
 class Call(NamedTuple):
     """A parsed tool call."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: Arguments
 
 
 class MalformedCall(Exception):
@@ -123,14 +125,14 @@ class _Reader:
         """Return the call at the position."""
         name = self._match(NAME, "the name of a tool")
         self.expect("(")
-        arguments: dict[str, Any] = {}
+        arguments: Arguments = {}
         for argument in self.items(")", self._argument):
             if argument.keys() & arguments.keys():
                 raise MalformedCall(f"an argument of {name} is given twice")
             arguments.update(argument)
         return Call(name, arguments)
 
-    def _argument(self) -> dict[str, Any]:
+    def _argument(self) -> JsonObject:
         if self.skip("**"):
             value = self.value()
             if not isinstance(value, dict):
@@ -163,7 +165,7 @@ class _Reader:
         has_comma = self.text[start : self.at - 1].rstrip().endswith(",")
         return items[0] if len(items) == 1 and not has_comma else items
 
-    def _dict(self) -> dict[str, Any]:
+    def _dict(self) -> JsonObject:
         pairs = self.items("}", self._pair)
         return dict(pairs)
 

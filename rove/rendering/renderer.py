@@ -14,6 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.messages import AssistantMessage, Message, text_of
+from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
 from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, sure_of
@@ -122,7 +123,7 @@ class Renderer:
             return None
         return (self.template, content) if len(content) <= MAX_CACHED_LENGTH else None
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> str:
+    def _render(self, messages: Sequence[JsonMapping], tools: Any, variables: JsonMapping) -> str:
         prepared = [self._as_rendered(message) for message in messages]
         try:
             return self.tokenizer.apply_chat_template(prepared, tools=tools or None, tokenize=False, **variables)
@@ -227,7 +228,7 @@ class Renderer:
         return self.message(self.decode(self._without_end(completion_ids)), tools, before, is_cut)
 
     def message(
-        self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0, is_cut: bool = False
+        self, text: str, tools: Sequence[JsonMapping] | None = None, before: int = 0, is_cut: bool = False
     ) -> Message:
         """Return a sampled text as an assistant message with its tool calls.
 
@@ -304,7 +305,7 @@ class Renderer:
             known = prompt + answer
         return branches
 
-    def _as_rendered(self, message: Mapping[str, object]) -> Mapping[str, Any]:
+    def _as_rendered(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message in the form that makes the template render its calls as the model writes them."""
         message = self._normalized(message)
         calls = calls_of(message)
@@ -323,7 +324,7 @@ class Renderer:
         ]
         return {**message, "content": message.get("content") or "", "tool_calls": given}
 
-    def _normalized(self, message: Mapping[str, object]) -> Mapping[str, Any]:
+    def _normalized(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message with a single text as its content and a role that the template supports."""
         content = message.get("content")
         if isinstance(content, list):

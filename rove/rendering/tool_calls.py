@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from rove.core.plain import JsonMapping, JsonObject
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, write_call_list
 
 Parsed = tuple[str, list[Call]]
@@ -64,7 +65,7 @@ def _has_other_calls(template: str) -> bool:
 
 def read_calls(
     text: str, how: Format, names: Collection[str] = (), before: int = 0, is_cut: bool = False
-) -> tuple[str, list[dict[str, Any]]]:
+) -> tuple[str, list[JsonObject]]:
     """Return the text of a response outside its calls, and the calls in chat form.
 
     If any call is malformed, the whole response is returned as text. Text inside <think></think> is never parsed as a call.
@@ -132,7 +133,7 @@ def sure_of(text: str, how: Format) -> int:
     return len(text[:sure].rstrip())
 
 
-def calls_of(message: Mapping[str, Any]) -> list[Call] | None:
+def calls_of(message: JsonMapping) -> list[Call] | None:
     """Return the calls of a message in chat form; None if the arguments of one are not a JSON object."""
     try:
         functions = [call["function"] for call in message.get("tool_calls") or []]
@@ -175,7 +176,7 @@ def _whole_json(text: str) -> Any:
     return value
 
 
-def _arguments(value: object) -> dict[str, Any]:
+def _arguments(value: object) -> JsonObject:
     """Return arguments that are an object or its JSON; null, as a value or as text, and an empty text are no arguments."""
     if isinstance(value, str):
         value = _whole_json(value) if value.strip() else None

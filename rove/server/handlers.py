@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import JsonObject
 from rove.core.protocols import Response, Token
 from rove.core.records import Usage
 from rove.server.request_queue import RequestQueue, tokens_of
@@ -296,7 +297,7 @@ class _Tokenize(msgspec.Struct):
     messages: list[Json] | None = None
     tools: list[Json] | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class _Detokenize(msgspec.Struct):

@@ -21,6 +21,7 @@ import msgspec
 
 from rove.core.digest import digest_code, fingerprint
 from rove.core.errors import ConfigError, ToolParseError, nearest
+from rove.core.plain import Arguments, JsonObject
 from rove.utils.functions import function_name, read_docstring, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -29,8 +30,6 @@ QUOTED = 120
 """Characters of model output in an error message."""
 PART_TYPES = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
 """Types of content parts in the OpenAI wire format."""
-
-Arguments = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +46,7 @@ class Tool:
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     """JSON schema of the arguments, an object."""
     func: Callable[..., Any]
     """Called with keyword arguments; may be async."""
@@ -59,7 +58,7 @@ class Tool:
     """Arguments that are not shown to the model and that it cannot set."""
 
     @property
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JsonObject:
         """The tool definition for the model, in the OpenAI wire format."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
@@ -220,7 +219,7 @@ def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parame
     return {key: parameter for key, parameter in parameters.items() if key not in bound}
 
 
-def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Parameter], name: str) -> dict[str, Any]:
+def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Parameter], name: str) -> JsonObject:
     inner = unwrapped(func)
     target = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     try:
@@ -253,7 +252,7 @@ def _only(target: object, names: Iterable[str]) -> object:
     )
 
 
-def _schema(arguments: object, hints: Mapping[str, object], name: str) -> dict[str, Any]:
+def _schema(arguments: object, hints: Mapping[str, object], name: str) -> JsonObject:
     for key, hint in hints.items():
         try:
             msgspec.json.schema(hint)
@@ -296,13 +295,11 @@ def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str,
     return {**_inlined(definitions[name], definitions, (*within, name)), **rest}
 
 
-def _annotated(
-    schema: dict[str, Any], parameter: inspect.Parameter, description: str | None, hint: object
-) -> dict[str, Any]:
+def _annotated(schema: JsonObject, parameter: inspect.Parameter, description: str | None, hint: object) -> JsonObject:
     """Return the schema of a parameter with its description and default."""
     annotations = (note for part in (hint, *typing.get_args(hint)) for note in getattr(part, "__metadata__", ()))
     own = next((note for note in annotations if isinstance(note, str)), None)
-    more: dict[str, Any] = {}
+    more: JsonObject = {}
     if (own or description) and "description" not in schema:
         more["description"] = own or description
     if parameter.default is not parameter.empty:

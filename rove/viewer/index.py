@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from rove.core.errors import RunError
 from rove.core.messages import text_of
+from rove.core.plain import JsonObject
 from rove.runs.annotations import Annotations
 from rove.runs.schema import decoded_row
 from rove.runs.serialization import RolloutListing, decode_listing
@@ -46,7 +47,7 @@ class JsonlTail:
 
     def __init__(self, file: Path):
         self.file = file
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[JsonObject] = []
         self.bad = 0
         """Number of unreadable lines."""
         self.life = 0

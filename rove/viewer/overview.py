@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
+from rove.core.plain import JsonObject
 from rove.runs.run import Run
 from rove.statistics.format import duration
 from rove.viewer import queries
@@ -20,7 +20,7 @@ MAX_FILES = 200
 """Files of a run folder that are listed."""
 
 
-def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
+def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
     """Return the contents of a run's first page.
 
     Args:
@@ -63,13 +63,13 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
     }
 
 
-def _evaluation(report: RunReport) -> dict[str, Any]:
+def _evaluation(report: RunReport) -> JsonObject:
     head, values = table_rows(report)
     counted: dict[str, object] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
     return {"cards": list(cards(report.summary)), "head": head, "values": values, **counted}
 
 
-def _alerts(run: Run) -> list[dict[str, Any]]:
+def _alerts(run: Run) -> list[JsonObject]:
     lines = JsonlTail(run.path / "alerts.jsonl")
     lines.catch_up()
     return lines.rows

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rove.core.plain import JsonMapping, JsonObject
+
 ZERO_ADVANTAGE = "derived/zero_advantage"
 THROUGHPUT = "derived/throughput"
 SECONDS = "derived/seconds"
@@ -57,7 +59,7 @@ PANELS = (
 )
 
 
-def panels(rows: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+def panels(rows: Sequence[Mapping[str, object]]) -> list[JsonObject]:
     """Return the charts that some rows of metrics fill.
 
     Each has `group`, `title`, `band`, `named` (whether its curves have names of their own) and `curves`: metric → name.
@@ -86,7 +88,7 @@ def _label(panel: Panel, match: re.Match[str], count: int) -> str:
     return match[0].replace("_", " ") if count > 1 else panel.title
 
 
-def with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_derived(row: JsonMapping) -> JsonObject:
     """Return a row of metrics with the share of zero-advantage groups, the seconds of the step, and trained tokens per second.
 
     Sampling and training that overlap count once.

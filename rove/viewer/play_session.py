@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage, UserMessage, text_of
-from rove.core.plain import MessageDict
+from rove.core.plain import JsonObject, MessageDict
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -98,7 +98,7 @@ class PlaySession:
         self._changed_event.set()
         self._changed_event = asyncio.Event()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return everything that the page shows."""
         record = self.record
         return {

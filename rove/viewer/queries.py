@@ -17,6 +17,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from rove.core.errors import ConfigError, RunError, nearest
+from rove.core.plain import JsonObject
 from rove.runs.serialization import decode_outcome
 from rove.viewer.index import FIXED, Index
 from rove.viewer.rollouts import read_line
@@ -166,7 +167,7 @@ def _number(name: str, value: str) -> float:
 
 def page(
     index: Index, rows_filter: Filter, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return `total` and `rows` of a filter.
 
     A row has the values of FIXED, `question`, `answer` (the expected one), `reply` (the model's), `scores`, `tags` and `note`.
@@ -210,7 +211,7 @@ def _sorted_lines(index: Index, rows_filter: Filter, column: str) -> array[int]:
     return array("q", compress(lines, map(selected.__getitem__, lines)))
 
 
-def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
+def rows(index: Index, lines: Sequence[int]) -> list[JsonObject]:
     """Return the rows of these lines, in this order."""
     scores = index.columns()
     names = [*FIXED, "question", "answer", "reply", *scores]
@@ -218,7 +219,7 @@ def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     marks = ", ".join("?" * len(lines))
     sql = f"SELECT {columns} FROM rollouts LEFT JOIN questions USING (line) WHERE rollouts.line IN ({marks})"
     fixed = len(FIXED) + 3
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, JsonObject] = {}
     for row in index.query(sql, lines):
         row_values = dict(zip(names[:fixed], row))
         row_values["scores"] = {name: value for name, value in zip(names[fixed:], row[fixed:]) if value is not None}
@@ -230,7 +231,7 @@ def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     return [found[line] for line in lines if line in found]
 
 
-def facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def facet(index: Index, rows_filter: Filter, name: str) -> JsonObject:
     """Count the rollouts per value of a column: `values` of [value, count], and the number of other values.
 
     A rollout with several tags counts for each.
@@ -321,7 +322,7 @@ def _tags(index: Index, rows_filter: Filter) -> dict[str, object]:
     return {"name": TAG, "values": found[:MAX_FACET_VALUES], "others": max(0, len(found) - MAX_FACET_VALUES)}
 
 
-def histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def histogram(index: Index, rows_filter: Filter, name: str) -> JsonObject:
     """Return the histogram of a numeric column; the bars are the same for every filter.
 
     Returns:

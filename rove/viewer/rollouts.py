@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
+from rove.core.plain import JsonObject
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
@@ -53,7 +54,7 @@ def describe_rollout(
     decode: TokenDecoder | None = None,
     whole: bool = False,
     max_chars: tuple[int, int] = (MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS),
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the contents of a rollout as plain values.
 
     Args:
@@ -160,7 +161,7 @@ def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int
     return found
 
 
-def renderings_of(messages: Sequence[Mapping[str, object]], recorded: Mapping[object, object]) -> dict[str, Any]:
+def renderings_of(messages: Sequence[Mapping[str, object]], recorded: Mapping[object, object]) -> JsonObject:
     """Return the renderings of a rollout by the position of their message.
 
     Records of Tic-Tac-Toe from before environments recorded renderings have the board as text; it is read from there.
@@ -195,7 +196,7 @@ def shortened(value: object, limit: int, depth: int = MAX_DEPTH) -> Any:
     return value
 
 
-def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> dict[str, Any]:
+def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> JsonObject:
     return {
         "seconds": step.seconds,
         "finish_reason": step.finish_reason,
@@ -207,7 +208,7 @@ def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> dict[str, An
     }
 
 
-def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> list[dict[str, Any]]:
+def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> list[JsonObject]:
     """Return the tokens that each turn added: the new prompt ids, then the sampled ids with log-probabilities and versions.
 
     For example, a turn with prompt [1, 2] that sampled [7], followed by one with prompt [1, 2, 7, 3] that sampled [8], gives
@@ -238,7 +239,7 @@ def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> lis
     return turns
 
 
-def add_trained(tokens: Sequence[dict[str, Any]], trained: TrainedRollout) -> None:
+def add_trained(tokens: Sequence[JsonObject], trained: TrainedRollout) -> None:
     """Add the trainer's statistics of sampled tokens as `trained` to the turns that have them."""
     of_turn = {turn.turn: turn for turn in trained.turns}
     for shown in tokens:

@@ -13,6 +13,7 @@ import tomli_w
 
 from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.core.plain import JsonObject
 from rove.runs.run import Run
 
 OUTSIDE_SETTINGS = ("run_dir", "overwrite")
@@ -22,7 +23,7 @@ MAX_SETTINGS = 2000
 _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+def describe_run(run: Run) -> JsonObject:
     """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords.
 
     Raises:
@@ -51,7 +52,7 @@ def _without_passwords(value: object) -> object:
     return [_without_passwords(item) for item in value] if isinstance(value, list) else value
 
 
-def settings_of(run: Run) -> list[dict[str, Any]]:
+def settings_of(run: Run) -> list[JsonObject]:
     """Return the settings of a run: `name`, `value`, `default` (None if there is none) and `changed`; changed ones first."""
     content = describe_run(run)
     known = _defaults_of(content["kind"], content["config"])
@@ -100,7 +101,7 @@ def defaults() -> dict[str, dict[str, object]]:
     return msgspec.json.decode((resources.files("rove.viewer") / "defaults.json").read_bytes())
 
 
-def differences(runs: Sequence[tuple[str, Run]]) -> dict[str, Any]:
+def differences(runs: Sequence[tuple[str, Run]]) -> JsonObject:
     """Return the settings in which runs differ: their names, and a row of `name` and `values` for each."""
     found = []
     for _, run in runs:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError, Error, RunError, nearest
+from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.annotations import FILE, Annotations
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
@@ -91,7 +92,7 @@ class RunStore:
         self.base = folder.resolve().parent if self.only else folder.resolve()
         self._indexes: dict[str, Index] = {}
         self._metrics: dict[str, JsonlTail] = {}
-        self._summaries: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._summaries: dict[str, tuple[Any, JsonObject]] = {}
         self._lock = Lock()
         self._prepared: dict[str, Thread] = {}
         self._closing = Event()
@@ -179,7 +180,7 @@ class RunStore:
 
     # summaries
 
-    def run_summary(self, name: str) -> dict[str, Any]:
+    def run_summary(self, name: str) -> JsonObject:
         """Return a row of the table of runs; `trouble` says which of its files cannot be read.
 
         Raises:
@@ -207,7 +208,7 @@ class RunStore:
             self._summaries[name] = stamp, row
         return self._summaries[name][1]
 
-    def _summarize(self, name: str, run: Run, now: str) -> dict[str, Any]:
+    def _summarize(self, name: str, run: Run, now: str) -> JsonObject:
         row: dict[str, object] = {"name": name, "status": now, "changed": last_changed(run.path)}
         content = describe_run(run)
         summary = run.summary()
@@ -222,7 +223,7 @@ class RunStore:
         more["values"] = row["values"] | {f"metric.{key}": value for key, value in more["values"].items()}
         return row | more
 
-    def _training_summary(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    def _training_summary(self, name: str, content: JsonMapping) -> JsonObject:
         rows = self.metrics(name).rows
         main = "reward/mean" if content["kind"] == "rl" else "loss"
         curve = [row[main] for row in rows if isinstance(row.get(main), (int, float))]
@@ -239,7 +240,7 @@ class RunStore:
             "values": _numbers(rows[-1] if rows else {}),
         }
 
-    def _evaluation_summary(self, name: str, summary: Mapping[str, object] | None) -> dict[str, Any]:
+    def _evaluation_summary(self, name: str, summary: Mapping[str, object] | None) -> JsonObject:
         index, progress = self.index(name, 0.05)
         row: dict[str, object] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
         if progress.size:
@@ -261,7 +262,7 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 def _estimates(summary: Mapping[str, object] | None) -> dict[str, float]:
     """Return the means of an evaluation's scores and of pass@k."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for kind, prefix in (("functions", ""), ("pass@k", "pass@"), ("pass^k", "pass^")):
         estimates = (summary or {}).get(kind)
         for name, estimate in (estimates if isinstance(estimates, dict) else {}).items():
@@ -298,7 +299,7 @@ def _pass_threshold(run: Run) -> float:
     return float(value) if is_number else 1.0
 
 
-def mean_reward(index: Index) -> dict[str, Any]:
+def mean_reward(index: Index) -> JsonObject:
     """Return the mean reward with its interval over examples, for a run without a summary."""
     places: dict[str, int] = {}
     rewards = Column()
@@ -312,7 +313,7 @@ def mean_reward(index: Index) -> dict[str, Any]:
         raise RunError(f"{index.file}: the rewards are too large for a mean ({error})") from error
 
 
-def bar_heights(histogram_data: Mapping[str, Any]) -> dict[str, object]:
+def bar_heights(histogram_data: JsonMapping) -> dict[str, object]:
     """Return a histogram as `low`, `high`, and `counts` in bars of equal width, empty ones included."""
     if not histogram_data["bars"]:
         return {"low": 0.0, "high": 0.0, "counts": []}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rove.core.plain import JsonMapping, JsonObject
 from rove.statistics.format import signed, version_words
 
 
@@ -69,7 +70,7 @@ OLDEST = 5
 """Versions older than this many others look alike."""
 
 
-def color_tokens(turns: Sequence[Mapping[str, Any]], advantage: float | None, color: str) -> dict[str, Any]:
+def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: str) -> JsonObject:
     """Return a rollout's tokens as the page shows them.
 
     Args:
@@ -119,7 +120,7 @@ def color_tokens(turns: Sequence[Mapping[str, Any]], advantage: float | None, co
     }
 
 
-def _sampled(turn: Mapping[str, Any]) -> Iterator[Token]:
+def _sampled(turn: JsonMapping) -> Iterator[Token]:
     """Yield the sampled tokens of a turn with what is known of each."""
     trained = turn.get("trained") or {"logprobs": [], "entropies": []}
     versions = [version for version, count in turn["versions"] for _ in range(min(count, len(turn["sampled"])))]

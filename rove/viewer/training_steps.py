@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonObject
 from rove.statistics import t_quantile
 from rove.viewer.index import Index
 from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN
@@ -13,7 +14,7 @@ from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN
 BANDS = ("spread", "interval", "quantiles")
 
 
-def steps(index: Index, band: str = "spread") -> list[dict[str, Any]]:
+def steps(index: Index, band: str = "spread") -> list[JsonObject]:
     """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures.
 
     Args:
@@ -59,7 +60,7 @@ def _quantiles(index: Index) -> dict[Any, tuple[float, float]]:
     return ends
 
 
-def _steps(index: Index) -> list[dict[str, Any]]:
+def _steps(index: Index) -> list[JsonObject]:
     sql = (
         "SELECT step, COUNT(*), COUNT(reward), AVG(reward), AVG(reward * reward), MIN(line), SUM(truncated) "
         f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL GROUP BY step ORDER BY step"
@@ -78,7 +79,7 @@ def _steps(index: Index) -> list[dict[str, Any]]:
     ]
 
 
-def groups(index: Index, step_from: int, step_to: int) -> dict[str, Any]:
+def groups(index: Index, step_from: int, step_to: int) -> JsonObject:
     """Return a histogram of the mean rewards of groups in some steps, and the number of zero-advantage groups.
 
     Args:

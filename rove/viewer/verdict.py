@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
+from rove.core.plain import JsonMapping
 from rove.statistics.format import duration, number, signed
 from rove.viewer.panels import SECONDS
 
@@ -25,7 +25,7 @@ MANY_ZERO_ADVANTAGE = 0.8
 """Share of zero-advantage groups from which a sentence names them."""
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[JsonMapping]
 
 
 def time_left(rows: Rows, planned: object) -> str:

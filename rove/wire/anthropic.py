@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -64,7 +65,7 @@ class _ToolUse(msgspec.Struct):
 class _Message(msgspec.Struct):
     """Parts of an answer that are read."""
 
-    content: list[dict[str, Any]]
+    content: list[JsonObject]
     stop_reason: str | None = None
     stop_details: Any = None
     usage: Any = None
@@ -87,8 +88,8 @@ def request_body(request: Request) -> dict[str, object]:
             not supported.
     """
     refuse_unsupported(request, "Anthropic's Messages API", "response_format")
-    system: list[dict[str, Any]] = []
-    turns: list[dict[str, Any]] = []
+    system: list[JsonObject] = []
+    turns: list[JsonObject] = []
     for message in request.messages:
         role, blocks = _turn(message)
         if role == "system":
@@ -100,7 +101,7 @@ def request_body(request: Request) -> dict[str, object]:
     sampling = request.sampling_params
     if sampling.max_tokens == 0:
         raise ConfigError("max_tokens is 0; expected 1 or more: Anthropic's Messages API always generates")
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "model": request.model or None,
         "max_tokens": DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
         "system": system or None,
@@ -116,7 +117,7 @@ def request_body(request: Request) -> dict[str, object]:
     return without_none(body)
 
 
-def _tool_choice(request: Request) -> dict[str, Any] | None:
+def _tool_choice(request: Request) -> JsonObject | None:
     if request.tool_choice is None:
         return None
     name = only_tool(request)
@@ -167,7 +168,7 @@ def _turn(message: Mapping[str, object]) -> tuple[str, list[dict[str, object]]]:
     return "system" if role in _INSTRUCTIONS else "user", blocks
 
 
-def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _from_assistant(message: JsonMapping) -> list[JsonObject]:
     original = message.get(CONTENT)
     if original and is_unedited(message, _text(original), _tool_calls(original)):
         return _without_blanks(original)
@@ -177,7 +178,7 @@ def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return blocks + [_tool_use(call) for call in tool_calls_of(message)]
 
 
-def _block(part: dict[str, Any]) -> dict[str, object]:
+def _block(part: JsonObject) -> dict[str, object]:
     text = text_or_refusal(part)
     if text is not None:
         return {"type": "text", "text": text}
@@ -186,7 +187,7 @@ def _block(part: dict[str, Any]) -> dict[str, object]:
     raise unsendable(part, "Anthropic's Messages API", "text or image_url")
 
 
-def _source(part: dict[str, Any], url: str) -> dict[str, Any]:
+def _source(part: JsonObject, url: str) -> JsonObject:
     head, _, data = url.partition(",")
     media_type, *options = head.removeprefix("data:").split(";")
     if head.startswith("data:") and media_type and "base64" in options:
@@ -199,7 +200,7 @@ def _source(part: dict[str, Any], url: str) -> dict[str, Any]:
 def _tool_use(call: ToolCall) -> dict[str, object]:
     given = call.function.arguments
     try:
-        arguments = msgspec.json.decode(given.strip() or "{}", type=dict[str, Any])
+        arguments = msgspec.json.decode(given.strip() or "{}", type=JsonObject)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"arguments of tool call {call.id!r} are {excerpt(given)} ({error}); expected the text of a JSON object, "
@@ -208,7 +209,7 @@ def _tool_use(call: ToolCall) -> dict[str, object]:
     return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: JsonObject) -> JsonObject:
     function = function_of(tool)
     if function is None:
         return tool
@@ -222,11 +223,11 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _text(blocks: list[dict[str, Any]]) -> str:
+def _text(blocks: list[JsonObject]) -> str:
     return "".join(msgspec.convert(block, _Text).text for block in blocks if block.get("type") == "text")
 
 
-def _tool_calls(blocks: list[dict[str, Any]]) -> list[dict[str, object]]:
+def _tool_calls(blocks: list[JsonObject]) -> list[dict[str, object]]:
     uses = [msgspec.convert(block, _ToolUse) for block in blocks if block.get("type") == "tool_use"]
     return [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
 
@@ -245,6 +246,6 @@ def _needs_original(blocks: list[dict[str, object]]) -> bool:
     return not (plain or types[-1] in _THINKING)  # the API refuses messages that end with thinking
 
 
-def _without_blanks(blocks: list[dict[str, Any]]) -> list[dict[str, object]]:
+def _without_blanks(blocks: list[JsonObject]) -> list[dict[str, object]]:
     """Return the blocks without blank texts, which the API sends but does not accept."""
     return [block for block in blocks if block.get("type") != "text" or block["text"].strip()]

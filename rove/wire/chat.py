@@ -9,7 +9,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
 from rove.core.messages import FIELDS, ROLES, text_of
-from rove.core.plain import MessageDict, ToolDefinition
+from rove.core.plain import JsonObject, MessageDict, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -70,7 +70,7 @@ RESERVED = frozenset(
 
 
 class _Message(msgspec.Struct):
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[JsonObject] | None = None
     tool_calls: list[Any] | None = None
     function_call: Any = None
     reasoning_content: Any = None
@@ -114,7 +114,7 @@ def request_body(request: Request) -> Json:
     return without_none(body)
 
 
-def _tool_choice(request: Request) -> str | dict[str, Any] | None:
+def _tool_choice(request: Request) -> str | JsonObject | None:
     if request.tool_choice is None:
         return None
     name = only_tool(request)
@@ -159,14 +159,14 @@ def read_response(body: object) -> Response:
 class _Body(TokenOptions):
     """Fields of a chat-completions request that are read."""
 
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
     tools: list[ToolDefinition] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
 
 
@@ -227,7 +227,7 @@ def response_body(head: Head, responses: Sequence[Response], usage: Usage, logpr
 
 
 def with_tokens(
-    body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
+    body: JsonObject, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
 ) -> Json:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
     if prompt_logprobs is not None:
@@ -274,7 +274,7 @@ def usage_chunk(head: Head, usage: Usage) -> Json:
 def _chunk(
     head: Head,
     index: int,
-    delta: dict[str, Any],
+    delta: JsonObject,
     finish_reason: str | None = None,
     logprobs: Logprobs = None,
 ) -> Json:
@@ -287,7 +287,7 @@ def _logprobs(tokens: list[TokenLogprob]) -> Json:
     return {"content": logprobs_content(tokens), "refusal": None}
 
 
-def checked_template_kwargs(given: dict[str, Any] | None) -> Json | None:
+def checked_template_kwargs(given: JsonObject | None) -> Json | None:
     """Return the variables of a chat template; None if there are none.
 
     Raises:

@@ -11,6 +11,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, as_json
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 
@@ -44,7 +45,7 @@ class ToolCall(msgspec.Struct):
     function: Function
 
 
-def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+def tool_call(id: str, name: str, arguments: str) -> JsonObject:
     """Return a tool call in chat form, for `tool_calls` of a message."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -94,7 +95,7 @@ def parts_of(message: Mapping[str, object]) -> list[dict[str, object]]:
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-def text_or_refusal(part: Mapping[str, Any]) -> str | None:
+def text_or_refusal(part: JsonMapping) -> str | None:
     """Return the text of a text or refusal part; None for a part of another type."""
     return text_in(part, part["type"]) if part.get("type") in ("text", "refusal") else None
 
@@ -118,7 +119,7 @@ def unsendable(part: Mapping[str, object], api: str, known: str) -> ConfigError:
     return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {known}")
 
 
-def is_unedited(message: Mapping[str, object], text: str, tool_calls: list[dict[str, Any]]) -> bool:
+def is_unedited(message: Mapping[str, object], text: str, tool_calls: list[JsonObject]) -> bool:
     """Return whether a message still has this text and these tool calls."""
     return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
 
@@ -227,7 +228,7 @@ def normalized_calls(calls: Sequence[object]) -> list[dict[str, object]]:
     given_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
     new_ids = _new_ids(calls)
     used_ids: set[str] = set()
-    normalized: list[dict[str, Any]] = []
+    normalized: list[JsonObject] = []
     for call in calls:
         if not isinstance(call, Mapping):
             raise InvalidModelResponseError(
@@ -290,7 +291,7 @@ def excerpt(value: object, limit: int = 200) -> str:
     return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
 
 
-def without_none(fields: dict[str, Any]) -> dict[str, object]:
+def without_none(fields: JsonObject) -> dict[str, object]:
     """Return a copy without the fields that are None."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -9,7 +9,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
 from rove.core.messages import text_of
-from rove.core.plain import MessageDict
+from rove.core.plain import JsonObject, MessageDict
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -186,10 +186,10 @@ def response_body(head: Head, responses: Sequence[Response], usage: Usage, logpr
 
 
 def with_tokens(
-    body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
+    body: JsonObject, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
 ) -> Json:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
-    choices: list[dict[str, Any]] = body["choices"]
+    choices: list[JsonObject] = body["choices"]
     if prompt_logprobs is not None:
         choices = [{**choice, "prompt_logprobs": one} for choice, one in zip(choices, prompt_logprobs, strict=True)]
     if token_ids:
@@ -198,7 +198,7 @@ def with_tokens(
     return {**body, "choices": choices}
 
 
-def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> Json:
+def chunk_with_prompt(chunk: JsonObject, prompt_token_ids: list[int] | None) -> Json:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
     return {**chunk, "choices": [{**choice, "prompt_token_ids": prompt_token_ids} for choice in chunk["choices"]]}
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import InvalidModelResponseError, ModelError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -55,7 +56,7 @@ class _Refusal(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    content: list[dict[str, Any]]
+    content: list[JsonObject]
 
 
 class _Reasoning(msgspec.Struct):
@@ -67,7 +68,7 @@ class _Reasoning(msgspec.Struct):
 class _Result(msgspec.Struct):
     """Parts of a response that are read."""
 
-    output: list[dict[str, Any]] | None = None
+    output: list[JsonObject] | None = None
     status: str | None = None
     error: Any = None
     incomplete_details: Any = None
@@ -110,7 +111,7 @@ def request_body(request: Request) -> dict[str, object]:
     return without_none(body)
 
 
-def _tool_choice(request: Request) -> str | dict[str, Any] | None:
+def _tool_choice(request: Request) -> str | JsonObject | None:
     if request.tool_choice is None:
         return None
     name = only_tool(request)
@@ -172,7 +173,7 @@ def _items(message: Mapping[str, object]) -> list[dict[str, object]]:
     return [{"role": role, "content": _content(message)}]
 
 
-def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _from_assistant(message: JsonMapping) -> list[JsonObject]:
     original = message.get(OUTPUT)
     if original and is_unedited(message, _text(original), _tool_calls(original)):
         return list(original)
@@ -184,21 +185,21 @@ def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         text += part_text
     if not text and is_text(message.get("refusal")):
         text = message["refusal"]
-    items: list[dict[str, Any]] = [{"role": "assistant", "content": text}] if text else []
+    items: list[JsonObject] = [{"role": "assistant", "content": text}] if text else []
     for call in tool_calls_of(message):
         function = {"name": call.function.name, "arguments": call.function.arguments}
         items.append({"type": "function_call", "call_id": call.id, **function})
     return items
 
 
-def _content(message: Mapping[str, object]) -> str | list[dict[str, Any]]:
+def _content(message: Mapping[str, object]) -> str | list[JsonObject]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
     return [_part(part, message.get("role") == "tool") for part in parts_of(message)]
 
 
-def _part(part: dict[str, Any], of_tool: bool) -> dict[str, object]:
+def _part(part: JsonObject, of_tool: bool) -> dict[str, object]:
     text, kind = text_or_refusal(part), part.get("type")
     if text is not None:
         return {"type": "input_text", "text": text}
@@ -215,7 +216,7 @@ def _part(part: dict[str, Any], of_tool: bool) -> dict[str, object]:
     )
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: JsonObject) -> JsonObject:
     function = function_of(tool)
     if function is None:
         return tool
@@ -234,11 +235,11 @@ def _parts(items: list[dict[str, object]], kind: str) -> list[dict[str, object]]
     return [part for message in messages for part in message.content if part.get("type") == kind]
 
 
-def _text(items: list[dict[str, Any]]) -> str:
+def _text(items: list[JsonObject]) -> str:
     return "".join(msgspec.convert(part, _Text).text for part in _parts(items, "output_text"))
 
 
-def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, object]]:
+def _tool_calls(items: list[JsonObject]) -> list[dict[str, object]]:
     calls = [msgspec.convert(item, _FunctionCall) for item in items if item.get("type") == "function_call"]
     return [tool_call(call.call_id or call.id, call.name, arguments_text(call.arguments)) for call in calls]
 

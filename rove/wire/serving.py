@@ -14,6 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Request, Response, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire.common import excerpt
@@ -25,7 +26,7 @@ IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
 )
 """Fields that do not change the answer; other unknown fields are passed to the client unchanged."""
-HARMLESS: dict[str, Any] = {"modalities": ["text"], "functions": []}
+HARMLESS: JsonObject = {"modalities": ["text"], "functions": []}
 """Values with which these fields have no effect."""
 ONLY_ENDPOINTS = frozenset(("reasoning_effort",))
 """Fields that some endpoints use and the embedded engine ignores."""
@@ -138,7 +139,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Bytes of the token if it is a part of a character, whose text shows U+FFFD instead; else b""."""
 
 
-Json = dict[str, Any]
+Json = JsonObject
 Tokens = Sequence[TokenLogprob]
 Logprobs = list[TokenLogprob] | None
 """Tokens of one choice; None if no log-probabilities were requested."""
@@ -153,7 +154,7 @@ def new_head(prefix: str, model: str) -> Head:
     return Head(f"{prefix}-{uuid.uuid4().hex}", model, int(time.time()))
 
 
-def completion_object(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, object]:
+def completion_object(head: Head, kind: str, choices: list[JsonObject]) -> dict[str, object]:
     """Return the JSON object of a completion, or of one chunk of its stream."""
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
 
@@ -280,13 +281,13 @@ def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, object]]:
     The bytes of all tokens together are the UTF-8 text, also where a character consists of several tokens.
     """
 
-    def entry(one: TokenLogprob) -> dict[str, Any]:
+    def entry(one: TokenLogprob) -> JsonObject:
         return {"token": one.token, "logprob": one.logprob, "bytes": list(one.utf8 or one.token.encode())}
 
     return [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in tokens]
 
 
-def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any] | None]:
+def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[JsonObject | None]:
     """Return a prompt's log-probabilities in vLLM's form: token id → log-probability; null for the first token.
 
     The rank is null for a token that is not among the requested likeliest ones.
@@ -327,9 +328,7 @@ def error_body(message: str, type: str = "invalid_request_error", code: str | No
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
 
 
-def tool_choice_of(
-    given: Any, tools: Sequence[Mapping[str, Any]] | None, parallel: bool | None = None
-) -> ToolChoice | None:
+def tool_choice_of(given: Any, tools: Sequence[JsonMapping] | None, parallel: bool | None = None) -> ToolChoice | None:
     """Return which tools must be called, according to OpenAI's `tool_choice`; None if none must.
 
     Args:
@@ -363,7 +362,7 @@ def tool_choice_of(
     return ToolChoice((name,), False)
 
 
-def joined_content(content: object, read_part: Callable[[Any], dict[str, Any]]) -> object:
+def joined_content(content: object, read_part: Callable[[Any], JsonObject]) -> object:
     """Return the content of a message in chat form: text parts joined, or parts converted by `read_part`."""
     if not isinstance(content, list):
         return content

@@ -9,7 +9,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.core.plain import ToolDefinition
+from rove.core.plain import JsonObject, ToolDefinition
 from rove.core.protocols import Request, Response, ToolChoice
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
@@ -46,7 +46,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 class _Turn(msgspec.Struct):
     role: str
-    content: str | list[dict[str, Any]]
+    content: str | list[JsonObject]
 
 
 class _Body(msgspec.Struct, kw_only=True):
@@ -55,9 +55,9 @@ class _Body(msgspec.Struct, kw_only=True):
     messages: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
     max_tokens: AtLeastOne
     model: str = ""
-    system: str | list[dict[str, Any]] | None = None
+    system: str | list[JsonObject] | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: JsonObject | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -97,7 +97,7 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def _tool_choice(given: dict[str, Any] | None, tools: list[ToolDefinition] | None) -> ToolChoice | None:
+def _tool_choice(given: JsonObject | None, tools: list[ToolDefinition] | None) -> ToolChoice | None:
     match given:
         case None | {"type": "auto" | "none"}:
             return None
@@ -179,12 +179,12 @@ def _blocks(message: Mapping[str, object], text_first: bool = False) -> list[Jso
 def _input(function: Any) -> Json:
     """Return the arguments of a call; text that is no JSON object becomes {"arguments": text}, since the API needs one."""
     try:
-        return msgspec.json.decode(function.arguments.strip() or "{}", type=dict[str, Any])
+        return msgspec.json.decode(function.arguments.strip() or "{}", type=JsonObject)
     except (ValueError, RecursionError):
         return {"arguments": function.arguments}
 
 
-def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator[Json]:
+def _block_events(position: int, block: JsonObject, begun: bool) -> Iterator[Json]:
     kind = block["type"]
     empty = {"text": {"text": ""}, "thinking": {"thinking": ""}, "tool_use": {"input": {}}}[kind]
     if not begun:
@@ -198,11 +198,11 @@ def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator
     yield {"type": "content_block_stop", "index": position}
 
 
-def _start(position: int, block: dict[str, Any]) -> Json:
+def _start(position: int, block: JsonObject) -> Json:
     return {"type": "content_block_start", "index": position, "content_block": block}
 
 
-def _delta(position: int, delta: dict[str, Any]) -> Json:
+def _delta(position: int, delta: JsonObject) -> Json:
     return {"type": "content_block_delta", "index": position, "delta": delta}
 
 
@@ -224,7 +224,7 @@ def _messages(turn: _Turn, position: int) -> list[Message]:
     return [_from_assistant(turn.content, where)] if turn.role == "assistant" else _from_user(turn.content, where)
 
 
-def _from_user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
+def _from_user(blocks: list[JsonObject], where: str) -> list[Message]:
     messages: list[Message] = []
     for result in (block for block in blocks if block.get("type") == "tool_result"):
         messages.append(ToolMessage(_content(result.get("content") or "", where), result.get("tool_use_id")))  # pyright: ignore[reportArgumentType]  checked later
@@ -232,7 +232,7 @@ def _from_user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     return [*messages, UserMessage(_content(rest, where))] if rest or not messages else messages
 
 
-def _from_assistant(blocks: list[dict[str, Any]], where: str) -> Message:
+def _from_assistant(blocks: list[JsonObject], where: str) -> Message:
     content_blocks = [
         block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")
     ]

@@ -12,7 +12,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.core.plain import ToolDefinition
+from rove.core.plain import JsonMapping, JsonObject, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
@@ -43,18 +43,18 @@ _ITEMS = "message, function_call, function_call_output or reasoning"
 
 
 class _Text(msgspec.Struct):
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
     verbosity: Any = None
 
 
 class _Body(msgspec.Struct, kw_only=True):
     """Fields of a Responses request that are read or ignored."""
 
-    input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    input: str | Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
     model: str = ""
     instructions: str | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -210,7 +210,7 @@ def _message_item(head: Head, part: dict[str, object]) -> Json:
     return {**item, "content": [{**more, **part}]}
 
 
-def _text_begins(item: dict[str, Any], position: int) -> Iterator[Json]:
+def _text_begins(item: JsonObject, position: int) -> Iterator[Json]:
     begun = {**item, "status": "in_progress", "content": []}
     yield {"type": "response.output_item.added", "output_index": position, "item": begun}
     part = {**item["content"][0], "text": "", "logprobs": []}
@@ -219,7 +219,7 @@ def _text_begins(item: dict[str, Any], position: int) -> Iterator[Json]:
 
 
 def _text_events(
-    head: Head, position: int, item: dict[str, Any], rest: str, logprobs: list[dict[str, Any]], begun: bool
+    head: Head, position: int, item: JsonObject, rest: str, logprobs: list[JsonObject], begun: bool
 ) -> Iterator[Json]:
     if not begun:
         yield from _text_begins(item, position)
@@ -286,7 +286,7 @@ def _messages(options: _Body) -> list[Json]:
     return list(messages)
 
 
-def _message(item: Mapping[str, Any], kind: str, position: int) -> Message:
+def _message(item: JsonMapping, kind: str, position: int) -> Message:
     if kind == "message":
         return Message(role=item.get("role"), content=_content(item.get("content"), position))
     if kind == "function_call":

@@ -25,6 +25,7 @@ from typing import IO, Any
 import msgspec
 
 from rove.core.errors import RemoteError, WorkerError
+from rove.core.plain import JsonObject
 from rove.workers.spawner import Spawner
 from rove.workers.worker import (
     EXIT_STATUS_TIMEOUT_S,
@@ -285,7 +286,7 @@ class _ForkServer:
         self.recent_output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
         self._send_lock = threading.Lock()
         self._statuses: dict[int, int] = {}
-        self._load_result: dict[str, Any] | None = None
+        self._load_result: JsonObject | None = None
         self._load_finished = threading.Event()
         # Where `close` is never called: the process ends when the control socket is closed.
         self._finalize = weakref.finalize(self, _end, self.control, self.process)
@@ -381,7 +382,7 @@ class _ForkServer:
             if not chunk:
                 return b"", True
 
-    def _receive(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: JsonObject) -> None:
         if "exited" in message:
             self._statuses[message["exited"]] = message["status"]
             self._statuses.pop(message["exited"] - MAX_STATUSES, None)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from rove.core.errors import RemoteError, WorkerError
+from rove.core.plain import JsonObject
 from rove.workers.worker import EXIT_STATUS_TIMEOUT_S, LENGTH, MAX_LINE_CHARS, MAX_OUTPUT_LINES, describe_exit
 
 POLL_S = 0.05
@@ -37,7 +38,7 @@ class Spawner:
     """
 
     def __init__(
-        self, command: Sequence[str], settings: dict[str, Any], env: dict[str, str], name: str, start_seconds: float
+        self, command: Sequence[str], settings: JsonObject, env: dict[str, str], name: str, start_seconds: float
     ):
         self.name = name
         self.is_closed = False

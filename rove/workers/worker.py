@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import Error, RemoteError, WorkerError, as_json
+from rove.core.plain import JsonObject
 
 LENGTH = struct.Struct("<I")
 EXIT_STATUS_TIMEOUT_S = 2.0
@@ -21,7 +22,7 @@ MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
 MAX_QUOTED_CHARS = 100
 """Maximum characters of a call that an error message quotes."""
 
-CallHandler = Callable[[str, dict[str, Any]], Awaitable[Any]]
+CallHandler = Callable[[str, JsonObject], Awaitable[Any]]
 """Handles a call that the worker makes: (name, arguments) → a value that JSON can represent."""
 
 
@@ -120,7 +121,7 @@ class Worker:
         except (OSError, EOFError, msgspec.MsgspecError):
             self._disconnect()
 
-    def _receive(self, frame: dict[str, Any]) -> None:
+    def _receive(self, frame: JsonObject) -> None:
         if "call" in frame:
             task = self.loop.create_task(self._handle(frame["id"], frame["call"], frame["args"]))
             self._handler_tasks.add(task)
@@ -134,8 +135,8 @@ class Worker:
         else:
             result.set_result(frame["result"])
 
-    async def _handle(self, call_id: int, name: str, args: dict[str, Any]) -> None:
-        reply: dict[str, Any] = {"id": call_id}
+    async def _handle(self, call_id: int, name: str, args: JsonObject) -> None:
+        reply: JsonObject = {"id": call_id}
         try:
             if self._handler is None:
                 raise Error(f"this worker has no handler for its call of '{name}'; pass one to Workers.open")

@@ -14,6 +14,7 @@ import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, HubError, TrustError
+from rove.core.plain import JsonObject
 from rove.hub.client.settings import is_url, normalize_address, token_for
 from rove.hub.client.transport import BytesSink, FolderTransport, HttpTransport, NotFoundError, Sink
 from rove.hub.package import limits
@@ -251,7 +252,7 @@ class Hub:
         content = await self._optional(f"{_folder(reference)}/README.md", limits.MAX_METADATA_BYTES)
         return None if content is None else content.decode(errors="replace")
 
-    async def results(self, reference: Reference) -> list[dict[str, Any]]:
+    async def results(self, reference: Reference) -> list[JsonObject]:
         """Return the results pushed for a version."""
         content = await self._optional(f"{_folder(reference)}/runs/index.json", MAX_RELEASES_BYTES)
         if content is None:
@@ -326,7 +327,7 @@ class Hub:
         path = f"/api/environments/{reference.owner}/{reference.name}"
         await self._transport.call("PUT", path, lambda: {"visibility": visibility})
 
-    async def me(self) -> dict[str, Any]:
+    async def me(self) -> JsonObject:
         """Return "owner" and "scopes" of the token."""
         return await self._transport.call("GET", "/api/me")
 
@@ -366,7 +367,7 @@ class _SearchResult(msgspec.Struct):
 
 
 class _Runs(msgspec.Struct):
-    runs: list[dict[str, Any]] = []
+    runs: list[JsonObject] = []
 
 
 class _FileSink(Sink):

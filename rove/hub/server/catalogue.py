@@ -14,6 +14,7 @@ import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, RejectedError
+from rove.core.plain import JsonObject
 from rove.hub.server.store import Store, StoredFile
 
 SCHEMA = 1
@@ -69,7 +70,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"offset is {self.offset}; expected 0 or more")
 
 
-def listing(store: Store, hub: str, search: str | None = None) -> dict[str, Any]:
+def listing(store: Store, hub: str, search: str | None = None) -> JsonObject:
     """Return the public environments of a hub named `hub`: the content of `/index.json`.
 
     `search` is the path of the search API, None in a static export.
@@ -78,7 +79,7 @@ def listing(store: Store, hub: str, search: str | None = None) -> dict[str, Any]
     return {"schema": SCHEMA, "hub": hub, "environments": [_entry(row) for row in rows], "search": search}
 
 
-def search(store: Store, query: Query, reader: str | None = None) -> dict[str, Any]:
+def search(store: Store, query: Query, reader: str | None = None) -> JsonObject:
     """Return the environments that match a query, name matches first, then by downloads."""
     words = query.q.casefold().split()
     conditions: list[tuple[str, list[Any]]] = [("instr(words, ?)", [word]) for word in words]
@@ -96,7 +97,7 @@ def search(store: Store, query: Query, reader: str | None = None) -> dict[str, A
     return {"environments": [_entry(row) for row in rows], "total": total}
 
 
-def environment(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
+def environment(store: Store, owner: str, name: str, reader: str | None = None) -> JsonObject:
     """Return an environment's versions, highest last: the content of `/OWNER/NAME/index.json`."""
     versions = [
         {
@@ -115,7 +116,7 @@ def environment(store: Store, owner: str, name: str, reader: str | None = None) 
     return {"schema": SCHEMA, "owner": owner, "name": name, "versions": versions, "keys": keys(store, owner)}
 
 
-def entry(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
+def entry(store: Store, owner: str, name: str, reader: str | None = None) -> JsonObject:
     """Return an environment's entry in the list."""
     rows = store.database.query(f"SELECT {ENTRY_QUERY} AND owner = ? AND name = ?", [reader, owner, name])
     if not rows:
@@ -186,7 +187,7 @@ def find_file(store: Store, owner: str, name: str, version: str, filename: str, 
     return FoundFile(store.files / owner / name / version / filename, kind, sha256, bool(private))
 
 
-def runs(store: Store, owner: str, name: str, version: str, reader: str | None = None) -> dict[str, Any]:
+def runs(store: Store, owner: str, name: str, version: str, reader: str | None = None) -> JsonObject:
     """Return the results pushed for a version, oldest first: the content of `runs/index.json`."""
     sql = (
         "SELECT {} FROM environments JOIN versions ON versions.environment = environments.id {}"

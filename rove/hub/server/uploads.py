@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from rove.core.checks import Settings
 from rove.core.errors import RejectedError
+from rove.core.plain import JsonObject
 from rove.core.ranges import NonNegativeInt, Seconds
 from rove.hub.package import limits
 from rove.hub.package.archives import MANIFEST
@@ -87,7 +88,7 @@ class Uploads:
         await self._checkers.close()
         await asyncio.to_thread(self._threads.shutdown)
 
-    async def receive(self, request: web.Request, owner: str, name: str, version: str) -> dict[str, Any]:
+    async def receive(self, request: web.Request, owner: str, name: str, version: str) -> JsonObject:
         """Read an authorized upload, check and publish it; return its description.
 
         Raises:

@@ -17,6 +17,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, UserMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, stop
@@ -109,7 +110,7 @@ class GymEnv(MultiTurnEnv):
             **{"rubric": rubric, "policies": {"random": self.random_policy}, **kwargs},
         )
 
-    def _rows(self, description: str, count: int, seed: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, description: str, count: int, seed: str) -> Iterator[JsonObject]:
         for position in range(count):
             yield {"question": description, "info": {"seed": derive_seed(seed, position) % (1 << 31)}}
 
@@ -219,7 +220,7 @@ def terminated(state: State) -> float:
     return float(state["gym_terminated"])
 
 
-def _make(env_cls: str | Callable[..., Any], kwargs: dict[str, Any]) -> object:
+def _make(env_cls: str | Callable[..., Any], kwargs: JsonObject) -> object:
     """Create the environment, with text rendering if Gymnasium supports it."""
     if not isinstance(env_cls, str):
         return env_cls(**kwargs)
@@ -242,7 +243,7 @@ def _registered_max_steps(env_cls: str | Callable[..., Any]) -> int | None:
         raise ConfigError(f"Gymnasium has no environment '{env_cls}': {error}") from error
 
 
-def _reset(env: Any, seed: int) -> tuple[Any, Mapping[str, Any]]:
+def _reset(env: Any, seed: int) -> tuple[Any, JsonMapping]:
     """Return the first observation and info; the seed is passed only if `reset` takes one."""
     parameters = inspect.signature(env.reset).parameters.values()
     takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
@@ -252,7 +253,7 @@ def _reset(env: Any, seed: int) -> tuple[Any, Mapping[str, Any]]:
     return result, {}
 
 
-def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, JsonMapping]:
     """Return observation, reward, whether the episode is done, whether it terminated, and info, from either form of `step`."""
     if len(result) == 5:
         observation, reward, is_terminated, is_truncated, info = result

@@ -14,7 +14,7 @@ from typing import Any
 from rove.core.digest import digest_files
 from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages, as_messages
-from rove.core.plain import Identity
+from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
@@ -119,7 +119,7 @@ class TasksetEnv(AgentEnv):
         identity = {"taskset": self.settings, "module": digest_files(files), "verifiers": self.description["version"]}
         return {**super().identity, **identity}
 
-    def _rows(self, train: bool) -> Iterator[dict[str, Any]]:
+    def _rows(self, train: bool) -> Iterator[JsonObject]:
         for start in itertools.count(0, CHUNK_SIZE):
             rows = self.workers.call_sync("rows", ROWS_TIMEOUT_S, train=train, start=start, stop=start + CHUNK_SIZE)
             for row in rows:
@@ -237,7 +237,7 @@ def _workers(
     )
 
 
-def _load(workers: Workers, taskset: str) -> dict[str, Any]:
+def _load(workers: Workers, taskset: str) -> JsonObject:
     """Start the worker; return its description of the taskset."""
     try:
         workers.start()

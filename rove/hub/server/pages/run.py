@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from rove.core.messages import ROLES
-from rove.core.plain import Info, MessageDict
+from rove.core.plain import Info, JsonMapping, JsonObject, MessageDict
 from rove.core.records import ErrorInfo, RolloutRecord, Scores
 from rove.hub.package.manifest import Count
 from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, table, tag, text
@@ -71,7 +71,7 @@ class Summary(Struct, frozen=True):
 
 class _Message(Struct):
     role: str
-    content: str | list[str | dict[str, Any]] | None = None
+    content: str | list[str | JsonObject] | None = None
 
 
 class _Example(Struct):
@@ -144,7 +144,7 @@ class Scale(NamedTuple):
         return f"{shown(self.low)} to {shown(self.high)}"
 
 
-def rows_of(version: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
+def rows_of(version: str, runs: Sequence[JsonMapping]) -> list[Row]:
     """Return the leaderboard rows of a version, best first; `runs` are entries of `catalogue.runs`."""
     rows = [
         Row(version, run["id"], run["model"], run["uploaded"], read_summary(msgspec.json.decode(run["summary"])))

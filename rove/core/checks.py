@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 import msgspec
 
 from rove.core.errors import ConfigError, SettingError, nearest
+from rove.core.plain import is_mapping
 from rove.core.ranges import form_of, range_of
 from rove.core.renamed_settings import rename_hint
 
@@ -106,11 +107,11 @@ def raise_explained(
     path = path.removeprefix("key` in `").removeprefix("$")
     for step in re.findall(r"\.\.\.|[^.\[\]`]+", path):
         annotation = type_below(annotation, step)
-        if step == "..." and isinstance(value, Mapping):  # msgspec does not name the key of a table
+        if step == "..." and is_mapping(value):  # msgspec does not name the key of a table
             step = _first_wrong_key(value, annotation, strict)
         if isinstance(value, list | tuple | set | frozenset):
-            value = list(value)
-            name, value = f"{name}[{step}]", value[int(step)]
+            items: list[Any] = [*value]
+            name, value = f"{name}[{step}]", items[int(step)]
         else:
             name, value = f"{name}.{step}".lstrip("."), value[step]
     cause = error.__cause__  # raised in `__post_init__` of a struct

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError
+from rove.core.plain import is_list, is_mapping
 
 PIECES, PIECE = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -67,9 +68,10 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "blake2b").hexdigest()
 
 
-def digest_code(function: Any) -> str:
+def digest_code(function: Callable[..., object]) -> str:
     """Return a hash of the source of a function or of a callable's class; "" if the source is not available."""
-    for target in (function, type(function)):
+    targets: list[Any] = [function, type(function)]
+    for target in targets:
         try:
             text = inspect.getsource(target)
         except (OSError, TypeError):  # a builtin or interactive code
@@ -145,9 +147,9 @@ def derive_seed(*parts: object) -> int:
 def plain(value: object) -> Any:
     """Return a value without None at any depth, since TOML has no null."""
     value = msgspec.to_builtins(value)
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {str(key): plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if is_list(value):
         return [plain(item) for item in value if item is not None]
     return value
 
@@ -157,7 +159,7 @@ def differences(old: Mapping[str, object], new: Mapping[str, object], prefix: st
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
+        if is_mapping(a) and is_mapping(b):
             lines += differences(a, b, f"{prefix}{key}.")
         elif a != b:
             lines.append(f"{prefix}{key}: was {a!r}, now {b!r}")

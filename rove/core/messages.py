@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rove.core.errors import ConfigError, short_repr
-from rove.core.plain import Content
+from rove.core.plain import Content, JsonMapping, is_mapping
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -71,28 +71,30 @@ def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message
         return value
     if isinstance(value, str):
         return Message(role=role, content=value)
-    given_role = value.get("role") if isinstance(value, Mapping) else None
+    given_role = value.get("role") if is_mapping(value) else None
     if not isinstance(given_role, str) or given_role not in ROLES:
         raise ConfigError(f"not a chat message: {short_repr(value)}; expected a dict with a 'role' in {sorted(ROLES)}")
     return Message(value)
 
 
-def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | str], role: str = "user") -> Messages:
+def as_messages(
+    value: str | Mapping[str, object] | Iterable[Mapping[str, object] | str], role: str = "user"
+) -> Messages:
     """Return a text, one message or several as a list of messages; texts get the role `role`.
 
     Raises:
         ConfigError: A message has no known role, or `value` is something else.
     """
-    if isinstance(value, (str, Mapping)):
-        return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  pyright does not narrow Mapping here
-    if not isinstance(value, Iterable):
+    if isinstance(value, str) or is_mapping(value):
+        return [as_message(value, role)]
+    if not isinstance(value, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  users pass anything
         raise ConfigError(
             f"not chat messages: {short_repr(value)}; expected a text, a dict with a 'role', or a list of these"
         )
     return [as_message(item, role) for item in value]
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def text_of(message: JsonMapping) -> str:
     """Return the text of a message: its content, or its text parts joined; "" if there is none."""
     content = message.get("content")
     if content is None:

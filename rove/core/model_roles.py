@@ -116,7 +116,7 @@ class _Numbers:
     """Number of queries to a role in a rollout, and the positions of those answered, in order."""
 
     count: int = 0
-    answered: list[int] = field(default_factory=list)
+    answered: list[int] = field(default_factory=list[int])
 
 
 def _numbers(state: State, role: str) -> _Numbers:

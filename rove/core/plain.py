@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 Row = dict[str, Any]
 """A dataset row: `prompt` or `question`, and any other columns."""
@@ -13,6 +13,8 @@ MessageDict = dict[str, Any]
 """A chat message in the OpenAI wire form; `rove.Message` is one with access by attribute."""
 ToolDefinition = dict[str, Any]
 """A tool in the OpenAI wire form: {"type": "function", "function": {"name": …, "description": …, "parameters": …}}."""
+JsonValue = Any
+"""A decoded JSON value; the code that reads it checks it."""
 JsonObject = dict[str, Any]
 """A decoded JSON object; the code that reads a value checks it."""
 JsonMapping = Mapping[str, Any]
@@ -23,3 +25,13 @@ Identity = dict[str, object]
 """What distinguishes an environment, a model or a run from others, for `rove.core.digest.fingerprint`."""
 Content = str | Sequence[Mapping[str, object] | str] | None
 """The content of a message: a text, or a list of parts."""
+
+
+def is_mapping(value: object) -> TypeGuard[JsonMapping]:
+    """Return whether a value is a mapping; `isinstance` alone leaves the types of its keys and values unknown."""
+    return isinstance(value, Mapping)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Return whether a value is a list; `isinstance` alone leaves the type of its items unknown."""
+    return isinstance(value, list)

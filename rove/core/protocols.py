@@ -12,7 +12,7 @@ from msgspec import Meta
 from rove.core.checks import Settings, check_fields, raise_explained
 from rove.core.errors import ConfigError, OverlongPromptError, as_json
 from rove.core.messages import Message
-from rove.core.plain import MessageDict, ToolDefinition
+from rove.core.plain import JsonObject, MessageDict, ToolDefinition
 from rove.core.ranges import (
     MAX_INT,
     AnyInt,
@@ -78,11 +78,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """Return the log-probability of each sampled token and of this many of the most likely tokens at its position."""
     prompt_logprobs: NonNegativeInt | None = None
     """The same for the tokens of the prompt."""
-    response_format: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
     """JSON output in OpenAI's form: {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}."""
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: JsonObject | None = None
     """Constrained output in vLLM's form: one of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark}."""
-    extra: dict[str, Any] = {}
+    extra: JsonObject = {}
     """Additional fields of an endpoint's request body, sent unchanged."""
 
     @staticmethod
@@ -119,7 +119,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
         check_fields(self)
 
 
-def _normalized(args: dict[str, Any]) -> dict[str, Any]:
+def _normalized(args: JsonObject) -> JsonObject:
     """Return sampling arguments with OpenAI's other names and forms replaced by those of `SamplingParams`."""
     if "max_completion_tokens" in args:
         args["max_tokens"] = args.pop("max_completion_tokens")
@@ -215,7 +215,7 @@ class Request(msgspec.Struct, frozen=True):
     """Required tool call. None = tool calls are optional."""
     add_generation_prompt: bool = True
     """Whether the chat template ends the prompt with the beginning of the assistant's turn."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Additional variables of the model's chat template, such as `enable_thinking`."""
     previous: StepTokens | None = None
     """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenizing the history again."""

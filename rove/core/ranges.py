@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 import sys
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import msgspec.inspect
 from msgspec import Meta
+
+from rove.core.plain import JsonMapping
 
 MAX_INT = 2**63 - 1
 """Largest integer of TOML. Messages do not show it as an upper bound."""
@@ -115,9 +117,9 @@ def range_of(annotation: object) -> Range | None:
 
 
 def _range(info: object) -> Range | None:
-    extra: dict[str, Any] = {}
+    extra: JsonMapping = {}
     if isinstance(info, msgspec.inspect.Metadata):
-        extra, info = info.extra or {}, info.type
+        extra, info = cast(JsonMapping, info.extra or {}), info.type
     if isinstance(info, msgspec.inspect.UnionType):
         ranges = [_range(option) for option in info.types]
         return next((found for found in ranges if found is not None), None)
@@ -130,4 +132,5 @@ def _range(info: object) -> Range | None:
 def form_of(annotation: object) -> str:
     """Return in words what a text type such as `Device` expects; "" if every text is allowed."""
     info = msgspec.inspect.type_info(annotation)
-    return (info.extra or {}).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""
+    extra: JsonMapping = cast(JsonMapping, info.extra or {}) if isinstance(info, msgspec.inspect.Metadata) else {}
+    return extra.get("expected", "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.plain import Info, MessageDict, ToolDefinition
+from rove.core.plain import Info, JsonObject, MessageDict, ToolDefinition
 from rove.core.renderings import Rendering
 
 SCHEMA_VERSION = 2
@@ -108,7 +108,7 @@ class Scores(msgspec.Struct, frozen=True):
     weights: dict[str, float]
     metrics: dict[str, float] = {}
     """Values that do not count towards the reward."""
-    extras: dict[str, Any] = {}
+    extras: JsonObject = {}
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):

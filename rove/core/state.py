@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rove.core.plain import ToolDefinition
+from rove.core.plain import Row, ToolDefinition
 from rove.core.records import ErrorInfo, TrajectoryStep
 from rove.core.renderings import Rendering
 
@@ -21,14 +21,14 @@ class Bookkeeping:
     reads them too where the author has not set a key of the same name.
     """
 
-    input: dict[str, Any] | None = None
+    input: Row | None = None
     """The dataset row."""
     prompt: Any = None
     """The prompt with which the rollout has begun: messages, or a text in completion mode; None before that."""
     completion: Any = None
     """Messages after the prompt, or a text in completion mode; None if nothing has set it."""
-    trajectory: list[TrajectoryStep] = field(default_factory=list)
-    model_roles: dict[str, list[TrajectoryStep]] = field(default_factory=dict)
+    trajectory: list[TrajectoryStep] = field(default_factory=list[TrajectoryStep])
+    model_roles: dict[str, list[TrajectoryStep]] = field(default_factory=dict[str, list[TrajectoryStep]])
     tools: list[ToolDefinition] | None = None
     """Tools that the model was offered."""
     reads_tools: bool = False
@@ -38,7 +38,7 @@ class Bookkeeping:
     stop_condition: str | None = None
     is_truncated: bool = False
     error: ErrorInfo | None = None
-    renderings: dict[int, Rendering] = field(default_factory=dict)
+    renderings: dict[int, Rendering] = field(default_factory=dict[int, Rendering])
     env_id: str = ""
     """Path of the member of a group of environments."""
     env_depth: int = 0
@@ -47,7 +47,7 @@ class Bookkeeping:
     scoring_seconds: float = 0.0
     turn_numbers: Any = None
     """Counts model turns, see `rove.rollouts.runner`."""
-    role_numbers: dict[str, Any] = field(default_factory=dict)
+    role_numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     role_clients: Any = None
     """Clients that replace those of the environment by role, see `rove.query`."""
     conversations: list[list[TrajectoryStep]] | None = None
@@ -113,7 +113,7 @@ class State(dict[str, Any]):
         own = {name: values.pop(name) for name in (_FIELDS - _AUTHORS_FIELDS) & values.keys()}
         super().__init__(*mappings, **values)
         source = mappings[0] if mappings else None
-        self._bookkeeping = copy.copy(source._bookkeeping) if isinstance(source, State) else Bookkeeping()
+        self._bookkeeping: Bookkeeping = copy.copy(source._bookkeeping) if isinstance(source, State) else Bookkeeping()
         for name, value in own.items():
             setattr(self._bookkeeping, name, value)
         self._bookkeeping.given = self._bookkeeping.given.union(own)
@@ -155,7 +155,7 @@ class State(dict[str, Any]):
 
 def bookkeeping(state: State) -> Bookkeeping:
     """Return rove's own record of a rollout, which the author's keys cannot change."""
-    return state._bookkeeping
+    return state._bookkeeping  # pyright: ignore[reportPrivateUsage]  the one place outside of the class
 
 
 def prompt_of(state: State) -> Any:

@@ -133,7 +133,7 @@ def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[AdapterTokens], pl
 
 
 @contextmanager
-def adapter_hooks(model: Any, adapter: Adapter | None) -> Iterator[None]:
+def adapter_hooks(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None]:
     """Return a context in which the model's own modules compute with the adapter."""
     parts = adapter.parts if adapter else {}
     hooks = [

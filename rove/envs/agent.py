@@ -146,7 +146,7 @@ class AgentEnv(Environment):
         code = "" if self.agent is None else digest_code(unwrapped(self.agent))
         return {**super().identity, "agent": self.command or code, "agent_sampling": sorted(self.agent_sampling)}
 
-    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, Any] | None:
+    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, object] | None:
         """Prepare the state in place, or return a mapping to add to it."""
         return state
 
@@ -308,7 +308,7 @@ def longest_conversation(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep
             conversations.append([step])
         else:
             match.append(step)
-    return max(reversed(conversations), key=len, default=[])
+    return max(reversed(conversations), key=len) if conversations else []
 
 
 def conversation(steps: Sequence[TrajectoryStep]) -> Messages:

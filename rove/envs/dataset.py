@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
-from rove.core.plain import Row
+from rove.core.plain import JsonMapping, Row, is_mapping
 
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
@@ -48,10 +48,10 @@ class Rows:
     def __init__(self, source: DatasetSource):
         self._source = source
         self._rows: Sequence[Mapping[str, Any]] | None = None
-        self._pending: Iterator[Mapping[str, Any]] | None = None
+        self._pending: Iterator[JsonMapping] | None = None
         self._failure: Exception | None = None
 
-    def first(self, n: int = -1) -> Iterator[Mapping[str, Any]]:
+    def first(self, n: int = -1) -> Iterator[JsonMapping]:
         """Yield the first `n` rows (all if n < 0)."""
         if self._rows is None:
             self._open()
@@ -93,15 +93,17 @@ class Rows:
         return True
 
     def _open(self) -> None:
-        source = self._source() if isinstance(self._source, Callable) else self._source
+        source: Any = self._source() if callable(self._source) else self._source
         if isinstance(source, (str, Path)):
             source = JsonLines(Path(source))
         if isinstance(source, Iterable) and not isinstance(source, Sized):
-            self._rows, self._pending = [], iter(source)
+            pending: Iterable[Any] = source
+            self._rows, self._pending = [], iter(pending)
         elif isinstance(source, JsonLines) or (hasattr(source, "column_names") and not isinstance(source, Mapping)):
             self._rows = source
         elif isinstance(source, Iterable) and not isinstance(source, Mapping):
-            self._rows = [_check_row(row, i) for i, row in enumerate(source)]
+            items: Iterable[Any] = source
+            self._rows = [_check_row(row, i) for i, row in enumerate(items)]
         else:
             raise ConfigError(
                 f"a dataset cannot be a {type(source).__name__}; give a list of dicts, a Hugging Face Dataset, a .jsonl path, "
@@ -109,13 +111,13 @@ class Rows:
             )
 
 
-def _check_row(row: object, position: int) -> Mapping[str, object]:
-    if not isinstance(row, Mapping):
+def _check_row(row: object, position: int) -> JsonMapping:
+    if not is_mapping(row):
         raise ConfigError(f"dataset row {position} is a {type(row).__name__}, expected a dict: {row!r}")
     return row
 
 
-class JsonLines(Sequence[dict[str, Any]]):
+class JsonLines(Sequence[Row]):
     """The rows of a JSONL file, read on access; only line offsets are kept in memory.
 
     A byte-order mark at the beginning and empty lines are skipped.
@@ -152,7 +154,7 @@ class JsonLines(Sequence[dict[str, Any]]):
 
     def __getitem__(self, position: Any) -> Any:
         self._file.seek(self._starts[position])
-        return msgspec.json.decode(self._file.readline(), type=dict)
+        return msgspec.json.decode(self._file.readline(), type=Row)
 
     def line_number(self, position: int) -> int:
         """Return the number of the line of a row, counted from 1."""
@@ -175,10 +177,10 @@ def reject_bytes(path: Path, line: int, error: UnicodeDecodeError) -> NoReturn:
 
 
 def build_example(
-    row: Mapping[str, Any],
+    row: JsonMapping,
     index: int,
     system_prompt: str | None = None,
-    few_shot: Sequence[Mapping[str, Any]] | None = None,
+    few_shot: Sequence[JsonMapping] | None = None,
     message_type: str = "chat",
 ) -> Row:
     """Convert a row to the input of a rollout: `prompt`, `answer`, `info`, `example_id`, and every other column.
@@ -228,7 +230,7 @@ def _info(value: object, index: int) -> dict[str, object]:
             raise ConfigError(f"dataset row {index}: 'info' is text but not JSON: {error}") from error
     if value is None:
         return {}
-    if not isinstance(value, Mapping):
+    if not is_mapping(value):
         raise ConfigError(f"dataset row {index}: 'info' is a {type(value).__name__}, expected a dict or its JSON")
     return dict(value)
 

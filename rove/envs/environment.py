@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Unpack
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, Unpack, overload
 
+from rove.clients.scripted import ScriptedPolicy
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
-from rove.core.plain import Identity, MessageDict, Row, ToolDefinition
+from rove.core.plain import Identity, MessageDict, Row, ToolDefinition, is_list, is_mapping
 from rove.core.protocols import AnyClient, Request
 from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
@@ -53,11 +54,14 @@ class Turn(Protocol):
         ...
 
 
-ScriptedPolicy = Callable[[Messages, State, Any], Any]
-"""A scripted policy: (messages, state, random.Random) → text or message."""
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
-def stop(priority: Any = 0) -> Any:
+@overload
+def stop(priority: Method) -> Method: ...
+@overload
+def stop(priority: float = 0) -> Callable[[Method], Method]: ...
+def stop(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self, state) -> bool` as a stop condition; its name becomes `state["stop_condition"]`.
 
     Stop conditions are checked after the model's turn and after the environment's, highest `priority` first, then by
@@ -72,7 +76,11 @@ def stop(priority: Any = 0) -> Any:
     return _mark("rove_stop", priority)
 
 
-def cleanup(priority: Any = 0) -> Any:
+@overload
+def cleanup(priority: Method) -> Method: ...
+@overload
+def cleanup(priority: float = 0) -> Callable[[Method], Method]: ...
+def cleanup(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self, state)` to run after every rollout, even a failed one, highest `priority` first.
 
     It runs after the rollout's reward functions, which may use what it closes, and before group rewards. What reward functions
@@ -81,17 +89,21 @@ def cleanup(priority: Any = 0) -> Any:
     return _mark("rove_cleanup", priority)
 
 
-def teardown(priority: Any = 0) -> Any:
+@overload
+def teardown(priority: Method) -> Method: ...
+@overload
+def teardown(priority: float = 0) -> Callable[[Method], Method]: ...
+def teardown(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self)` to run once, when the run that used the environment ends, highest `priority` first."""
     return _mark("rove_teardown", priority)
 
 
-def _mark(kind: str, priority: object) -> object:
-    if callable(priority):  # used without parentheses: @stop
+def _mark(kind: str, priority: Method | float) -> Method | Callable[[Method], Method]:
+    if not isinstance(priority, (int, float)):  # used without parentheses: @stop
         setattr(priority, kind, 0)
         return priority
 
-    def decorate(method: object) -> object:
+    def decorate(method: Method) -> Method:
         setattr(method, kind, priority)
         return method
 
@@ -164,7 +176,11 @@ class Environment(ABC):
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
-        for name, value, wanted in (("rubric", rubric, (Rubric, RubricGroup)), ("policies", policies, Mapping)):
+        arguments: list[tuple[str, object, Any]] = [
+            ("rubric", rubric, (Rubric, RubricGroup)),
+            ("policies", policies, Mapping),
+        ]
+        for name, value, wanted in arguments:
             if value is not None and not isinstance(value, wanted):
                 kind = "a rove.Rubric" if name == "rubric" else "a dict of functions by name"
                 raise ConfigError(f"{name} is {value!r}; expected {kind}")
@@ -294,7 +310,7 @@ class Environment(ABC):
                 return True
         return False
 
-    async def post_rollout(self, state: State) -> Any:  # noqa: B027  a hook that authors may override
+    async def post_rollout(self, state: State) -> object:  # noqa: B027  a hook that authors may override
         """Prepare what reward functions need, before scoring. May be sync.
 
         Called when the rollout has ended, also by a limit or an error; its resources are still open.
@@ -312,7 +328,7 @@ class Environment(ABC):
         await _run_all([*self._teardowns, *([] if self.rubric.use_count else [self.rubric.teardown])])
 
     @asynccontextmanager
-    async def used_in_run(self) -> AsyncIterator[None]:
+    async def used_in_run(self) -> AsyncGenerator[None]:
         """Return a context manager that marks the environment as in use.
 
         When several runs share an environment or rubric, the last one to end tears it down.
@@ -394,7 +410,7 @@ def offered_tools(state: State) -> list[ToolDefinition] | None:
     tools = state.get("tools")
     if tools is None and not own.reads_tools:
         return own.tools
-    if tools is None or (isinstance(tools, list) and all(map(_is_tool_definition, tools))):
+    if tools is None or (is_list(tools) and all(map(_is_tool_definition, tools))):
         return tools
     if own.reads_tools:
         raise ConfigError(
@@ -405,8 +421,8 @@ def offered_tools(state: State) -> list[ToolDefinition] | None:
 
 
 def _is_tool_definition(tool: object) -> bool:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    function = tool.get("function") if is_mapping(tool) else None
+    return is_mapping(function) and isinstance(function.get("name"), str)
 
 
 async def _run_all(methods: Sequence[Callable[..., object]], *args: object) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from random import Random
 from typing import Any
 
+from rove.clients.scripted import Answer
 from rove.core.errors import ConfigError, nearest
+from rove.core.messages import Messages
 from rove.core.plain import Identity, Row
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
@@ -124,7 +127,7 @@ class EnvGroup(Environment):
         return [*super().components, *(part for env in self.envs for part in env.components)]
 
     @contextmanager
-    def at_member(self, state: State) -> Iterator[Environment]:
+    def at_member(self, state: State) -> Generator[Environment]:
         """Return a context manager with the member of a rollout's example.
 
         Inside of it, the bookkeeping's `env_depth` is the position of nested groups in the path.
@@ -147,10 +150,11 @@ class EnvGroup(Environment):
 
     def _common_policies(self) -> dict[str, ScriptedPolicy]:
         """Return the scripted policies that every member ships; each call goes to the member of the example."""
-        common = set.intersection(*(set(env.policies) for env in self.envs))
+        first, *others = (set(env.policies) for env in self.envs)
+        common = first.intersection(*others)
 
         def delegate(name: str) -> ScriptedPolicy:
-            def policy(messages: Any, state: State, rng: Any) -> object:
+            def policy(messages: Messages, state: State, rng: Random) -> Answer | Awaitable[Answer]:
                 env: Environment = self
                 for part in str((bookkeeping(state).input or {})["env_id"]).split("/"):
                     assert isinstance(env, EnvGroup)
@@ -200,7 +204,7 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
     if not envs:
         raise ConfigError("an EnvGroup needs at least one environment; got none")
     for env in envs:
-        if not isinstance(env, Environment):
+        if not isinstance(env, Environment):  # pyright: ignore[reportUnnecessaryIsInstance]  users pass anything
             raise ConfigError(f"an EnvGroup holds environments; got {env!r}: pass what load_environment() returns")
     if names is None:
         names = [env.env_id or f"env_{i}" for i, env in enumerate(envs)]

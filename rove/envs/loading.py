@@ -22,6 +22,7 @@ import msgspec
 from rove.core.config import read_toml
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
+from rove.core.plain import Arguments, is_mapping
 from rove.envs.environment import Environment
 from rove.envs.question_files import check_question_file, is_question_file
 from rove.envs.questions import QuestionsEnv, question_file_version
@@ -94,7 +95,7 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     return env
 
 
-def _load_questions(env_id: str, env_args: dict[str, Any]) -> Environment:
+def _load_questions(env_id: str, env_args: Arguments) -> Environment:
     _check_args(env_id, QuestionsEnv, env_args | {"path": env_id})
     _check_types(env_id, QuestionsEnv.__init__, env_args)
     env = QuestionsEnv(env_id, **env_args)
@@ -168,13 +169,13 @@ def environment_defaults(
     table: Any = read_toml(file) if file.is_file() else {}
     for name in ("tool", tool, "eval"):
         table = table.get(name, {})
-        if not isinstance(table, dict):
+        if not is_mapping(table):
             raise ConfigError(f"{file}: '{name}' is {table!r}; expected the table [tool.{tool}.eval]")
-    return file, table
+    return file, dict(table)
 
 
 def environment_version(
-    env_id: str, env_dir: str | Path | None = None, env_args: Mapping[str, Any] | None = None
+    env_id: str, env_dir: str | Path | None = None, env_args: Mapping[str, object] | None = None
 ) -> str:
     """Return name, version and code hash of the environment that `load_environment` would load.
 
@@ -188,7 +189,7 @@ def environment_version(
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
         check_question_file(file)
-        held_out = (env_args or {}).get("held_out", 0.0)
+        held_out: Any = (env_args or {}).get("held_out", 0.0)
         return f"{env_id}#{question_file_version(file, held_out)}"
     return f"{_module_name(env_id)}#{_source(file)}"
 
@@ -492,7 +493,7 @@ def _hint(error: Exception) -> str:
     )
 
 
-def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
+def _check_args(env_id: str, load: Any, env_args: Arguments) -> None:
     parameters = inspect.signature(load).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -502,7 +503,7 @@ def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
             raise ConfigError(f"environment '{env_id}' has no argument '{given}'; {nearest(given, names)}")
 
 
-def _check_types(env_id: str, load: object, env_args: dict[str, Any]) -> None:
+def _check_types(env_id: str, load: object, env_args: Arguments) -> None:
     try:
         hints = get_type_hints(load)
     except Exception:  # names that exist only for type checkers

@@ -11,7 +11,7 @@ from typing import Any
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, MCPServerError, ToolCallError, nearest, phase
 from rove.core.messages import Messages
-from rove.core.plain import Identity
+from rove.core.plain import Identity, JsonMapping, JsonObject
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, cleanup, teardown
@@ -87,7 +87,7 @@ class MCPEnv(ToolEnv):
         self._server_tool_names: set[str] = set()
         self._shared: Servers | None = None
         self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
-        self._initial_identity: dict[str, Any] | None = None
+        self._initial_identity: JsonObject | None = None
 
     @property
     def identity(self) -> Identity:
@@ -187,7 +187,7 @@ class MCPEnv(ToolEnv):
             self._server_tool_names.add(tool.name)
         self._initial_identity = identity
 
-    def _as_tool(self, server: ServerSettings, listed: Mapping[str, Any]) -> tuple[ServerSettings, Tool]:
+    def _as_tool(self, server: ServerSettings, listed: JsonMapping) -> tuple[ServerSettings, Tool]:
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", server.prefix + listed["name"])[:64]
         return server, Tool(
             name=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from rove.core.protocols import Limits
 from rove.core.records import Outcome, RolloutRecord
@@ -21,7 +21,7 @@ class EvaluationOptions(TypedDict, total=False):
     """Number of rows to skip at the start of the dataset."""
     rollouts_per_example: int
     """Rollouts per example (default: 1)."""
-    sampling_args: Mapping[str, Any]
+    sampling_args: Mapping[str, object]
     """Sampling parameters with OpenAI's names."""
     max_concurrent: int | None
     """Maximum concurrent rollouts. Default: the client's recommendation."""

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rove.core.config import import_function
 from rove.core.digest import digest_files
@@ -207,19 +207,23 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
 _SPACED_GROUPS = re.compile(r"\d+(?: \d+)+")
 
 
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
+
+
 def _is_blank(value: object) -> bool:
     """Return whether a value is missing: null, an empty or blank text, an empty list, or not a number."""
     if isinstance(value, str):
         return not value.strip()
     if isinstance(value, float):
         return math.isnan(value)
-    return value is None or (isinstance(value, (list, tuple)) and not value)
+    return value is None or (_is_sequence(value) and not value)
 
 
 def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
     """Return a question as text, or as a list of messages."""
     value = row.values[column]
-    if isinstance(value, (list, tuple)):
+    if _is_sequence(value):
         try:
             messages = list(as_messages(value))
         except (Error, TypeError) as error:
@@ -247,7 +251,7 @@ def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messa
 def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
     """Return the accepted answers of a row, in order and each once."""
     value = row.values[column]
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    listed = list(value) if _is_sequence(value) else [value]
     if any(_is_blank(answer) for answer in listed):
         raise ConfigError(f"{path}, {row.place}: the answers are {value!r}; expected no empty answer among them")
     expected = "a text, a number, or a list of accepted answers"
@@ -292,7 +296,7 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
     except ValueError:
         options = None
     most = len(string.ascii_uppercase)
-    if not isinstance(options, (list, tuple)) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
+    if not _is_sequence(options) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
         raise ConfigError(
             f"{path}, {row.place}: the choices are {_short(value)}; expected a list of 2 to {most} options, "
             'or its JSON such as ["red", "green"]'
@@ -308,7 +312,7 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
 def _right_letter(path: str | Path, row: FileRow, column: str, options: Sequence[str]) -> str:
     """Return the letter of the right option of a row."""
     value = row.values[column]
-    if isinstance(value, (list, tuple)):
+    if _is_sequence(value):
         value = list(value)
         if len(value) != 1:
             raise ConfigError(

@@ -17,7 +17,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
 from rove.core.model_roles import query
-from rove.core.plain import Identity
+from rove.core.plain import Identity, is_list
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrUnlimited, NonNegativeInt, PositiveInt
 from rove.core.records import TrajectoryStep
@@ -119,7 +119,7 @@ class Exploration:
     branches: list[tuple[int, State]] = field(default_factory=list)
     """Sub-model conversations in order, each with the number of own turns before it."""
 
-    async def set_answer(self, content: object, ready: object) -> None:
+    async def set_answer(self, content: Any, ready: Any) -> None:
         """Store the value of `answer`; called by the code."""
         self.content, self.ready = str(content), bool(ready)
 
@@ -306,7 +306,7 @@ class RLMEnv(PythonEnv):
             if self.train_sub_calls:
                 own.trajectory[:] = list(steps_of(state))
 
-    async def setup_state(self, state: State, **kwargs: Any) -> Any:
+    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, object] | None:
         """Load the context and append its preview to the prompt. An override must call this."""
         bookkeeping(state).rlm.context = context = await self._context_of(state)
         if self.code_in == "fence":
@@ -384,12 +384,12 @@ class RLMEnv(PythonEnv):
     def functions(self, state: State) -> Functions:
         """Return the functions `llm` and `llm_batch`; see `PythonEnv.functions`."""
 
-        async def llm(prompt: object, context: object = None) -> str:
+        async def llm(prompt: Any, context: Any = None) -> str:
             [reply] = await self._sub_calls(state, "llm", [prompt], [context])
             return reply
 
-        async def llm_batch(prompts: object, contexts: object = None) -> list[str]:
-            if not isinstance(prompts, list) or not isinstance(contexts, (list, type(None))):
+        async def llm_batch(prompts: Any, contexts: Any = None) -> list[str]:
+            if not is_list(prompts) or not (contexts is None or is_list(contexts)):
                 raise TypeError("llm_batch(prompts, contexts) takes lists")
             if contexts is not None and len(contexts) != len(prompts):
                 raise ValueError(f"llm_batch() was given {len(prompts)} prompts and {len(contexts)} contexts")

@@ -332,5 +332,5 @@ def override_limits(
         "memory_bytes": None if memory_gb is None else int(memory_gb * BYTES_PER_GB),
         "disk_bytes": None if disk_size_gb is None else int(disk_size_gb * BYTES_PER_GB),
     }
-    changed = {name: value for name, value in given.items() if value is not None}
-    return SandboxLimits(**{**msgspec.structs.asdict(limits), **changed})
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(limits, **changed)

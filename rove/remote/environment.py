@@ -13,7 +13,7 @@ from typing import Any
 
 from rove.core.errors import ConfigError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages
-from rove.core.plain import Identity, JsonMapping, Row
+from rove.core.plain import Identity, JsonMapping, JsonValue, Row
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
@@ -54,7 +54,7 @@ class RemoteEnv(Environment):
         self.opponent: Opponent | None = None
 
     @abstractmethod
-    def call_sync(self, name: str, /, **args: Any) -> Any:
+    def call_sync(self, name: str, /, **args: Any) -> JsonValue:
         """Call a worker about the dataset, from code that is not async."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class RemoteEnv(Environment):
         await self.pools.tear_down()
 
     def _remote_policy(self, name: str) -> ScriptedPolicy:
-        async def answer(messages: Messages, state: State, rng: Any) -> Any:
+        async def answer(messages: Messages, state: State, rng: JsonValue) -> JsonValue:
             own = bookkeeping(state)
             return await own.remote.call_policy(name, messages, rng.getstate(), own.conversation)
 
@@ -192,7 +192,7 @@ class IsolatedEnv(RemoteEnv):
         self.pool = WorkerPool(self.workers, hang_seconds)
         super().__init__(self.workers.setup_result, self.pool, env_args)
 
-    def call_sync(self, name: str, /, **args: Any) -> Any:
+    def call_sync(self, name: str, /, **args: Any) -> JsonValue:
         """Call a worker about the dataset, from code that is not async."""
         return self.workers.call_sync(name, self.rows_seconds, **args)
 
@@ -219,7 +219,7 @@ class _RemoteRubric(Rubric):
         return self.env.description["extras_names"]
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> JsonValue:
         """That of the environment's rubric."""
         return self.env.description["identity"]["rubric"]
 

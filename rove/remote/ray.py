@@ -209,9 +209,7 @@ class RayEnv(RemoteEnv):
 class RayNode:
     """A `Node` in a Ray actor; see `rove.remote.node_pool.Node`."""
 
-    def __init__(
-        self, ray: Any, started: _StartedActor, where: str, description: Mapping[str, object], end: Callable[[], None]
-    ):
+    def __init__(self, ray: Any, started: _StartedActor, where: str, description: JsonMapping, end: Callable[[], None]):
         self._ray, self.actor, self._lost = ray, started.actor, started.lost
         self.where, self.description, self.end = where, description, end
 

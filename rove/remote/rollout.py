@@ -22,7 +22,7 @@ from rove.core.errors import (
     unanswered_attempts,
 )
 from rove.core.messages import Message
-from rove.core.plain import JsonObject, MessageDict, ToolDefinition
+from rove.core.plain import JsonObject, JsonValue, MessageDict, ToolDefinition
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import Scores, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -238,11 +238,11 @@ class RemoteRollout:
                 raise CONTROL_ERRORS[error.type](error.args[0]) from error
             raise
 
-    async def _call(self, name: str, **args: object) -> Any:
+    async def _call(self, name: str, **args: object) -> JsonValue:
         assert self.worker is not None
         return await self.worker.request(name, number=self.number, **args)
 
-    async def _call_with_replay(self, name: str, replay: Callable[[Worker], Awaitable[None]], **args: Any) -> Any:
+    async def _call_with_replay(self, name: str, replay: Callable[[Worker], Awaitable[None]], **args: Any) -> JsonValue:
         """Call a worker about a finished rollout; if the worker died, call `replay` with a new one first."""
         worker: Worker | None = None
         while True:
@@ -356,7 +356,7 @@ class ModelRequests:
         self._numbers = itertools.count()
         self._sent: list[_PendingRequest] = []
         self._conversations: dict[int, State] = {0: state}  # by the worker's number
-        self._moves: list[tuple[list[Any], asyncio.Task[str]]] = []
+        self._moves: list[tuple[list[JsonValue], asyncio.Task[str]]] = []
         self._moves_read = 0
         self._worker: Worker | None = None
         self.is_over = False

@@ -16,7 +16,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -34,7 +33,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
-from rove.core.plain import Arguments, JsonObject, MessageDict, Row
+from rove.core.plain import Arguments, JsonObject, JsonValue, MessageDict, Row
 from rove.core.protocols import Request, Response
 from rove.core.records import Scores, TrajectoryStep, Usage
 from rove.core.renderings import Rendering
@@ -131,7 +130,7 @@ class _RpcServer:
         self.rollouts: dict[int, WorkerRollout] = {}
         self.tasks_by_rollout: dict[int, asyncio.Task[BaseException | None]] = {}
         self.count = 0
-        self.waiting: dict[int, asyncio.Future[Any]] = {}
+        self.waiting: dict[int, asyncio.Future[JsonValue]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connection: socket.socket) -> None:
@@ -167,7 +166,7 @@ class _RpcServer:
     def write(self, body: bytes) -> None:
         self.writer.write(LENGTH.pack(len(body)) + body)
 
-    async def call_parent(self, name: str, **args: object) -> Any:
+    async def call_parent(self, name: str, **args: object) -> JsonValue:
         """Call the parent and return its reply; an error there is raised here with the same class."""
         call_id = self.next_number()
         answer = self.waiting[call_id] = asyncio.get_running_loop().create_future()
@@ -382,7 +381,7 @@ class _RpcServer:
         return [{"scores": one, **rollout.result()} for one, rollout in zip(reply, rollouts, strict=True)]
 
     async def policy(
-        self, number: int, policy: str, messages: list[MessageDict], rng: list[Any], conversation: int
+        self, number: int, policy: str, messages: list[MessageDict], rng: list[JsonValue], conversation: int
     ) -> object:
         """Return the message of a scripted policy of the environment."""
         rendering = random.Random()
@@ -430,7 +429,7 @@ def _error_to_dict(error: BaseException) -> dict[str, object]:
 def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
     """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
     kind = vars(errors).get(type, RemoteError)
-    error: Any = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
+    error: JsonValue = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
     mark_phase(error, phase)
     return error
 

@@ -26,9 +26,9 @@ SECOND_HEARTBEAT_S = 1.0
 class RequestHandler(Protocol):
     """Handles the calls of a worker about one rollout; see `rove.remote.rollout.ModelRequests`."""
 
-    def respond(self, call_id: int, conversation: int, **request: object) -> Awaitable[JsonObject]: ...  # noqa: D102
+    def respond(self, call_id: int, conversation: int, **request: Any) -> Awaitable[JsonObject]: ...  # noqa: D102
     def cancel(self, call_id: int) -> Awaitable[None]: ...  # noqa: D102
-    def opponent_move(self, view: str, legal: list[str], rendering: object = None) -> Awaitable[str]: ...  # noqa: D102
+    def opponent_move(self, view: str, legal: list[str], rendering: Any = None) -> Awaitable[str]: ...  # noqa: D102
 
 
 WORKER_CALLS = ("respond", "cancel", "opponent_move")

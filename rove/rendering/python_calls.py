@@ -13,9 +13,9 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rove.core.plain import Arguments, JsonObject
+from rove.core.plain import Arguments, JsonObject, JsonValue
 
 
 class Call(NamedTuple):
@@ -110,9 +110,9 @@ class _Reader:
         if not self.skip(mark):
             raise MalformedCall(f"expected {mark} at character {self.at}")
 
-    def items(self, end: str, read: Callable[[], Any]) -> list[Any]:
+    def items(self, end: str, read: Callable[[], JsonValue]) -> list[JsonValue]:
         """Return items that commas separate, until `end`; a comma may follow the last one."""
-        items: list[Any] = []
+        items: list[JsonValue] = []
         while not self.skip(end):
             items.append(read())
             if self.skip(","):
@@ -142,7 +142,7 @@ class _Reader:
         self.expect("=")
         return {name: self.value()}
 
-    def value(self) -> Any:
+    def value(self) -> JsonValue:
         """Return the JSON value of the literal at the position."""
         if self.skip("["):
             return self.items("]", self.value)
@@ -169,7 +169,7 @@ class _Reader:
         pairs = self.items("}", self._pair)
         return dict(pairs)
 
-    def _pair(self) -> tuple[str, Any]:
+    def _pair(self) -> tuple[str, JsonValue]:
         key = self.value()
         if not isinstance(key, str):
             raise MalformedCall("the keys are not strings")
@@ -220,7 +220,7 @@ def _number(literal: str) -> int | float:
     return value
 
 
-def _literal(literal: str) -> Any:
+def _literal(literal: str) -> JsonValue:
     try:
         with warnings.catch_warnings():  # invalid escapes such as "\\d"
             warnings.simplefilter("ignore")

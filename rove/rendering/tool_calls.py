@@ -6,9 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, write_call_list
 
 Parsed = tuple[str, list[Call]]
@@ -159,7 +159,7 @@ def _no_constant(name: str) -> object:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models put raw line breaks into strings
 
 
-def _json(text: str, start: int = 0) -> tuple[Any, int]:
+def _json(text: str, start: int = 0) -> tuple[JsonValue, int]:
     """Return the JSON value that starts at `start`, and the position after it."""
     while text[start : start + 1].isspace():
         start += 1
@@ -169,7 +169,7 @@ def _json(text: str, start: int = 0) -> tuple[Any, int]:
         raise MalformedCall(str(error)) from error
 
 
-def _whole_json(text: str) -> Any:
+def _whole_json(text: str) -> JsonValue:
     value, end = _json(text)
     if text[end:].strip():
         raise MalformedCall("unexpected text after the JSON")

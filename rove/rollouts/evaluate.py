@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from itertools import islice
-from typing import Any, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from rove.core.checks import Settings
 from rove.core.config import convert
 from rove.core.errors import ConfigError, TooManyErrorsError
 from rove.core.messages import text_of
-from rove.core.plain import Identity, Row
+from rove.core.plain import Identity, JsonObject, Row
 from rove.core.protocols import AnyClient, Client, Limits, SamplingParams
 from rove.core.ranges import CountOrAll, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Usage
@@ -54,7 +54,7 @@ class Options(Settings, frozen=True, kw_only=True):
     """Number of rows to skip at the start of the dataset, such as rows that were used to choose the model."""
     rollouts_per_example: PositiveInt = 1
     """Rollouts per example (group size)."""
-    sampling_args: dict[str, Any] = {}
+    sampling_args: JsonObject = {}
     """Sampling parameters with OpenAI's names; they override the environment's."""
     max_concurrent: PositiveInt | None = None
     """Maximum concurrent rollouts. Default: the client's recommendation."""

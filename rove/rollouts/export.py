@@ -18,7 +18,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, InfraError, RunError, nearest
 from rove.core.messages import text_of
-from rove.core.plain import Row
+from rove.core.plain import MessageDict, Row, is_list, is_mapping
 from rove.core.records import RolloutRecord, Scores
 from rove.rollouts.filters import Filter, merged_metrics
 from rove.runs.annotations import Annotations
@@ -241,8 +241,8 @@ def _cell(value: object) -> object:
     """Return a value that fits into one cell: text and numbers as they are, one text message as its text, others as JSON."""
     if value is None or isinstance(value, (str, int, float)):
         return value
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        [message] = value
+    if is_list(value) and len(value) == 1 and isinstance(value[0], dict):
+        message: MessageDict = value[0]
         if message.keys() == {"role", "content"} and isinstance(message["content"], str):
             return message["content"]
     return msgspec.json.encode(value).decode()
@@ -313,8 +313,8 @@ def _columns(row: Row) -> Row:
 
 def _with_text(message: dict[str, object]) -> dict[str, object]:
     content = message.get("content")
-    if isinstance(content, list):
-        if any(isinstance(part, dict) and part.get("type") != "text" for part in content):
+    if is_list(content):
+        if any(is_mapping(part) and part.get("type") != "text" for part in content):
             raise ConfigError(
                 "a message has images or other parts that are no text, which columns cannot hold: use --to jsonl"
             )

@@ -15,6 +15,7 @@ import msgspec
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonObject
 from rove.core.records import RolloutRecord, Scores
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "len": len, "max": max, "min": min}
@@ -58,7 +59,7 @@ def merged_metrics(scores: Scores) -> dict[str, float]:
     return {**scores.rewards, **scores.metrics}
 
 
-def visible(record: RolloutRecord, scores: Scores) -> dict[str, Any]:
+def visible(record: RolloutRecord, scores: Scores) -> JsonObject:
     """Return the names and values that an expression can use for a scored rollout.
 
     `metrics` has every function of the rubric by name, with any weight, as dataset rows do; `rewards` has only those

@@ -19,7 +19,7 @@ from rove.core.checks import checked
 from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.core.messages import Message, text_of
-from rove.core.plain import Identity
+from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Timing
@@ -120,7 +120,7 @@ async def rescore(
     return result
 
 
-def settings_of(source: Run) -> dict[str, Any]:
+def settings_of(source: Run) -> JsonObject:
     """Return the settings of an evaluation's run folder.
 
     Raises:
@@ -163,7 +163,7 @@ async def _play(
     """Replay the rollouts missing in `run`; `count` is called with every rollout, old or new."""
     rollouts = run_groups(
         replay,
-        ScriptedClient(lambda *_: "", "unused"),  # not called: every replay has its own answers
+        ScriptedClient(lambda messages, state, rng: "", "unused"),  # not called: every replay has its own answers
         _missing(replay, run, count),
         sampling=SamplingParams(),
         max_concurrent=max_concurrent,
@@ -367,12 +367,12 @@ class _Answers:
 
     def _place(self, where: str, now: Sequence[object]) -> int:
         """Return the position of the remaining answer to this prompt."""
-        prompts = [step.prompt for step in self._left]
+        prompts: list[Sequence[object]] = [step.prompt for step in self._left]
         if now not in prompts:
             now = self._read_back(now)
         if now not in prompts:
             self._fail(f"{where}: {_difference(now, prompts[0])}")
-        return prompts.index(list(now))
+        return next(i for i, prompt in enumerate(prompts) if prompt == now)
 
     def _compare(self, where: str, now: Sequence[object], then: Sequence[object]) -> None:
         if now != then:  # the record has the messages as read from JSON

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -275,7 +284,7 @@ def make_turn(
 @asynccontextmanager
 async def finished_rollout(
     env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, model_roles: RoleClients | None = None
-) -> AsyncIterator[State]:
+) -> AsyncGenerator[State]:
     """Run one rollout; score it in the `async with` block. Its `@cleanup` methods run at the end of the block.
 
     Errors of the rollout and of the cleanup are recorded in its state instead of raised; see `scores_after_cleanup`.
@@ -361,7 +370,7 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
 
 def _own_copy(value: Any) -> Any:
     """Return a deep copy, much faster than `copy.deepcopy` for the usual contents of dataset rows."""
-    kind = type(value)
+    kind: type[Any] = type(value)
     if kind in (str, int, float, bool, type(None)):
         return value
     if kind is dict or isinstance(value, Message):
@@ -372,7 +381,7 @@ def _own_copy(value: Any) -> Any:
 
 
 @contextmanager
-def _contained(*states: State) -> Iterator[None]:
+def _contained(*states: State) -> Generator[None]:
     """Record an exception of this block as the states' error, unless it `ends_task`."""
     try:
         yield

@@ -7,7 +7,7 @@ import hashlib
 import re
 import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError, OverlongPromptError
 from rove.core.messages import UserMessage, as_messages, text_of
 from rove.core.model_roles import record_query
-from rove.core.plain import Identity
+from rove.core.plain import Identity, JsonMapping, JsonObject
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.ranges import Seconds
 from rove.core.records import RolloutRecord, Scores
@@ -102,7 +102,7 @@ def make_judges(client: object, model: str | Sequence[str]) -> tuple[list[Judge]
     from rove.clients.openai import as_client  # here, because aiohttp takes long to import
 
     models = [model] if isinstance(model, str) else list(model)
-    given = list(client) if isinstance(client, (list, tuple)) else [client]
+    given: list[Any] = [*client] if isinstance(client, (list, tuple)) else [client]
     size = max(len(models), len(given)) if models and given else 0
     if not size or len(models) not in (1, size) or len(given) not in (1, size):
         raise ConfigError(
@@ -194,7 +194,7 @@ def _digest(name: str, text: str, sampling: SamplingParams) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-Judgment = list[dict[str, Any]]
+Judgment = list[JsonObject]
 """The replies of all judges to one question: "judge", "said", "shared" (cached from another rollout), and "verdict" if
 one was read.
 """
@@ -493,12 +493,12 @@ def judge_agreement(records: Sequence[RolloutRecord], name: str = "judge") -> Ag
     return agreement([_verdicts(judgment) for judgments in judged for judgment in judgments])
 
 
-def _verdicts(judgment: Sequence[Mapping[str, Any]]) -> list[str]:
+def _verdicts(judgment: Sequence[JsonMapping]) -> list[str]:
     return [one["verdict"] for one in judgment if "verdict" in one]
 
 
 @contextmanager
-def _noting(states: list[State]) -> Iterator[_Notes]:
+def _noting(states: list[State]) -> Generator[_Notes]:
     notes = _Notes(states, [{} for _ in states])
     before = _notes.set(notes)
     try:

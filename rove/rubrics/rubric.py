@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from rove.core.digest import digest_code
 from rove.core.errors import ConfigError, Error, nearest, phase, short_repr
+from rove.core.plain import Arguments, JsonObject
 from rove.core.records import Scores
 from rove.core.state import INPUT_FIELDS, READABLE, State, bookkeeping, completion_of, prompt_of
 from rove.parsers.parser import Parser
@@ -69,10 +70,10 @@ class _Function:
     def phase(self) -> str:
         return f"reward {self.name}"
 
-    def arguments(self, find: Callable[[str], Any], available: Callable[[], Iterable[str]]) -> dict[str, Any]:
+    def arguments(self, find: Callable[[str], Any], available: Callable[[], Iterable[str]]) -> Arguments:
         """Return the arguments of a call: `find` looks up a name, `available` lists all names."""
         names = self.required.union(available()) - self.bound if self.takes_all else self.parameters
-        found: dict[str, Any] = {}
+        found: Arguments = {}
         for name in names:
             value = find(name)
             if value is not _ABSENT:
@@ -128,7 +129,7 @@ class Rubric:
     ):
         self.parser: Any = parser or Parser()
         self.has_own_parser = parser is not None
-        self.class_objects: dict[str, Any] = {}
+        self.class_objects: dict[str, object] = {}
         self._functions: list[_Function] = []
         funcs = list(funcs or ())
         weights = [1.0] * len(funcs) if weights is None else list(weights)
@@ -153,7 +154,7 @@ class Rubric:
         name = name or function_name(func)
         if name in self.names:
             raise ConfigError(f"a function named '{name}' exists already; pass name= to add_reward_func or add_metric")
-        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"the weight of reward function '{name}' is {weight!r}; expected a finite number")
         self._functions.append(_inspected(func, float(weight), name))
 
@@ -260,7 +261,8 @@ class Rubric:
                     f"group reward function '{function.name}' returned {short_repr(result)}; "
                     f"expected a list of {len(states)} numbers, one per state"
                 )
-            values = [_number(function.name, value) for value in result]
+            numbers: Iterable[Any] = result
+            values = [_number(function.name, value) for value in numbers]
             if len(values) != len(states):
                 raise Error(
                     f"group reward function '{function.name}' returned {len(values)} values for {len(states)} states; "
@@ -400,7 +402,7 @@ def merge_scores(parts: Sequence[Scores]) -> Scores:
     rewards: dict[str, float] = {}
     weights: dict[str, float] = {}
     metrics: dict[str, float] = {}
-    extras: dict[str, Any] = {}
+    extras: JsonObject = {}
     for part in parts:
         duplicates = (rewards.keys() | metrics.keys()) & (part.rewards.keys() | part.metrics.keys())
         if duplicates:
@@ -444,7 +446,7 @@ def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
     bound = frozenset(func.keywords if isinstance(func, functools.partial) else ())
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     inner = unwrapped(func)
-    marked = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class
+    marked: tuple[Any, ...] = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class
     return _Function(
         func=func,
         name=name,

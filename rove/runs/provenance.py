@@ -14,11 +14,11 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import RunError
+from rove.core.plain import JsonObject, is_list, is_mapping
 from rove.utils.files import atomic_write, data_folder, read_regular
 
 _Path = tuple[str | int, ...]
@@ -77,7 +77,7 @@ def is_in_run_folder(file: Path) -> bool:
     return file.name in SETTINGS_FILES or any((file.parent / name).exists() for name in RUN_FILES)
 
 
-def risky_settings(values: Mapping[str, object], kind: type[msgspec.Struct] | None = None) -> dict[str, Any]:
+def risky_settings(values: Mapping[str, object], kind: type[msgspec.Struct] | None = None) -> JsonObject:
     """Return the settings, by dotted name, that can name code, an address, a variable, a command or a file.
 
     Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts, and so does every
@@ -88,7 +88,7 @@ def risky_settings(values: Mapping[str, object], kind: type[msgspec.Struct] | No
         kind: The struct of these settings, for its defaults.
     """
     defaults = dict(_leaves(_defaults(kind))) if kind is not None else {}
-    risky = {}
+    risky: JsonObject = {}
     for path, value in _leaves(values):
         is_default = path in defaults and defaults[path] == value
         if not is_default and _is_risky(path, value):
@@ -115,10 +115,10 @@ def _is_risky(path: _Path, value: object) -> bool:
 
 def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, object]]:
     """Yield the values of nested tables and lists with their paths."""
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         for key, below in value.items():
             yield from _leaves(below, (*path, key))
-    elif isinstance(value, list):
+    elif is_list(value):
         for number, below in enumerate(value):
             yield from _leaves(below, (*path, number))
     else:
@@ -127,7 +127,7 @@ def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, object]]:
 
 def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
     """Return the defaults of a settings struct as plain values."""
-    defaults = {}
+    defaults: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         if field.default is not msgspec.NODEFAULT:
             defaults[field.name] = msgspec.to_builtins(field.default)

@@ -26,17 +26,18 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 import tomli_w
 
 from rove.core.digest import differences, plain, write_checksums
 from rove.core.errors import Error, RunError, end_reason
+from rove.core.plain import JsonObject
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
 from rove.runs.provenance import SEAL, seal
@@ -115,7 +116,7 @@ class Progress(msgspec.Struct, frozen=True):
     step: Annotated[int, msgspec.Meta(ge=0)]
     rollouts_bytes: Annotated[int, msgspec.Meta(ge=0)]
     metrics_bytes: Annotated[int, msgspec.Meta(ge=0)]
-    state: dict[str, Any] = {}
+    state: JsonObject = {}
 
 
 class Run(RunFiles):
@@ -155,7 +156,7 @@ class Run(RunFiles):
             for name in OWNED:
                 remove(self.path / name)
         self._check_files()
-        current = {"kind": kind, "identity": plain(identity), "config": plain(config)}
+        current: JsonObject = {"kind": kind, "identity": plain(identity), "config": plain(config)}
         changes = []
         if continued := file.exists():
             recorded = self.config()
@@ -427,7 +428,7 @@ class Run(RunFiles):
 
 
 @contextmanager
-def _saving(target: Path) -> Iterator[Path]:
+def _saving(target: Path) -> Generator[Path]:
     """Yield an empty draft of a folder, which becomes the folder at the end.
 
     Raises:
@@ -498,7 +499,7 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
     with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
         report["rollouts"] = _lines(folder / "rollouts.jsonl")[0]
         if last := _lines(folder / "metrics.jsonl")[1]:
-            report["step"] = msgspec.json.decode(last, type=dict).get("step")
+            report["step"] = msgspec.json.decode(last, type=JsonObject).get("step")
     return report | ({"resume": resume_command} if resume_command else {})
 
 

@@ -6,19 +6,18 @@ that a rollout of T turns takes O(T) space. `decode_record` restores the record,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from rove.core.errors import ConfigError, RunError, short_repr
 from rove.core.messages import Message
-from rove.core.plain import MessageDict, ToolDefinition
+from rove.core.plain import JsonValue, MessageDict, ToolDefinition, is_mapping
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
 from rove.runs.upgrade import upgrade_line
 
 
-def _extends(longer: list[Any], shorter: list[Any]) -> bool:
+def _extends(longer: list[JsonValue], shorter: list[JsonValue]) -> bool:
     return len(longer) >= len(shorter) and longer[: len(shorter)] == shorter
 
 
@@ -66,8 +65,8 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
 class RolloutListing(Outcome, frozen=True):
     """A rollout as shown in lists: an outcome with prompt, completion, expected answer, temperature and schema version."""
 
-    prompt: list[MessageDict] = msgspec.field(default_factory=list)
-    completion: list[MessageDict] = msgspec.field(default_factory=list)
+    prompt: list[MessageDict] = []
+    completion: list[MessageDict] = []
     answer: str = ""
     temperature: float | None = None
     schema_version: int = SCHEMA_VERSION
@@ -183,10 +182,11 @@ def _storable(value: object, parents: tuple[int, ...] = ()) -> object:
     inside = (*parents, id(value))
     if isinstance(value, msgspec.Struct):
         return {name: _storable(getattr(value, name), inside) for name in value.__struct_fields__}
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {_storable(str(key)): _storable(item, inside) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_storable(item, inside) for item in value]
+        items: list[Any] = [*value]
+        return [_storable(item, inside) for item in items]
     to_list = getattr(value, "tolist", None)
     return _storable(str(value) if to_list is None else to_list(), inside)
 
@@ -274,7 +274,7 @@ def _check_version(version: int) -> None:
         )
 
 
-def _with_turns(stored: Any) -> Any:
+def _with_turns(stored: JsonValue) -> JsonValue:
     """Return the stored outcome with the times, retries and usage of its steps."""
     return msgspec.structs.replace(
         stored.record,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
+from rove.core.plain import JsonObject
 from rove.core.renamed_settings import upgrade
 
 RECORD_SCHEMA = 2
@@ -28,7 +28,7 @@ def upgrade_line(line: bytes) -> bytes:
     if _SCHEMA_1_MARK not in line:
         return line
     try:
-        stored = msgspec.json.decode(line, type=dict[str, Any])
+        stored = msgspec.json.decode(line, type=JsonObject)
     except msgspec.MsgspecError:
         return line  # the caller's decoder reports the error
     record = stored.get("record")
@@ -38,7 +38,7 @@ def upgrade_line(line: bytes) -> bytes:
     return msgspec.json.encode({**_renamed(stored, _FIELDS), "record": record})
 
 
-def upgrade_summary(summary: dict[str, object]) -> dict[str, Any]:
+def upgrade_summary(summary: dict[str, object]) -> JsonObject:
     """Return the content of summary.json under the current names."""
     return _renamed(summary, _FIELDS)
 

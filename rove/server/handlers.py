@@ -23,7 +23,6 @@ from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,
     Head,
-    Json,
     Logprobs,
     ServingRequest,
     TokenLogprob,
@@ -45,14 +44,14 @@ class Wire(Protocol):
     def read_request(self, body: object) -> ServingRequest: ...  # noqa: D102
     def response_body(  # noqa: D102
         self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs
-    ) -> Json: ...
-    def first_chunks(self, head: Head, index: int) -> list[Json]: ...  # noqa: D102
+    ) -> JsonObject: ...
+    def first_chunks(self, head: Head, index: int) -> list[JsonObject]: ...  # noqa: D102
     def text_chunks(  # noqa: D102
         self, head: Head, index: int, text: str, before: str, logprobs: Logprobs, /
-    ) -> list[Json]: ...
+    ) -> list[JsonObject]: ...
     def last_chunks(  # noqa: D102
         self, head: Head, index: int, response: Response, before: str, logprobs: Logprobs, earlier: Tokens = (), /
-    ) -> list[Json]: ...
+    ) -> list[JsonObject]: ...
 
 
 @runtime_checkable
@@ -67,9 +66,13 @@ class TokenWire(Protocol):
     """A wire module whose bodies can hold token ids and the log-probabilities of prompts."""
 
     def with_tokens(  # noqa: D102
-        self, body: Json, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[object]] | None
-    ) -> Json: ...
-    def chunk_with_prompt(self, chunk: Json, prompt_token_ids: list[int] | None) -> Json: ...  # noqa: D102
+        self,
+        body: JsonObject,
+        responses: Sequence[Response],
+        token_ids: bool,
+        prompt_logprobs: Sequence[list[object]] | None,
+    ) -> JsonObject: ...
+    def chunk_with_prompt(self, chunk: JsonObject, prompt_token_ids: list[int] | None) -> JsonObject: ...  # noqa: D102
 
 
 BODY_TIMEOUT_S = 60.0
@@ -239,7 +242,7 @@ class _Stream:
         if not self.parsed.api:
             await self.reply.write(b"data: [DONE]\n\n")
 
-    def _chunks(self, index: int, item: Token | str | Response) -> list[Json]:
+    def _chunks(self, index: int, item: Token | str | Response) -> list[JsonObject]:
         """Return the events for one item of a choice; a token waits for the text that contains it."""
         choice = self.choices[index]
         if isinstance(item, Response):
@@ -268,7 +271,7 @@ class _Stream:
         choice.waiting = []
         return sent, ids
 
-    def _with_ids(self, chunks: list[Json], ids: list[int], response: Response | None = None) -> list[Json]:
+    def _with_ids(self, chunks: list[JsonObject], ids: list[int], response: Response | None = None) -> list[JsonObject]:
         """Return the chunks of a choice with token ids, if they were requested; the last chunk also has those of the prompt."""
         if not (self.parsed.return_token_ids and chunks):
             return chunks
@@ -294,8 +297,8 @@ class _Stream:
 class _Tokenize(msgspec.Struct):
     model: str = ""
     prompt: str | None = None
-    messages: list[Json] | None = None
-    tools: list[Json] | None = None
+    messages: list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: JsonObject | None = None
 

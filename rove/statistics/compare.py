@@ -222,8 +222,18 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
     if _are_binary(*columns) and math.isfinite(estimate.low):
         estimate = msgspec.structs.replace(estimate, low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
     means = mean(list(in_a.values())), mean(list(in_b.values()))
-    interval = msgspec.structs.astuple(estimate)
-    return Difference(name, *means, *interval, len(shared), _sign_of(estimate), weight), needed_examples(variance)
+    difference = Difference(
+        name,
+        *means,
+        difference=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        caveat=estimate.caveat,
+        examples=len(shared),
+        direction=_sign_of(estimate),
+        weight=weight,
+    )
+    return difference, needed_examples(variance)
 
 
 def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rove.core.errors import ConfigError, missing_train_package
+from rove.core.plain import JsonObject
 from rove.runs.run import Run
 from rove.statistics.intervals import Estimate
 
@@ -152,7 +153,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         """The functions without a weight, which do not count in the reward."""
         return {name: function for name, function in self.functions.items() if not function.weight}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the content of summary.json as plain values; unknown numbers are nan, which JSON writes as null."""
         return msgspec.to_builtins(msgspec.structs.replace(self, run=None), str_keys=True)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from rich.table import Table
 
+from rove.core.plain import JsonMapping
 from rove.statistics.compare import Comparison, Difference
 from rove.statistics.format import caveats, interval, number, signed
 
@@ -17,12 +17,12 @@ SUMMARY_NAME = 26
 """Columns for a name in the table of a summary."""
 
 
-def summary_table(summary: Mapping[str, Any], title: str) -> Table:
+def summary_table(summary: JsonMapping, title: str) -> Table:
     """Return the table of an evaluation's summary: reward, pass@k, reward functions and metrics with their intervals.
 
     pass@k is shown if groups have two or more members and only some pass.
     """
-    rows: list[tuple[str, Mapping[str, Any], str]] = [("reward", summary["reward"], "")]
+    rows: list[tuple[str, JsonMapping, str]] = [("reward", summary["reward"], "")]
     rows += [(name, seen, "") for name, seen in _passes(summary)]
     for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
         rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
@@ -38,7 +38,7 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
     return table
 
 
-def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
+def _passes(summary: JsonMapping) -> list[tuple[str, Mapping[str, float]]]:
     """Return pass@1, pass@k and pass^k for the whole group size k."""
     any_of, all_of = summary.get("pass@k", {}), summary.get("pass^k", {})
     largest = max(map(int, any_of), default=0)

@@ -21,7 +21,7 @@ import msgspec
 
 from rove.core.digest import digest_code, fingerprint
 from rove.core.errors import ConfigError, ToolParseError, nearest
-from rove.core.plain import Arguments, JsonObject
+from rove.core.plain import Arguments, JsonObject, JsonValue
 from rove.utils.functions import function_name, read_docstring, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -30,6 +30,8 @@ QUOTED = 120
 """Characters of model output in an error message."""
 PART_TYPES = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
 """Types of content parts in the OpenAI wire format."""
+ToolFunction = Callable[..., Any]
+"""A function that a model may call; it may be async."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +50,9 @@ class Tool:
     description: str
     parameters: JsonObject
     """JSON schema of the arguments, an object."""
-    func: Callable[..., Any]
+    func: ToolFunction
     """Called with keyword arguments; may be async."""
-    type: Any = None
+    type: object = None
     """TypedDict that arguments are converted to; None passes them on unchecked."""
     required: frozenset[str] = frozenset()
     """Arguments without a default, including hidden ones."""
@@ -117,7 +119,7 @@ class Tool:
 
 
 def make_tool(
-    func: Callable[..., Any] | Tool,
+    func: ToolFunction | Tool,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -200,7 +202,7 @@ def _as_json(value: object) -> str:
         return type(value).__qualname__
 
 
-def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
+def _parameters(func: ToolFunction, name: str) -> dict[str, inspect.Parameter]:
     try:
         parameters = dict(inspect.signature(func).parameters)
     except (TypeError, ValueError) as error:
@@ -279,7 +281,7 @@ class _Recursive(Exception):
     """A type contains itself."""
 
 
-def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str, ...]) -> Any:
+def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str, ...]) -> JsonValue:
     """Return a schema with its definitions inlined: not every server and model follows references."""
     if isinstance(node, list):
         return [_inlined(item, definitions, within) for item in node]
@@ -328,7 +330,7 @@ def call_name(call: object) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def call_arguments(call: Any) -> Arguments:
+def call_arguments(call: JsonValue) -> Arguments:
     """Return the arguments of a tool call: a JSON object, as a dict, as its text, or as the JSON text of that text.
 
     None, null and a blank text are no arguments.
@@ -352,7 +354,7 @@ def call_arguments(call: Any) -> Arguments:
     return arguments
 
 
-def _decoded(name: str | None, text: str) -> Any:
+def _decoded(name: str | None, text: str) -> JsonValue:
     """Return the JSON value of a text; None for a blank text."""
     if not text.strip():
         return None
@@ -364,7 +366,7 @@ def _decoded(name: str | None, text: str) -> Any:
         ) from error
 
 
-def as_content(value: object) -> str | list[Any]:
+def as_content(value: object) -> str | list[JsonValue]:
     """Convert the result of a tool to message content: a text, a list of content parts, or JSON of anything else."""
     if isinstance(value, str):
         return value
@@ -373,7 +375,7 @@ def as_content(value: object) -> str | list[Any]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
 
-    def plain(part: object) -> Any:
+    def plain(part: object) -> JsonValue:
         if hasattr(part, "tolist"):  # numpy, torch
             return part.tolist()
         if part is value:
@@ -386,7 +388,7 @@ def as_content(value: object) -> str | list[Any]:
         return str(value)
 
 
-def _is_part(part: Any) -> bool:
+def _is_part(part: JsonValue) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     # Other dicts may have a type "file" or "text", too.
     return isinstance(kind, str) and kind in PART_TYPES and kind in part

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
@@ -181,7 +181,7 @@ def _state(folder: Run) -> dict[str, str]:
     return {"status": now, **_read_or(lambda: {"why": stop_reason(folder, now)}, {"why": ""})}
 
 
-def _read_or(read: Callable[[], Any], otherwise: Any) -> Any:
+def _read_or(read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
     """Return what `read` returns; if the file cannot be read, `otherwise` with the reason."""
     try:
         return read()

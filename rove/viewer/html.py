@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from rove.core.plain import JsonValue
 from rove.statistics.format import number
 
 PAGE = """<!doctype html>
@@ -39,7 +39,7 @@ IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(?:vendor/)?(\w+)\.js";\n', r
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 
 
-def shown(value: Any) -> str:
+def shown(value: JsonValue) -> str:
     """Format a number; None or non-finite → "–"."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"

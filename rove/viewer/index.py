@@ -15,11 +15,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from rove.core.errors import RunError
 from rove.core.messages import text_of
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.runs.annotations import Annotations
 from rove.runs.schema import decoded_row
 from rove.runs.serialization import RolloutListing, decode_listing
@@ -187,12 +187,12 @@ class Index:
         self._unreadable: tuple[tuple[int, ...], str] = ((), "")
         """State of a file that cannot be read, and why: reading gigabytes again at every request would block the viewer."""
         self._born = 0
-        self._cache: dict[Hashable, Any] = {}
-        self._stamp: tuple[Any, ...] = ()
+        self._cache: dict[Hashable, JsonValue] = {}
+        self._stamp: tuple[JsonValue, ...] = ()
         self.annotations = Annotations(file.parent)
         self.pass_threshold = 1.0
         """Reward from which a rollout has passed."""
-        self._annotated: tuple[Any, ...] = ()
+        self._annotated: tuple[JsonValue, ...] = ()
         self._lock = RLock()
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class Index:
                 self._in_memory = True
                 return self._catch_up(time.monotonic() + seconds)
 
-    def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[JsonValue, ...]]:
         """Return the rows of an SQL query.
 
         Raises:
@@ -379,7 +379,7 @@ class _Batch:
     def __init__(self, database: sqlite3.Connection):
         self.database = database
         self.places = {name: place for place, name in database.execute("SELECT place, name FROM names")}
-        self.rows: list[list[Any]] = []
+        self.rows: list[list[JsonValue]] = []
         self.questions: list[tuple[int, str, str | None, str | None]] = []
         self.bad: list[tuple[int, int, int, str]] = []
 

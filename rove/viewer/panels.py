@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 
 ZERO_ADVANTAGE = "derived/zero_advantage"
 THROUGHPUT = "derived/throughput"
@@ -105,7 +105,7 @@ def with_derived(row: JsonMapping) -> JsonObject:
     return {**row, **{name: value for name, value in derived.items() if value is not None}}
 
 
-def _ratio(part: Any, whole: Any) -> float | None:
+def _ratio(part: JsonValue, whole: JsonValue) -> float | None:
     return float(part) / float(whole) if _is_number(part) and _is_number(whole) and whole else None
 
 

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rove.core.errors import ConfigError, RunError, nearest
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.runs.serialization import decode_outcome
 from rove.viewer.index import FIXED, Index
 from rove.viewer.rollouts import read_line
@@ -74,10 +74,10 @@ class Filter(NamedTuple):
     """A selection of rollouts, as SQL."""
 
     where: str
-    values: list[Any]
+    values: list[JsonValue]
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[JsonValue, ...]:
         """A hashable key of the filter."""
         return self.where, *self.values
 
@@ -276,7 +276,7 @@ class _CodedColumn(NamedTuple):
     """
 
     codes: bytes
-    values: list[Any]
+    values: list[JsonValue]
 
     def counts(self, mask: bytes) -> list[int]:
         """Count the selected rollouts per value."""
@@ -376,7 +376,7 @@ class _BarColumn(NamedTuple):
     low: float
     high: float
     width: float
-    single: dict[int, Any] | None
+    single: dict[int, JsonValue] | None
     """The value of each bar if no bar has two different ones."""
 
 
@@ -487,8 +487,8 @@ def _reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
 class _Values(NamedTuple):
     """A column as values, or as codes that `values` decodes."""
 
-    codes: Sequence[Any]
-    values: Sequence[Any] | None = None
+    codes: Sequence[JsonValue]
+    values: Sequence[JsonValue] | None = None
 
 
 def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
@@ -537,9 +537,9 @@ def _largest(
     """Yield the largest groups of selected rollouts, on these lines, with equal values; a missing value is no value."""
     parts = [compress(column.codes, mask) for column in chosen.values()]
     keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])
-    found: list[tuple[Any, int, list[Any]]] = []
+    found: list[tuple[JsonValue, int, list[JsonValue]]] = []
     for key, count in Counter(keys).most_common():
-        codes: Sequence[Any] = key if len(parts) != 1 else [key]
+        codes: Sequence[JsonValue] = key if len(parts) != 1 else [key]
         values = [
             code if one.values is None else one.values[code] for code, one in zip(codes, chosen.values(), strict=True)
         ]

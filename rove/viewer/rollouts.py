@@ -6,12 +6,11 @@ import shlex
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
@@ -183,7 +182,7 @@ def _board(text: str) -> list[list[tuple[str, str]]]:
     return [[(cell, {"X": "first", "O": "second"}.get(cell, "free")) for cell in row] for row in rows]
 
 
-def shortened(value: object, limit: int, depth: int = MAX_DEPTH) -> Any:
+def shortened(value: object, limit: int, depth: int = MAX_DEPTH) -> JsonValue:
     """Return a value with texts of at most about `limit` characters."""
     if isinstance(value, str):
         return cut(value, limit)

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import msgspec
 import tomli_w
 
 from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.runs.run import Run
 
 OUTSIDE_SETTINGS = ("run_dir", "overwrite")
@@ -35,11 +34,11 @@ def describe_run(run: Run) -> JsonObject:
     return {"kind": content["kind"], "env": str(env), "model": str(config.get("model") or ""), "config": config}
 
 
-def _first_of(value: object) -> Any:
+def _first_of(value: object) -> JsonValue:
     return value[0] if isinstance(value, list) and value else value
 
 
-def masked(value: object) -> Any:
+def masked(value: object) -> JsonValue:
     """Return a setting with secrets masked: passwords in URLs, and what `without_secrets` masks."""
     return without_secrets(_without_passwords(value))
 

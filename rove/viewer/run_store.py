@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, Error, RunError, nearest
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.runs.annotations import FILE, Annotations
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
@@ -92,7 +91,7 @@ class RunStore:
         self.base = folder.resolve().parent if self.only else folder.resolve()
         self._indexes: dict[str, Index] = {}
         self._metrics: dict[str, JsonlTail] = {}
-        self._summaries: dict[str, tuple[Any, JsonObject]] = {}
+        self._summaries: dict[str, tuple[JsonValue, JsonObject]] = {}
         self._lock = Lock()
         self._prepared: dict[str, Thread] = {}
         self._closing = Event()

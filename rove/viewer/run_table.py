@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.statistics import Estimate
 from rove.statistics.compare import difference_estimate
 from rove.statistics.format import limits
 
 MEASUREMENT = re.compile(r"/evaluations/")
 """Runs with this in their names are evaluations that a training run has made."""
-SORTS: Mapping[str, Callable[[JsonMapping], Any]] = {
+SORTS: Mapping[str, Callable[[JsonMapping], JsonValue]] = {
     "environment": lambda row: str(row.get("env", "")),
     "reward": lambda row: _mean(row),
     "name": lambda row: row["name"],

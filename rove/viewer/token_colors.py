@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.statistics.format import signed, version_words
 
 
@@ -125,7 +125,7 @@ def _sampled(turn: JsonMapping) -> Iterator[Token]:
     trained = turn.get("trained") or {"logprobs": [], "entropies": []}
     versions = [version for version, count in turn["versions"] for _ in range(min(count, len(turn["sampled"])))]
 
-    def at(values: Sequence[object], place: int) -> Any:
+    def at(values: Sequence[object], place: int) -> JsonValue:
         return values[place] if place < len(values) else None
 
     for i, (id, text) in enumerate(turn["sampled"]):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from rove.core.errors import ConfigError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.statistics import t_quantile
 from rove.viewer.index import Index
 from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN
@@ -35,7 +34,7 @@ def steps(index: Index, band: str = "spread") -> list[JsonObject]:
     return found
 
 
-def _intervals(index: Index) -> dict[Any, tuple[float, float]]:
+def _intervals(index: Index) -> dict[JsonValue, tuple[float, float]]:
     sql = (
         "SELECT step, COUNT(*), AVG(mean), AVG(mean * mean) FROM (SELECT step, AVG(reward) AS mean "
         f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL GROUP BY step, example_key) "
@@ -48,7 +47,7 @@ def _intervals(index: Index) -> dict[Any, tuple[float, float]]:
     return found
 
 
-def _quantiles(index: Index) -> dict[Any, tuple[float, float]]:
+def _quantiles(index: Index) -> dict[JsonValue, tuple[float, float]]:
     rewards: dict[object, list[float]] = {}
     sql = f"SELECT step, reward FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL"
     for step, reward in index.query(sql):

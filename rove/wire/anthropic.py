@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -57,9 +56,9 @@ class _Thinking(msgspec.Struct):
 
 
 class _ToolUse(msgspec.Struct):
-    id: Any = None
-    name: Any = None
-    input: Any = None
+    id: JsonValue = None
+    name: JsonValue = None
+    input: JsonValue = None
 
 
 class _Message(msgspec.Struct):
@@ -67,8 +66,8 @@ class _Message(msgspec.Struct):
 
     content: list[JsonObject]
     stop_reason: str | None = None
-    stop_details: Any = None
-    usage: Any = None
+    stop_details: JsonValue = None
+    usage: JsonValue = None
 
 
 def request_body(request: Request) -> dict[str, object]:

@@ -11,7 +11,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, as_json
 from rove.core.messages import AssistantMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 
@@ -106,7 +106,7 @@ def text_in(part: Mapping[str, object], *path: str) -> str:
     Raises:
         ConfigError: there is no text at this path.
     """
-    value: Any = part
+    value: JsonValue = part
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     if not isinstance(value, str):

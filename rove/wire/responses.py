@@ -6,12 +6,11 @@ Stateless: every request contains the whole conversation, and the server stores 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import InvalidModelResponseError, ModelError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -41,10 +40,10 @@ OUTPUT = "responses_output"
 
 
 class _FunctionCall(msgspec.Struct):
-    call_id: Any = None
-    id: Any = None
-    name: Any = None
-    arguments: Any = None
+    call_id: JsonValue = None
+    id: JsonValue = None
+    name: JsonValue = None
+    arguments: JsonValue = None
 
 
 class _Text(msgspec.Struct):
@@ -70,9 +69,9 @@ class _Result(msgspec.Struct):
 
     output: list[JsonObject] | None = None
     status: str | None = None
-    error: Any = None
-    incomplete_details: Any = None
-    usage: Any = None
+    error: JsonValue = None
+    incomplete_details: JsonValue = None
+    usage: JsonValue = None
 
 
 def request_body(request: Request) -> dict[str, object]:

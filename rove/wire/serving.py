@@ -14,7 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire.common import excerpt
@@ -139,7 +139,6 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Bytes of the token if it is a part of a character, whose text shows U+FFFD instead; else b""."""
 
 
-Json = JsonObject
 Tokens = Sequence[TokenLogprob]
 Logprobs = list[TokenLogprob] | None
 """Tokens of one choice; None if no log-probabilities were requested."""
@@ -173,7 +172,7 @@ def read_body(body: object, kind: type[T]) -> T:
         raise ConfigError(f"{error}; given: {_given(body, str(error))}") from error
 
 
-def _given(body: Any, error: str) -> str:
+def _given(body: JsonValue, error: str) -> str:
     """Return an excerpt of the value at the path that msgspec's error names, such as "… - at `$.messages[0]`"."""
     path = re.search(r"`\$([^`]*)`$", error)
     for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path[1] if path else ""):
@@ -328,7 +327,9 @@ def error_body(message: str, type: str = "invalid_request_error", code: str | No
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
 
 
-def tool_choice_of(given: Any, tools: Sequence[JsonMapping] | None, parallel: bool | None = None) -> ToolChoice | None:
+def tool_choice_of(
+    given: JsonValue, tools: Sequence[JsonMapping] | None, parallel: bool | None = None
+) -> ToolChoice | None:
     """Return which tools must be called, according to OpenAI's `tool_choice`; None if none must.
 
     Args:
@@ -362,7 +363,7 @@ def tool_choice_of(given: Any, tools: Sequence[JsonMapping] | None, parallel: bo
     return ToolChoice((name,), False)
 
 
-def joined_content(content: object, read_part: Callable[[Any], JsonObject]) -> object:
+def joined_content(content: object, read_part: Callable[[JsonValue], JsonObject]) -> object:
     """Return the content of a message in chat form: text parts joined, or parts converted by `read_part`."""
     if not isinstance(content, list):
         return content

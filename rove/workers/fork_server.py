@@ -25,7 +25,7 @@ from typing import IO, Any
 import msgspec
 
 from rove.core.errors import RemoteError, WorkerError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.workers.spawner import Spawner
 from rove.workers.worker import (
     EXIT_STATUS_TIMEOUT_S,
@@ -98,7 +98,7 @@ class Workers:
         self.max_workers = min(8, os.cpu_count() or 1) if max_workers is None else max_workers
         self.start_seconds = start_seconds
         self.name = name or module.stem
-        self.setup_result: Any = None
+        self.setup_result: JsonValue = None
         """Return value of the module's `setup`."""
         self._start_lock = threading.Lock()
         self._server: _ForkServer | Spawner | None = None
@@ -226,10 +226,10 @@ class Workers:
                 if not worker.is_closed:
                     self._idle.append(worker)
 
-    def call_sync(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:
+    def call_sync(self, name: str, /, timeout: float | None = None, **args: Any) -> JsonValue:
         """Make one call in a new worker from synchronous code; see `Worker.call`."""
 
-        async def call() -> Any:
+        async def call() -> JsonValue:
             worker = await self.open()
             try:
                 return await worker.call(name, timeout, **args)

@@ -17,10 +17,10 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
 
 from rove.core.errors import RemoteError, WorkerError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.workers.worker import EXIT_STATUS_TIMEOUT_S, LENGTH, MAX_LINE_CHARS, MAX_OUTPUT_LINES, describe_exit
 
 POLL_S = 0.05
@@ -158,7 +158,7 @@ class Spawner:
             connection.close()
         raise WorkerError(f"{self.name} did not start within {self._start_seconds:g} s (start_seconds)")
 
-    def _load(self, connection: socket.socket, process: subprocess.Popen[bytes], deadline: float) -> Any:
+    def _load(self, connection: socket.socket, process: subprocess.Popen[bytes], deadline: float) -> JsonValue:
         """Send the settings and return the result of `setup`."""
         try:
             body = json.dumps(self._settings).encode()

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import Error, RemoteError, WorkerError, as_json
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 
 LENGTH = struct.Struct("<I")
 EXIT_STATUS_TIMEOUT_S = 2.0
@@ -22,7 +22,7 @@ MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
 MAX_QUOTED_CHARS = 100
 """Maximum characters of a call that an error message quotes."""
 
-CallHandler = Callable[[str, JsonObject], Awaitable[Any]]
+CallHandler = Callable[[str, JsonObject], Awaitable[JsonValue]]
 """Handles a call that the worker makes: (name, arguments) → a value that JSON can represent."""
 
 
@@ -47,12 +47,12 @@ class Worker:
         self.is_closed = False
         self._connection, self._kill, self._exit_report, self._handler = connection, kill, exit_report, handler
         self._last_id, self._close_reason = 0, ""
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[JsonValue]] = {}
         self._handler_tasks: set[asyncio.Task[None]] = set()
         self._opening: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def call(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:  # noqa: ASYNC109
+    async def call(self, name: str, /, timeout: float | None = None, **args: Any) -> JsonValue:  # noqa: ASYNC109
         """Call the worker's function `name` and return its result.
 
         A call that exceeds `timeout` seconds or is canceled kills the process, since its state is unknown afterward.
@@ -75,7 +75,7 @@ class Worker:
             self.close()
             raise
 
-    async def request(self, name: str, /, **args: Any) -> Any:
+    async def request(self, name: str, /, **args: Any) -> JsonValue:
         """Like `call`, for workers that answer calls concurrently: canceling one leaves the process running."""
         self._last_id += 1
         call_id, result = self._last_id, self.loop.create_future()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, RejectedError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, JsonValue
 from rove.hub.server.store import Store, StoredFile
 
 SCHEMA = 1
@@ -82,7 +82,7 @@ def listing(store: Store, hub: str, search: str | None = None) -> JsonObject:
 def search(store: Store, query: Query, reader: str | None = None) -> JsonObject:
     """Return the environments that match a query, name matches first, then by downloads."""
     words = query.q.casefold().split()
-    conditions: list[tuple[str, list[Any]]] = [("instr(words, ?)", [word]) for word in words]
+    conditions: list[tuple[str, list[JsonValue]]] = [("instr(words, ?)", [word]) for word in words]
     if query.tag:
         conditions.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", [query.tag]))
     conditions += [
@@ -217,6 +217,6 @@ def _no_environment(owner: str, name: str) -> RejectedError:
     return RejectedError(404, f"this hub has no environment '{owner[:80]}/{name[:80]}'")
 
 
-def _entry(row: Any) -> dict[str, object]:
+def _entry(row: JsonValue) -> dict[str, object]:
     columns = ("owner", "name", "version", "description", "compatibility", "licence", "downloads")
     return {key: row[key] for key in columns} | {"tags": msgspec.json.decode(row["tags"]), "updated": row["uploaded"]}

@@ -19,7 +19,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
 from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
@@ -275,7 +275,7 @@ def _tool_action(call: object) -> dict[str, object]:
     return call_arguments(call)
 
 
-async def _get(http: aiohttp.ClientSession, url: str) -> Any:
+async def _get(http: aiohttp.ClientSession, url: str) -> JsonValue:
     async with http.get(url) as response:
         response.raise_for_status()
         return msgspec.json.decode(await response.read())
@@ -316,7 +316,7 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 5.0
 class RefusedError(Error):
     """The server refused a message; `code` is OpenEnv's name for the reason."""
 
-    def __init__(self, message: str, code: str = "", details: Any = None):
+    def __init__(self, message: str, code: str = "", details: JsonValue = None):
         super().__init__(message)
         self.code, self.details = code, details
 
@@ -414,7 +414,7 @@ class Session:
         self._received = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(self._socket, self._received))
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse, received: asyncio.Queue[Any]) -> None:
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, received: asyncio.Queue[JsonValue]) -> None:
         try:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.TEXT:

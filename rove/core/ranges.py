@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from functools import cache
-from typing import Annotated, NamedTuple, cast
+from typing import Annotated, NamedTuple
 
 import msgspec.inspect
 from msgspec import Meta
@@ -119,7 +119,7 @@ def range_of(annotation: object) -> Range | None:
 def _range(info: object) -> Range | None:
     extra: JsonMapping = {}
     if isinstance(info, msgspec.inspect.Metadata):
-        extra, info = cast(JsonMapping, info.extra or {}), info.type
+        extra, info = _extra(info), info.type
     if isinstance(info, msgspec.inspect.UnionType):
         ranges = [_range(option) for option in info.types]
         return next((found for found in ranges if found is not None), None)
@@ -129,8 +129,11 @@ def _range(info: object) -> Range | None:
     return Range(number, info.gt, info.ge, info.lt, info.le, extra.get("excluded"), extra.get("range", ""))
 
 
+def _extra(info: object) -> JsonMapping:
+    return getattr(info, "extra", None) or {}  # msgspec leaves the types of its keys and values open
+
+
 def form_of(annotation: object) -> str:
     """Return in words what a text type such as `Device` expects; "" if every text is allowed."""
     info = msgspec.inspect.type_info(annotation)
-    extra: JsonMapping = cast(JsonMapping, info.extra or {}) if isinstance(info, msgspec.inspect.Metadata) else {}
-    return extra.get("expected", "")
+    return _extra(info).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""

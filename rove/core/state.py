@@ -123,8 +123,9 @@ class State(dict[str, Any]):
         if self._is_recorded(key):
             value = getattr(own, key)
             return [] if key == "completion" and value is None else value
-        if key in INPUT_FIELDS and key in (own.input or {}):
-            return own.input[key]  # pyright: ignore[reportOptionalSubscript]
+        row = own.input or {}
+        if key in INPUT_FIELDS and key in row:
+            return row[key]
         recorded = {name for name in READABLE if self._is_recorded(name)}
         raise KeyError(f"{key!r} is not in this rollout's state; it has {sorted({*self, *recorded}, key=str)}")
 

@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -94,19 +94,18 @@ class Rows:
 
     def _open(self) -> None:
         source: Any = self._source() if callable(self._source) else self._source
+        kind = type(source).__name__
         if isinstance(source, (str, Path)):
             source = JsonLines(Path(source))
         if isinstance(source, Iterable) and not isinstance(source, Sized):
-            pending: Iterable[Any] = source
-            self._rows, self._pending = [], iter(pending)
+            self._rows, self._pending = [], iter(cast(Iterable[JsonMapping], source))
         elif isinstance(source, JsonLines) or (hasattr(source, "column_names") and not isinstance(source, Mapping)):
-            self._rows = source
+            self._rows = cast(Sequence[JsonMapping], source)
         elif isinstance(source, Iterable) and not isinstance(source, Mapping):
-            items: Iterable[Any] = source
-            self._rows = [_check_row(row, i) for i, row in enumerate(items)]
+            self._rows = [_check_row(row, i) for i, row in enumerate(cast(Iterable[object], source))]
         else:
             raise ConfigError(
-                f"a dataset cannot be a {type(source).__name__}; give a list of dicts, a Hugging Face Dataset, a .jsonl path, "
+                f"a dataset cannot be a {kind}; give a list of dicts, a Hugging Face Dataset, a .jsonl path, "
                 "a generator, or a function that returns one of these"
             )
 
@@ -153,7 +152,8 @@ class JsonLines(Sequence[Row]):
         return len(self._starts)
 
     def __getitem__(self, position: Any) -> Any:
-        self._file.seek(self._starts[position])
+        start: int = self._starts[position]
+        self._file.seek(start)
         return msgspec.json.decode(self._file.readline(), type=Row)
 
     def line_number(self, position: int) -> int:
@@ -211,7 +211,8 @@ def build_example(
             raise ConfigError(
                 f"dataset row {index}: 'question' is {given!r}; expected a text or a list of content parts"
             )
-        prompt: Messages = as_messages(given if name == "prompt" else [*(few_shot or []), UserMessage(given)])
+        content = cast(Any, given)
+        prompt: Messages = as_messages(content if name == "prompt" else [*(few_shot or []), UserMessage(content)])
         if system_prompt and (not prompt or prompt[0].role != "system"):
             prompt = [SystemMessage(system_prompt), *prompt]
         example["prompt"] = prompt

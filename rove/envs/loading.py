@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -456,7 +456,7 @@ def _forget(name: str) -> None:
 
 
 @contextmanager
-def _importing(name: str, file: Path) -> Iterator[None]:
+def _importing(name: str, file: Path) -> Generator[None]:
     """Remove a module whose import fails, and report the line of its own code."""
     try:
         with _reporting(f"environment '{name}' could not be imported", file):
@@ -467,7 +467,7 @@ def _importing(name: str, file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting(what: str, file: Path) -> Iterator[None]:
+def _reporting(what: str, file: Path) -> Generator[None]:
     """Convert an exception to a ConfigError that names the line of the environment's own code."""
     try:
         yield

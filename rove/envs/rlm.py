@@ -17,7 +17,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
 from rove.core.model_roles import query
-from rove.core.plain import Identity, is_list
+from rove.core.plain import Identity, is_list, is_mapping
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrUnlimited, NonNegativeInt, PositiveInt
 from rove.core.records import TrajectoryStep
@@ -116,7 +116,7 @@ class Exploration:
     content: str = ""
     """The last known answer, final or not."""
     ready: bool = False
-    branches: list[tuple[int, State]] = field(default_factory=list)
+    branches: list[tuple[int, State]] = field(default_factory=list[tuple[int, State]])
     """Sub-model conversations in order, each with the number of own turns before it."""
 
     async def set_answer(self, content: Any, ready: Any) -> None:
@@ -142,14 +142,14 @@ def with_preview(prompt: Sequence[Mapping[str, object]], context: object, count:
     *before, last = as_messages(prompt) or [UserMessage()]
     if last.role != "user":
         return [*before, last, UserMessage(preview)]
-    if isinstance(last.content, list):
-        return [*before, Message({**last, "content": [*last.content, {"type": "text", "text": preview}]})]
+    if is_list(content := last.content):
+        return [*before, Message({**last, "content": [*content, {"type": "text", "text": preview}]})]
     return [*before, Message({**last, "content": f"{last.content}\n\n{preview}".lstrip()})]
 
 
 def _size(context: object) -> str:
     kind = type(context).__name__
-    return f"a {kind} of {len(context):,}" if isinstance(context, (list, dict)) else f"a value of type {kind}"
+    return f"a {kind} of {len(context):,}" if is_list(context) or is_mapping(context) else f"a value of type {kind}"
 
 
 def as_text(context: object) -> str:
@@ -349,7 +349,8 @@ class RLMEnv(PythonEnv):
 
     def backend_of(self, state: State) -> Backend:
         """Return the backend for the depth of this conversation."""
-        return self.backends[bookkeeping(state).rlm.depth]
+        depth: int = bookkeeping(state).rlm.depth
+        return self.backends[depth]
 
     async def setup_sandbox(self, session: Session, state: State) -> None:
         """Put the context and `answer` into a new sandbox; see `SandboxEnv.setup_sandbox`."""

@@ -53,7 +53,7 @@ class SandboxUse:
     is_over: bool = False
     ready_wait: float = 0.0
     """Seconds that the rollout waited for the sandbox, including the wait for `max_sandboxes`."""
-    calls: list[Result] = field(default_factory=list)
+    calls: list[Result] = field(default_factory=list[Result])
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def end(self) -> None:

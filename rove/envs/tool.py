@@ -9,7 +9,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from rove.core.checks import check_values
 from rove.core.errors import (
@@ -81,7 +81,7 @@ class ToolMonitorRubric(Rubric):
 def called_names(completion: Messages) -> list[str | None]:
     """Return the names of all called functions, in order; None for a call without a name."""
     calls = (m.get("tool_calls") for m in completion if m["role"] == "assistant")
-    return [call_name(call) for some in calls if isinstance(some, list) for call in some]
+    return [call_name(call) for some in calls if is_list(some) for call in some]
 
 
 def total_tool_calls(completion: Messages) -> int:
@@ -304,7 +304,7 @@ class ToolEnv(MultiTurnEnv):
                 and `stop_errors` includes this.
             ToolError: a call failed with an error in `stop_errors`; parallel calls all finish first.
         """
-        calls = messages[-1].get("tool_calls") or []
+        calls = cast(object, messages[-1].get("tool_calls") or [])
         if not is_list(calls):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])

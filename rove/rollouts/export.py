@@ -8,11 +8,11 @@ from __future__ import annotations
 import csv
 import importlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -190,7 +190,7 @@ def check_name(name: str) -> None:
 
 
 @contextmanager
-def _draft(path: Path) -> Iterator[Path]:
+def _draft(path: Path) -> Generator[Path]:
     """Yield a temporary path that becomes `path` if the block succeeds and is deleted if it fails."""
     draft = path.with_name(f".{path.name}.draft")
     remove(draft)
@@ -242,7 +242,7 @@ def _cell(value: object) -> object:
     if value is None or isinstance(value, (str, int, float)):
         return value
     if is_list(value) and len(value) == 1 and isinstance(value[0], dict):
-        message: MessageDict = value[0]
+        message = cast(MessageDict, value[0])
         if message.keys() == {"role", "content"} and isinstance(message["content"], str):
             return message["content"]
     return msgspec.json.encode(value).decode()

@@ -4,6 +4,9 @@ An expression has comparisons, `and`, `or`, `not`, `in`, arithmetic on numbers a
 attributes, loops or assignments and a limited length, so an untrusted expression reaches only the record and uses little CPU.
 """
 
+# simpleeval has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import ast

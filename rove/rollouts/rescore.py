@@ -7,7 +7,7 @@ runs again with the same seeds, and the answers come from the records.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def rescored_identity(env: Environment, source: Run) -> Identity:
 
 
 @contextmanager
-def _opened(env: Environment, source: Run, into: Run | str | Path, overwrite: bool) -> Iterator[Run]:
+def _opened(env: Environment, source: Run, into: Run | str | Path, overwrite: bool) -> Generator[Run]:
     path = into.path if isinstance(into, Run) else Path(into)
     if path.resolve() == source.path.resolve():
         raise ConfigError(f"{path} cannot be rescored into itself; give another folder")

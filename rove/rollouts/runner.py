@@ -18,7 +18,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -115,7 +115,7 @@ class _Turns:
     under_way: int = 0
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
+    def one_more(self) -> Generator[None]:
         """Count a turn while it runs."""
         self.begun += 1
         self.under_way += 1
@@ -332,7 +332,7 @@ async def _run(env: Environment, job: Job, state: State, turn: Turn, timeout_sec
 
 
 @contextmanager
-def _timed(own: Bookkeeping) -> Iterator[None]:
+def _timed(own: Bookkeeping) -> Generator[None]:
     """Add the wall time of this block to that of the rollout."""
     started = time.perf_counter()
     try:
@@ -370,7 +370,7 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
 
 def _own_copy(value: Any) -> Any:
     """Return a deep copy, much faster than `copy.deepcopy` for the usual contents of dataset rows."""
-    kind: type[Any] = type(value)
+    kind = cast(type[Any], type(value))
     if kind in (str, int, float, bool, type(None)):
         return value
     if kind is dict or isinstance(value, Message):

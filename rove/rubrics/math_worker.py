@@ -10,6 +10,9 @@ math-verify decides whether two answers are equal, with four rules around it:
   that differs from 1 by at most 1e-5 counts as 1 if one of the values is a decimal.
 """
 
+# sympy and math-verify have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import re

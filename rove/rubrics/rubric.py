@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar, cast
 
 from rove.core.digest import digest_code
 from rove.core.errors import ConfigError, Error, nearest, phase, short_repr
@@ -261,8 +261,7 @@ class Rubric:
                     f"group reward function '{function.name}' returned {short_repr(result)}; "
                     f"expected a list of {len(states)} numbers, one per state"
                 )
-            numbers: Iterable[Any] = result
-            values = [_number(function.name, value) for value in numbers]
+            values = [_number(function.name, value) for value in cast(Iterable[object], result)]
             if len(values) != len(states):
                 raise Error(
                     f"group reward function '{function.name}' returned {len(values)} values for {len(states)} states; "
@@ -421,10 +420,10 @@ def _weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) ->
     return math.fsum(weights[name] * value for name, value in rewards.items())
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     # __float__ accepts numbers of numpy and torch and rejects texts.
     try:
-        number = float(value) if hasattr(value, "__float__") else math.nan
+        number = float(cast(SupportsFloat, value)) if hasattr(value, "__float__") else math.nan
     except (TypeError, ValueError, OverflowError, RuntimeError):
         number = math.nan
     if not math.isfinite(number):
@@ -443,7 +442,7 @@ def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
                 f"argument '{parameter.name}' of reward function '{name}' is positional-only, but arguments are given "
                 "by name; remove the '/' or wrap the function in a def"
             )
-    bound = frozenset(func.keywords if isinstance(func, functools.partial) else ())
+    bound = frozenset(getattr(func, "keywords", ()) if isinstance(cast(object, func), functools.partial) else ())
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     inner = unwrapped(func)
     marked: tuple[Any, ...] = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class

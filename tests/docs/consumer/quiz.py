@@ -9,8 +9,8 @@ import rove
 
 
 def correct(completion: rove.Messages, answer: str) -> float:
-    """1 if the reply is the answer."""
-    return float(completion[-1].content == answer)
+    """1 if a reply is the answer."""
+    return float(any(message.content == answer for message in completion))
 
 
 class Countdown(rove.MultiTurnEnv):

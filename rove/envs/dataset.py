@@ -152,8 +152,8 @@ class JsonLines(Sequence[Row]):
         return len(self._starts)
 
     def __getitem__(self, position: Any) -> Any:
-        start: int = self._starts[position]
-        self._file.seek(start)
+        index: int = position
+        self._file.seek(self._starts[index])
         return msgspec.json.decode(self._file.readline(), type=Row)
 
     def line_number(self, position: int) -> int:

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 from rove.core.config import import_function
 from rove.core.digest import digest_files
@@ -262,10 +262,11 @@ def _text(path: str | Path, row: FileRow, column: str, value: object, expected: 
     """Return a value as text; JSON's true and false keep their spelling."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(cast(object, value), (dict, list, tuple, bytes)):
-        kind = type(value).__name__
+    cell: object = value  # the name whose type the check does not narrow to unknown items
+    if isinstance(value, (dict, list, tuple, bytes)):
+        kind = type(cell).__name__
         raise ConfigError(
-            f"{path}, {row.place}: the column '{column}' is a {kind}: {_short(value)}; expected {expected}"
+            f"{path}, {row.place}: the column '{column}' is a {kind}: {_short(cell)}; expected {expected}"
         )
     return str(value)
 

@@ -442,7 +442,9 @@ def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
                 f"argument '{parameter.name}' of reward function '{name}' is positional-only, but arguments are given "
                 "by name; remove the '/' or wrap the function in a def"
             )
-    bound = frozenset(getattr(func, "keywords", ()) if isinstance(cast(object, func), functools.partial) else ())
+    bound: frozenset[str] = frozenset(
+        getattr(func, "keywords", ()) if isinstance(cast(object, func), functools.partial) else ()
+    )
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     inner = unwrapped(func)
     marked: tuple[Any, ...] = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class

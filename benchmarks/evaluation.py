@@ -92,7 +92,7 @@ async def rove(url: str, count: int, concurrency: int, turns: int, folder: str) 
         env, client, "mock", sampling_args={"temperature": 1.0}, max_concurrent=concurrency, run=run
     )
     await client.close()
-    return round(summary["reward"]["mean"] * summary["scored"])
+    return round(summary.reward.mean * summary.scored)
 
 
 async def tools(url: str, count: int, concurrency: int, turns: int, folder: str, **options: Any) -> int:
@@ -117,7 +117,7 @@ async def tools(url: str, count: int, concurrency: int, turns: int, folder: str,
         env, client, "mock", sampling_args={"temperature": 1.0}, max_concurrent=concurrency, run=run
     )
     await client.close()
-    return round(summary["reward"]["mean"] * summary["scored"])
+    return round(summary.reward.mean * summary.scored)
 
 
 async def inline(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:

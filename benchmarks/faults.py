@@ -138,10 +138,10 @@ async def evaluate_faults(count: int) -> None:
     duplicates = sum(number - 1 for number in keys.values())
     untyped = sum((record.error is None) == (record.scores is None) for record in records)
     print(
-        f"{count} rollouts in {time.perf_counter() - started:.0f} s: {summary['scored']} scored, {summary['failed']} failed"
+        f"{count} rollouts in {time.perf_counter() - started:.0f} s: {summary.scored} scored, {summary.failed} failed"
     )
     print(f"lost {lost}, duplicates {duplicates}, wrong rewards {wrong}, neither scored nor failed {untyped}")
-    print(f"failed attempts before a response: {summary['retries']}; errors: {summary['errors']}")
+    print(f"failed attempts before a response: {summary.retries}; errors: {summary.errors}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
     if lost or duplicates or wrong or untyped:
         sys.exit("some rollouts were lost, duplicated, scored wrongly or neither scored nor failed; expected none")
@@ -173,9 +173,9 @@ async def evaluate_capacity(count: int, admitted: int, latency: float) -> None:
     print(
         f"{count / wall:.0f} rollouts/s, {count / wall / (admitted / latency):.0%} of the server's capacity; ", end=""
     )
-    print(f"{summary['retries']} requests rejected, {summary['failed']} rollouts failed")
+    print(f"{summary.retries} requests rejected, {summary.failed} rollouts failed")
     print("first changes of the limit:", json.dumps([list(change) for change in history[:8]]))
-    if abs(statistics.mean(converged) - admitted) > 0.1 * admitted or summary["failed"]:
+    if abs(statistics.mean(converged) - admitted) > 0.1 * admitted or summary.failed:
         sys.exit(f"expected no failed rollouts and an average limit within 10% of {admitted}")
 
 

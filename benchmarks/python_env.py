@@ -51,8 +51,8 @@ def seconds(rollouts: int, calls: int, concurrency: int) -> float:
     started = time.perf_counter()
     summary = env.evaluate_sync(vf.ScriptedClient(scripted_policy(calls)), max_concurrent=concurrency)
     elapsed = time.perf_counter() - started
-    assert summary["scored"] == rollouts, summary
-    assert calls % len(CODE) or summary["reward"]["mean"] == 1.0, summary
+    assert summary.scored == rollouts, summary
+    assert calls % len(CODE) or summary.reward.mean == 1.0, summary
     return elapsed
 
 

@@ -59,7 +59,7 @@ def rollouts(count: int, batch: int, concurrency: int) -> float:
     started = time.perf_counter()
     summary = env.evaluate_sync(vf.ScriptedClient(policy), max_concurrent=concurrency)
     elapsed = time.perf_counter() - started
-    assert summary["functions"]["sub_calls"]["mean"] == batch, summary
+    assert summary.functions["sub_calls"].mean == batch, summary
     return count * batch / elapsed
 
 

@@ -47,7 +47,7 @@ async def evaluate(url: str, data: str, folder: str) -> None:
     client = rove.OpenAIClient(url, max_concurrent=256)
     summary = await rove.evaluate(env, client, "mock", run=folder, on_record=on_record)
     await client.close()
-    costs = {"scored": summary["scored"], "first_new": first_new, "wall": time.perf_counter() - started}
+    costs = {"scored": summary.scored, "first_new": first_new, "wall": time.perf_counter() - started}
     costs["cpu"] = time.process_time() - cpu
     costs["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(costs))

@@ -255,7 +255,7 @@ def make_measure(start: str, games: int) -> Callable[[Path], float]:
     def measure(folder: Path) -> float:
         client.engine.update_weights(next(versions), folder)
         summary = asyncio.run(evaluate(env, client, sampling_args={"temperature": 0.0, "max_tokens": 32}))
-        return summary["functions"]["drawn"]["mean"]
+        return summary.functions["drawn"].mean
 
     return measure
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import (
@@ -62,7 +62,7 @@ from rove.rollouts.evaluate import evaluate, generate, make_dataset
 from rove.rollouts.rescore import rescore
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, group_reward, judge_agreement
 from rove.runs.run import Run
-from rove.statistics import Price, compare
+from rove.statistics import Comparison, EvaluationResult, Price, compare
 
 if TYPE_CHECKING:
     from rove.clients.anthropic import AnthropicClient
@@ -135,10 +135,12 @@ def _installed_from_hub(env_id: str) -> ExternalEnvironment | None:
 external_finders.append(_installed_from_hub)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'rove' has no attribute '{name}'")
+if not TYPE_CHECKING:  # otherwise, every misspelled name would have a type
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        raise AttributeError(f"module 'rove' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
@@ -152,12 +154,14 @@ __all__ = [
     "AssistantMessage",
     "Client",
     "CodeMathEnv",
+    "Comparison",
     "ConfigError",
     "ConsoleReporter",
     "EmptyModelResponseError",
     "EnvGroup",
     "Environment",
     "Error",
+    "EvaluationResult",
     "GymEnv",
     "InferenceEngine",
     "InfraError",

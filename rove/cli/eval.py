@@ -46,8 +46,9 @@ from rove.stages.naming import environment_args, run_folder, short
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.suite import check
 from rove.statistics.summary import broken_reward
+from rove.statistics.tables import summary_table
 from rove.utils.event_loop import run_async
-from rove.viewer.tables import counts_line, summary_table
+from rove.viewer.tables import counts_line
 
 
 def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, console: Console) -> None:
@@ -281,7 +282,7 @@ def rescore_command(
     title = f"{env.env_id} · {short(model)}, rescored"
     with source, reporter.progress(title, len(source.scored_lines())) as progress:
         watch = EvalProgress(progress, reporter, ScriptedClient(lambda *_: ""))
-        summary = run_async(rescore(env, source, into=folder, on_record=watch, **options))
+        summary = run_async(rescore(env, source, into=folder, on_record=watch, **options)).to_dict()
     if as_json:
         print_json({**summary, "run": str(folder)})
     else:

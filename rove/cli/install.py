@@ -35,9 +35,9 @@ from rove.hub.client.installing import (
 from rove.hub.client.settings import require_hub
 from rove.hub.package.limits import SearchLimit
 from rove.hub.package.names import Reference, parse_reference
+from rove.statistics.format import interval, number
 from rove.utils.console import styled
 from rove.utils.event_loop import run_async
-from rove.viewer.format import interval, number
 
 
 @dataclass

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rove.clients.endpoint import EndpointClient
+from rove.core.plain import JsonObject
 from rove.core.protocols import Request, Response
 from rove.wire.anthropic import API_VERSION, read_response, request_body
 
@@ -28,11 +27,11 @@ class AnthropicClient(EndpointClient):
         """Return the headers with the key and the API version."""
         return {"x-api-key": key, "anthropic-version": API_VERSION}
 
-    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return path and body of a Messages API call; see `EndpointClient.translate`."""
         self._require_messages(request, "Anthropic's Messages API")
         return "messages" if self.base_url.endswith("/v1") else "v1/messages", request_body(request)
 
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read a Messages API reply."""
         return read_response(answer)

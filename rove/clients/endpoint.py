@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -32,6 +32,7 @@ from rove.core.errors import (
     OverlongPromptError,
     cancelled_unanswered,
 )
+from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request, Response
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero
 from rove.wire.chat import excerpt
@@ -135,7 +136,7 @@ class EndpointClient(ABC):
         """Return the headers that authenticate a request."""
 
     @abstractmethod
-    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return the path below the base URL and the JSON body of a request.
 
         Raises:
@@ -143,7 +144,7 @@ class EndpointClient(ABC):
         """
 
     @abstractmethod
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read a decoded reply.
 
         Raises:
@@ -159,7 +160,7 @@ class EndpointClient(ABC):
             )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes the responses of this client from those of another."""
         return {"api": type(self).__name__, "base_url": self.base_url}
 
@@ -234,7 +235,7 @@ class EndpointClient(ABC):
 
     @asynccontextmanager
     async def open_stream(
-        self, path: str, content: Mapping[str, Any] | None = None
+        self, path: str, content: Mapping[str, object] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a streaming reply: one try, outside of the limiter. `path` is below the base URL; without `content` it is a GET.
 
@@ -267,7 +268,7 @@ class EndpointClient(ABC):
             with suppress(StopIteration):
                 self._connection.session.close().send(None)
 
-    async def _try(self, url: URL, body: bytes) -> Any:
+    async def _try(self, url: URL, body: bytes) -> object:
         session, limiter = await self._connect(), self.limiter
         try:
             admitted = await limiter.acquire()

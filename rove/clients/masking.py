@@ -77,7 +77,7 @@ class Secrets:
             return response
         return msgspec.structs.replace(response, message=AssistantMessage(**message))
 
-    def _without_credentials(self, value: Any) -> Any:
+    def _without_credentials(self, value: object) -> Any:
         """Return the value with credentials in its texts masked."""
         if isinstance(value, str):
             for form in self._response_forms:
@@ -100,7 +100,7 @@ class Secrets:
         return InfraError(self.mask_text(f"{type(error).__name__}: {error}"))
 
 
-def without_secrets(value: Any, settings: Any = None, by_field: bool = True) -> Any:
+def without_secrets(value: object, settings: object = None, by_field: bool = True) -> Any:
     """Return a copy of a JSON value with secrets masked.
 
     A string is masked if its field name suggests a secret. In every string, what has the format of an API key is masked, and the
@@ -120,7 +120,7 @@ def without_secrets(value: Any, settings: Any = None, by_field: bool = True) -> 
     return _mask_values(value, Secrets(NO_KEY, known), "", by_field)
 
 
-def _secret_settings(value: Any, is_secret: bool) -> Iterator[str]:
+def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:
     """Yield the strings of settings whose names suggest a secret."""
     if isinstance(value, Mapping):
         for name, item in value.items():
@@ -132,7 +132,7 @@ def _secret_settings(value: Any, is_secret: bool) -> Iterator[str]:
         yield value
 
 
-def _mask_values(value: Any, secrets: Secrets, field: str, by_field: bool) -> Any:
+def _mask_values(value: object, secrets: Secrets, field: str, by_field: bool) -> object:
     if isinstance(value, Mapping):
         inside = field if SECRET_FIELD.search(field) else None
         return {str(key): _mask_values(item, secrets, inside or str(key), by_field) for key, item in value.items()}

@@ -11,7 +11,8 @@ from rove.clients.endpoint import EndpointClient
 from rove.clients.masking import NO_KEY
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
-from rove.core.protocols import Client, Request, Response
+from rove.core.plain import JsonObject
+from rove.core.protocols import AnyClient, Client, Request, Response
 from rove.wire import chat, completions, responses
 
 _SDK_HEADERS = re.compile(r"accept|authorization|content-type|user-agent|x-stainless-.*", re.IGNORECASE)
@@ -65,7 +66,7 @@ class OpenAIClient(EndpointClient):
         """Return a header with the key as bearer token."""
         return {"Authorization": f"Bearer {key}"}
 
-    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return path and body of a chat completion, or of a completion for a raw text.
 
         Raises:
@@ -80,7 +81,7 @@ class OpenAIClient(EndpointClient):
             body.setdefault("max_completion_tokens", body.pop("max_tokens"))
         return "chat/completions", body
 
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read the reply to a chat completion, or to a completion for a raw text."""
         return chat.read_response(answer) if request.text is None else completions.read_response(answer)
 
@@ -88,7 +89,7 @@ class OpenAIClient(EndpointClient):
 class CompletionsClient(OpenAIClient):
     """A client for a server with completions but no chat, as for models without a chat template."""
 
-    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return path and body of a completion.
 
         Raises:
@@ -105,17 +106,17 @@ class CompletionsClient(OpenAIClient):
 class ResponsesClient(OpenAIClient):
     """A client for OpenAI's Responses API; the base URL and the key work as in `OpenAIClient`."""
 
-    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return path and body of a Responses API call; see `EndpointClient.translate`."""
         self._require_messages(request, "OpenAI's Responses API")
         return "responses", responses.request_body(request)
 
-    def read(self, request: Request, answer: Any) -> Response:
+    def read(self, request: Request, answer: object) -> Response:
         """Read a Responses API reply."""
         return responses.read_response(answer)
 
 
-def as_client(client: Client | Any) -> Client:
+def as_client(client: AnyClient) -> Client:
     """Return a rove client unchanged, or convert an `openai.AsyncOpenAI`.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -19,6 +18,7 @@ from rove.core.errors import (
     cancelled_unanswered,
     unanswered_attempts,
 )
+from rove.core.plain import Identity
 from rove.core.protocols import Request, Response
 from rove.core.state import State, bookkeeping
 
@@ -67,7 +67,7 @@ class Replicas:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes the responses of these servers from those of others; their addresses do not count."""
         apis = sorted({type(replica.client).__name__ for replica in self._replicas})
         models = sorted({replica.model for replica in self._replicas})

@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from rove.core.checks import check_values
 from rove.core.errors import InvalidModelResponseError
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, text_of
+from rove.core.plain import Identity, JsonMapping
 from rove.core.protocols import Request, Response
 from rove.core.ranges import PositiveInt
 from rove.core.records import Usage
 from rove.core.state import State
 
-Answer = str | Mapping[str, Any]
+Answer = str | JsonMapping
 ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
 
 
@@ -44,7 +44,7 @@ class ScriptedClient:
         check_values(self, max_concurrent=PositiveInt)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes the responses of this client from those of another."""
         return {"model": f"scripted:{self.name}"}
 
@@ -65,7 +65,7 @@ class ScriptedClient:
     async def close(self) -> None:
         """Do nothing: the client holds no resources."""
 
-    def _message(self, answer: Any) -> Message:
+    def _message(self, answer: object) -> Message:
         if isinstance(answer, str):
             return AssistantMessage(answer)
         if isinstance(answer, Mapping) and answer.get("role") == "assistant":
@@ -75,7 +75,7 @@ class ScriptedClient:
         )
 
 
-def _count_words(message: Mapping[str, Any]) -> int:
+def _count_words(message: Mapping[str, object]) -> int:
     """Return the number of words of the text, and of the names and arguments of tool calls; invalid calls do not count."""
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []

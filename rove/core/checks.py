@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 import msgspec
 
 from rove.core.errors import ConfigError, SettingError, nearest
+from rove.core.plain import is_mapping
 from rove.core.ranges import form_of, range_of
 
 
@@ -56,7 +57,7 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
     return [(field.name, field.type, field.default) for field in msgspec.structs.fields(kind)]
 
 
-def check_values(values: Any, **types: Any) -> None:
+def check_values(values: object, **types: Any) -> None:
     """Check attributes of an object, such as those that a constructor has set.
 
     Example:
@@ -69,7 +70,7 @@ def check_values(values: Any, **types: Any) -> None:
         checked(name, getattr(values, name), annotation)
 
 
-def checked(name: str, value: Any, annotation: Any) -> Any:
+def checked(name: str, value: object, annotation: object) -> object:
     """Return a value as a type.
 
     Raises:
@@ -105,11 +106,11 @@ def raise_explained(
     path = path.removeprefix("key` in `").removeprefix("$")
     for step in re.findall(r"\.\.\.|[^.\[\]`]+", path):
         annotation = type_below(annotation, step)
-        if step == "..." and isinstance(value, Mapping):  # msgspec does not name the key of a table
+        if step == "..." and is_mapping(value):  # msgspec does not name the key of a table
             step = _first_wrong_key(value, annotation, strict)
         if isinstance(value, list | tuple | set | frozenset):
-            value = list(value)
-            name, value = f"{name}[{step}]", value[int(step)]
+            items: list[Any] = [*value]
+            name, value = f"{name}[{step}]", items[int(step)]
         else:
             name, value = f"{name}.{step}".lstrip("."), value[step]
     cause = error.__cause__  # raised in `__post_init__` of a struct
@@ -122,7 +123,7 @@ def raise_explained(
     raise SettingError(_explanation(problem, name, value, annotation)) from error
 
 
-def _first_wrong_key(table: Mapping[str, Any], annotation: Any, strict: bool) -> str:
+def _first_wrong_key(table: Mapping[str, object], annotation: object, strict: bool) -> str:
     for key, value in table.items():
         try:
             msgspec.convert(value, annotation, strict=strict)
@@ -131,7 +132,7 @@ def _first_wrong_key(table: Mapping[str, Any], annotation: Any, strict: bool) ->
     raise AssertionError("every value of the table can be converted")
 
 
-def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
+def _explanation(problem: str, name: str, value: object, annotation: object) -> str:
     """Return msgspec's message with the name, the value, and the range, or with a suggestion for an unknown name."""
     unknown = re.search(r"unknown field `(.*)`", problem)
     if unknown is not None:
@@ -148,7 +149,7 @@ def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
     return f"{name} is {value!r}: {problem[:1].lower()}{problem[1:]}{advice}"
 
 
-def type_below(annotation: Any, step: str) -> Any:
+def type_below(annotation: object, step: str) -> object:
     """Return the type of a struct's field `step`, or of the items of a list or a dict; None if it is unknown."""
     for member in _members(annotation):
         arguments = get_args(member)
@@ -162,7 +163,7 @@ def type_below(annotation: Any, step: str) -> Any:
     return None
 
 
-def _members(annotation: Any) -> list[Any]:
+def _members(annotation: object) -> list[object]:
     """Return the types of a union, or the type itself; without ranges."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
@@ -171,17 +172,17 @@ def _members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def is_bool(annotation: Any) -> bool:
+def is_bool(annotation: object) -> bool:
     """Return whether a type is bool."""
     return annotation is bool
 
 
-def is_text(annotation: Any) -> bool:
+def is_text(annotation: object) -> bool:
     """Return whether a type is a text or an optional text."""
     return [member for member in _members(annotation) if member is not type(None)] == [str]
 
 
-def is_text_list(annotation: Any) -> bool:
+def is_text_list(annotation: object) -> bool:
     """Return whether a type is a list of texts, perhaps among others."""
     lists = [member for member in _members(annotation) if get_origin(member) is list]
     return any(str in _members(get_args(member)[0]) for member in lists)

@@ -8,21 +8,24 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from rove.core.checks import is_bool, is_text, is_text_list, raise_explained, text_list, type_below
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import is_mapping
 
 T = TypeVar("T")
+Table = dict[str, Any]
+"""Settings as nested tables, as TOML has them."""
 
 RUN_CONFIG = {"kind", "identity", "config"}
 """Tables of a run folder's config.toml; `@ runs/…/config.toml` reuses its settings."""
 
 
 def load(
-    kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
+    kind: type[T], named: Mapping[str, object], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
 ) -> T:
     """Build a settings struct from command-line arguments.
 
@@ -41,8 +44,8 @@ def load(
     Raises:
         ConfigError: A file cannot be read, a key is unknown or missing, or a value has the wrong type.
     """
-    values: dict[str, Any] = {}
-    alone: dict[str, Any] = {}
+    values: Table = {}
+    alone: Table = {}
     words = list(extra)
     while words:
         word = words.pop(0)
@@ -73,7 +76,7 @@ def load(
     return convert(kind, values, flags)
 
 
-def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None:
+def _check_known(kind: type, values: Iterable[str], flags: Iterable[str]) -> None:
     names = {field.name for field in msgspec.structs.fields(kind)}
     for key in values:
         if key in names:
@@ -83,11 +86,11 @@ def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")
 
 
-def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
+def _missing(kind: type, values: Mapping[str, object]) -> list[str]:
     return [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values]
 
 
-def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
+def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = ()) -> T:
     """Build a settings struct from plain values.
 
     Args:
@@ -108,13 +111,13 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
         raise_explained(error, values, kind, strict=False)
 
 
-def as_settings(kind: type[T], values: T | Mapping[str, Any]) -> T:
+def as_settings(kind: type[T], values: T | Mapping[str, object]) -> T:
     """Return settings unchanged, or build them from a dict.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value has another type or is out of range.
     """
-    return convert(kind, values) if isinstance(values, Mapping) else values
+    return convert(kind, cast(Mapping[str, object], values)) if isinstance(values, Mapping) else values
 
 
 def import_function(setting: str, path: str) -> Callable[..., Any]:
@@ -142,7 +145,7 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
             f"{setting} '{path}': importing {module} failed with {type(error).__name__}: {error}; "
             "it must be in the current folder, installed, or in a folder of PYTHONPATH"
         ) from error
-    function: Any = getattr(imported, name, None)
+    function: object = getattr(imported, name, None)
     if function is None:
         known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{setting} '{path}': {module} has no '{name}'; {nearest(name, known)}")
@@ -151,7 +154,7 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
     return function
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> Table:
     """Return the content of a TOML file.
 
     Raises:
@@ -165,18 +168,18 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"settings file {path}: {error}") from error
 
 
-def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Table, over: Mapping[str, object]) -> Table:
     """Merge `over` into `base` in place: tables are merged, other values are replaced."""
     for key, value in over.items():
-        if isinstance(value, Mapping):  # copied, so later merges into `base` do not change `over`
-            below = base.get(key)
-            base[key] = merge(below if isinstance(below, dict) else {}, value)
+        if is_mapping(value):  # copied, so later merges into `base` do not change `over`
+            below: Table = base[key] if isinstance(base.get(key), dict) else {}
+            base[key] = merge(below, value)
         else:
             base[key] = value
     return base
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> object:
     """Return a flag's value: parsed as JSON if possible, else the text."""
     try:
         return msgspec.json.decode(text)
@@ -190,7 +193,7 @@ def _next(words: list[str], what: str) -> str:
     return words.pop(0)
 
 
-def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
+def _flag(word: str, words: list[str], kind: object) -> tuple[str, object]:
     """Return the key and value of a flag; takes the value from `words` unless it follows "=" or is absent."""
     key, equals, text = word.partition("=")
     name = key.replace("-", "_")
@@ -204,7 +207,7 @@ def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
     return name, text if is_text(_setting_type(kind, name)) else parse_value(text)
 
 
-def _setting_type(kind: Any, key: str) -> Any:
+def _setting_type(kind: object, key: str) -> object:
     """Return the type of a setting by its dotted name; None if it is unknown."""
     annotation = kind
     for step in key.split("."):
@@ -212,14 +215,16 @@ def _setting_type(kind: Any, key: str) -> Any:
     return annotation
 
 
-def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
+def _check_alone(kind: object, key: str, words: Sequence[str]) -> None:
     """Refuse a list setting without a value; the next argument, which starts like a flag, may be the intended value."""
     if is_text_list(_setting_type(kind, key)):
         raise ConfigError(f"--{key} expects a JSON list: --{key} {text_list(words[0] if words else 'a value')}")
 
 
-def nested(name: str, value: Any) -> dict[str, Any]:
+def nested(name: str, value: object) -> Table:
     """Return a setting with a dotted name as nested tables."""
-    for key in reversed(name.split(".")):
-        value = {key: value}
-    return value
+    first, *others = reversed(name.split("."))
+    table: Table = {first: value}
+    for key in others:
+        table = {key: table}
+    return table

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError
+from rove.core.plain import is_list, is_mapping
 
 PIECES, PIECE = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -78,12 +79,13 @@ RECORDED_DIGESTS = {
 results. With a new digest, rove would refuse to continue evaluations that were stopped before."""
 
 
-def digest_code(function: Any) -> str:
+def digest_code(function: Callable[..., object]) -> str:
     """Return a hash of the source of a function or of a callable's class; "" if the source is not available."""
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     if name in RECORDED_DIGESTS:
         return RECORDED_DIGESTS[name]
-    for target in (function, type(function)):
+    targets: list[Any] = [function, type(function)]
+    for target in targets:
         try:
             text = inspect.getsource(target)
         except (OSError, TypeError):  # a builtin or interactive code
@@ -150,35 +152,35 @@ class _AdapterConfig(msgspec.Struct):
     base_model_name_or_path: str | None = None
 
 
-def derive_seed(*parts: Any) -> int:
+def derive_seed(*parts: object) -> int:
     """Return a 63-bit seed derived from the `repr` of the parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a value without None at any depth, since TOML has no null."""
     value = msgspec.to_builtins(value)
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {str(key): plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if is_list(value):
         return [plain(item) for item in value if item is not None]
     return value
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> list[str]:
     """Return one line for each value that differs between two identities."""
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
+        if is_mapping(a) and is_mapping(b):
             lines += differences(a, b, f"{prefix}{key}.")
         elif a != b:
             lines.append(f"{prefix}{key}: was {a!r}, now {b!r}")
     return lines
 
 
-def fingerprint(identity: Mapping[str, Any]) -> str:
+def fingerprint(identity: Mapping[str, object]) -> str:
     """Return six hexadecimal digits for an identity, for the default name of a run folder."""
     content = msgspec.json.encode(plain(identity), order="sorted")
     return hashlib.blake2b(content, digest_size=3).hexdigest()

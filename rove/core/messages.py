@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rove.core.errors import ConfigError, short_repr
+from rove.core.plain import Content, JsonMapping, is_mapping
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -25,42 +26,42 @@ class Message(dict[str, Any]):
             return self.get(name)
         raise AttributeError(f"a message has no field '{name}'; its fields are {sorted(FIELDS | self.keys())}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
 
 class SystemMessage(Message):
     """Instructions for the model."""
 
-    def __init__(self, content: Any = "", **fields: Any):
+    def __init__(self, content: Content = "", **fields: Any):
         super().__init__({"role": "system", **fields, "content": content})
 
 
 class UserMessage(Message):
     """A message from the environment or the user."""
 
-    def __init__(self, content: Any = "", **fields: Any):
+    def __init__(self, content: Content = "", **fields: Any):
         super().__init__({"role": "user", **fields, "content": content})
 
 
 class AssistantMessage(Message):
     """A message from the model."""
 
-    def __init__(self, content: Any = None, **fields: Any):
+    def __init__(self, content: Content = None, **fields: Any):
         super().__init__({"role": "assistant", **fields, "content": content})
 
 
 class ToolMessage(Message):
     """The result of the tool call `tool_call_id`."""
 
-    def __init__(self, content: Any = "", tool_call_id: str = "", **fields: Any):
+    def __init__(self, content: Content = "", tool_call_id: str = "", **fields: Any):
         super().__init__({"role": "tool", **fields, "content": content, "tool_call_id": tool_call_id})
 
 
 Messages = list[Message]
 
 
-def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
+def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message:
     """Return a mapping, or a text with the role `role`, as a `Message`.
 
     Raises:
@@ -70,28 +71,30 @@ def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
         return value
     if isinstance(value, str):
         return Message(role=role, content=value)
-    given_role = value.get("role") if isinstance(value, Mapping) else None
+    given_role = value.get("role") if is_mapping(value) else None
     if not isinstance(given_role, str) or given_role not in ROLES:
         raise ConfigError(f"not a chat message: {short_repr(value)}; expected a dict with a 'role' in {sorted(ROLES)}")
     return Message(value)
 
 
-def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | str], role: str = "user") -> Messages:
+def as_messages(
+    value: str | Mapping[str, object] | Iterable[Mapping[str, object] | str], role: str = "user"
+) -> Messages:
     """Return a text, one message or several as a list of messages; texts get the role `role`.
 
     Raises:
         ConfigError: A message has no known role, or `value` is something else.
     """
-    if isinstance(value, (str, Mapping)):
-        return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  pyright does not narrow Mapping here
-    if not isinstance(value, Iterable):
+    if isinstance(value, str) or is_mapping(value):
+        return [as_message(value, role)]
+    if not isinstance(value, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  users pass anything
         raise ConfigError(
             f"not chat messages: {short_repr(value)}; expected a text, a dict with a 'role', or a list of these"
         )
     return [as_message(item, role) for item in value]
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def text_of(message: JsonMapping) -> str:
     """Return the text of a message: its content, or its text parts joined; "" if there is none."""
     content = message.get("content")
     if content is None:

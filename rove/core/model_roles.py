@@ -6,11 +6,12 @@ import time
 from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from rove.core.digest import derive_seed
 from rove.core.errors import phase
 from rove.core.messages import Message, as_messages
+from rove.core.plain import MessageDict, ToolDefinition
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
 from rove.core.state import State, bookkeeping
@@ -26,13 +27,13 @@ class RoleClients(Protocol):
 
 async def query(
     state: State,
-    messages: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | str],
+    messages: str | Mapping[str, object] | Iterable[Mapping[str, object] | str],
     client: Client,
     *,
     role: str,
     model: str = "",
-    sampling_args: Mapping[str, Any] | SamplingParams | None = None,
-    tools: list[dict[str, Any]] | None = None,
+    sampling_args: Mapping[str, object] | SamplingParams | None = None,
+    tools: list[ToolDefinition] | None = None,
 ) -> Message:
     """Query another model from `setup_state`, `env_response` or a reward function.
 
@@ -63,7 +64,7 @@ async def query(
         ConfigError: The messages or the sampling arguments are invalid.
     """
     with phase(f"role {role}"):
-        conversation: list[dict[str, Any]] = list(as_messages(messages))
+        conversation: list[MessageDict] = list(as_messages(messages))
         sampling = (
             sampling_args if isinstance(sampling_args, SamplingParams) else SamplingParams.from_args(sampling_args)
         )
@@ -115,7 +116,7 @@ class _Numbers:
     """Number of queries to a role in a rollout, and the positions of those answered, in order."""
 
     count: int = 0
-    answered: list[int] = field(default_factory=list)
+    answered: list[int] = field(default_factory=list[int])
 
 
 def _numbers(state: State, role: str) -> _Numbers:

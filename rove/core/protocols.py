@@ -12,6 +12,7 @@ from msgspec import Meta
 from rove.core.checks import Settings, check_fields, raise_explained
 from rove.core.errors import ConfigError, OverlongPromptError, as_json
 from rove.core.messages import Message
+from rove.core.plain import JsonObject, MessageDict, ToolDefinition
 from rove.core.ranges import (
     MAX_INT,
     AnyInt,
@@ -77,15 +78,15 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """Return the log-probability of each sampled token and of this many of the most likely tokens at its position."""
     prompt_logprobs: NonNegativeInt | None = None
     """The same for the tokens of the prompt."""
-    response_format: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
     """JSON output in OpenAI's form: {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}."""
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: JsonObject | None = None
     """Constrained output in vLLM's form: one of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark}."""
-    extra: dict[str, Any] = {}
+    extra: JsonObject = {}
     """Additional fields of an endpoint's request body, sent unchanged."""
 
     @staticmethod
-    def from_args(*args: Mapping[str, Any] | None) -> SamplingParams:
+    def from_args(*args: Mapping[str, object] | None) -> SamplingParams:
         """Build sampling parameters from dicts with OpenAI's and vLLM's names; later dicts take precedence.
 
         OpenAI's other forms are accepted: `max_completion_tokens`, a single text as `stop`, `logit_bias` with text
@@ -94,10 +95,10 @@ class SamplingParams(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: a value has the wrong type or is out of range.
         """
-        given: dict[str, Any] = {}
+        given: dict[str, object] = {}
         for one in args:
             given |= _normalized({key: value for key, value in (one or {}).items() if value is not None})
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         for name in ("extra", "extra_body"):
             more = given.pop(name, {})
             if not isinstance(more, Mapping):
@@ -118,7 +119,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
         check_fields(self)
 
 
-def _normalized(args: dict[str, Any]) -> dict[str, Any]:
+def _normalized(args: JsonObject) -> JsonObject:
     """Return sampling arguments with OpenAI's other names and forms replaced by those of `SamplingParams`."""
     if "max_completion_tokens" in args:
         args["max_tokens"] = args.pop("max_completion_tokens")
@@ -206,15 +207,15 @@ class Request(msgspec.Struct, frozen=True):
         >>> Request([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=16))
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[MessageDict]
     sampling_params: SamplingParams = SamplingParams()
     model: str = ""
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     """Required tool call. None = tool calls are optional."""
     add_generation_prompt: bool = True
     """Whether the chat template ends the prompt with the beginning of the assistant's turn."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Additional variables of the model's chat template, such as `enable_thinking`."""
     previous: StepTokens | None = None
     """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenizing the history again."""
@@ -297,6 +298,29 @@ class Client(Protocol):
     async def close(self) -> None:
         """Close connections and free memory."""
         ...
+
+
+class OpenAISDKClient(Protocol):
+    """An `openai.AsyncOpenAI` object, from which rove takes the address and the key."""
+
+    @property
+    def chat(self) -> object:
+        """The chat API."""
+        ...
+
+    @property
+    def base_url(self) -> object:
+        """Address of the API."""
+        ...
+
+    @property
+    def api_key(self) -> str:
+        """Key of the API."""
+        ...
+
+
+AnyClient = Client | OpenAISDKClient
+"""What functions of rove accept as a client."""
 
 
 class Generation(msgspec.Struct, frozen=True):

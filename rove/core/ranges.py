@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 import sys
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec.inspect
 from msgspec import Meta
+
+from rove.core.plain import JsonMapping
 
 MAX_INT = 2**63 - 1
 """Largest integer of TOML. Messages do not show it as an upper bound."""
@@ -98,7 +100,7 @@ class Range(NamedTuple):
         noun = "integer" if self.number is int else "number"
         return f"{noun}, {self}" if str(self) else f"{noun}"
 
-    def expected(self, value: Any = None) -> str:
+    def expected(self, value: object = None) -> str:
         """Return what an error message says that it expects instead of `value`."""
         if isinstance(value, int) and abs(value) > MAX_INT:
             return f"an {self.description}, of at most 64 bits" if self.number is int else f"a {self.description}"
@@ -109,15 +111,15 @@ class Range(NamedTuple):
 
 
 @cache
-def range_of(annotation: Any) -> Range | None:
+def range_of(annotation: object) -> Range | None:
     """Return the numbers that a type such as `PositiveInt | None` allows; None if it is not a number type."""
     return _range(msgspec.inspect.type_info(annotation))
 
 
-def _range(info: Any) -> Range | None:
-    extra: dict[str, Any] = {}
+def _range(info: object) -> Range | None:
+    extra: JsonMapping = {}
     if isinstance(info, msgspec.inspect.Metadata):
-        extra, info = info.extra or {}, info.type
+        extra, info = _extra(info), info.type
     if isinstance(info, msgspec.inspect.UnionType):
         ranges = [_range(option) for option in info.types]
         return next((found for found in ranges if found is not None), None)
@@ -127,7 +129,11 @@ def _range(info: Any) -> Range | None:
     return Range(number, info.gt, info.ge, info.lt, info.le, extra.get("excluded"), extra.get("range", ""))
 
 
-def form_of(annotation: Any) -> str:
+def _extra(info: object) -> JsonMapping:
+    return getattr(info, "extra", None) or {}  # msgspec leaves the types of its keys and values open
+
+
+def form_of(annotation: object) -> str:
     """Return in words what a text type such as `Device` expects; "" if every text is allowed."""
     info = msgspec.inspect.type_info(annotation)
-    return (info.extra or {}).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""
+    return _extra(info).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rove.core.plain import Info, JsonObject, MessageDict, ToolDefinition
 from rove.core.renderings import Rendering
 
 SCHEMA_VERSION = 2
@@ -59,8 +60,8 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
         >>> state["trajectory"][-1]["reward"] = 0.5
     """
 
-    prompt: list[dict[str, Any]]
-    completion: list[dict[str, Any]]
+    prompt: list[MessageDict]
+    completion: list[MessageDict]
     finish_reason: str = "stop"
     usage: Usage = Usage()
     seconds: float = 0.0
@@ -70,7 +71,7 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     """One line per failed attempt before this answer, oldest first."""
     reward: float | None = None
     """Reward of this turn, in addition to the rollout's reward; None if not set. RL uses it, evaluation does not."""
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     """Tools of this turn if they differ from those of the rollout; [] = none."""
 
     def __getitem__(self, key: str) -> Any:
@@ -107,7 +108,7 @@ class Scores(msgspec.Struct, frozen=True):
     weights: dict[str, float]
     metrics: dict[str, float] = {}
     """Values that do not count towards the reward."""
-    extras: dict[str, Any] = {}
+    extras: JsonObject = {}
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -138,10 +139,10 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     rollout_index: int
     """Position in its group: 0 … rollouts_per_example − 1."""
     seed: int
-    prompt: list[dict[str, Any]]
-    completion: list[dict[str, Any]]
+    prompt: list[MessageDict]
+    completion: list[MessageDict]
     answer: str
-    info: dict[str, Any]
+    info: Info
     steps: list[TrajectoryStep]
     stop_condition: str | None
     is_truncated: bool
@@ -153,7 +154,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     """Sampling temperature, if one was requested."""
     step: int | None = None
     """Training step that sampled it; None outside RL."""
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
     """Tools offered to the model, in the OpenAI wire form; None = none."""
     schema_version: int = SCHEMA_VERSION
     env_id: str = ""

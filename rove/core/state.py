@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rove.core.plain import Row, ToolDefinition
 from rove.core.records import ErrorInfo, TrajectoryStep
 from rove.core.renderings import Rendering
 
@@ -20,15 +21,15 @@ class Bookkeeping:
     reads them too where the author has not set a key of the same name.
     """
 
-    input: dict[str, Any] | None = None
+    input: Row | None = None
     """The dataset row."""
     prompt: Any = None
     """The prompt with which the rollout has begun: messages, or a text in completion mode; None before that."""
     completion: Any = None
     """Messages after the prompt, or a text in completion mode; None if nothing has set it."""
-    trajectory: list[TrajectoryStep] = field(default_factory=list)
-    model_roles: dict[str, list[TrajectoryStep]] = field(default_factory=dict)
-    tools: list[dict[str, Any]] | None = None
+    trajectory: list[TrajectoryStep] = field(default_factory=list[TrajectoryStep])
+    model_roles: dict[str, list[TrajectoryStep]] = field(default_factory=dict[str, list[TrajectoryStep]])
+    tools: list[ToolDefinition] | None = None
     """Tools that the model was offered."""
     reads_tools: bool = False
     """Whether `state["tools"]` has to be a list of tool definitions, as in a `ToolEnv`."""
@@ -37,7 +38,7 @@ class Bookkeeping:
     stop_condition: str | None = None
     is_truncated: bool = False
     error: ErrorInfo | None = None
-    renderings: dict[int, Rendering] = field(default_factory=dict)
+    renderings: dict[int, Rendering] = field(default_factory=dict[int, Rendering])
     env_id: str = ""
     """Path of the member of a group of environments."""
     env_depth: int = 0
@@ -46,7 +47,7 @@ class Bookkeeping:
     scoring_seconds: float = 0.0
     turn_numbers: Any = None
     """Counts model turns, see `rove.rollouts.runner`."""
-    role_numbers: dict[str, Any] = field(default_factory=dict)
+    role_numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     role_clients: Any = None
     """Clients that replace those of the environment by role, see `rove.query`."""
     conversations: list[list[TrajectoryStep]] | None = None
@@ -63,7 +64,7 @@ class Bookkeeping:
     given: frozenset[str] = frozenset()
     """Names of the fields that the state was made with; the mapping reads these even if they are empty."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bookkeeping:
+    def __deepcopy__(self, memo: dict[int, object]) -> Bookkeeping:
         """Return a copy with containers of its own; steps are shared, and clients and processes cannot be copied."""
         copied = copy.copy(self)
         for item in fields(self):
@@ -107,12 +108,12 @@ class State(dict[str, Any]):
         >>> state["answer"]  # of the dataset row
     """
 
-    def __init__(self, *mappings: Any, **values: Any):
+    def __init__(self, *mappings: object, **values: Any):
         """Make a state: names of `Bookkeeping` go there, except for those that authors set; all others into the mapping."""
         own = {name: values.pop(name) for name in (_FIELDS - _AUTHORS_FIELDS) & values.keys()}
         super().__init__(*mappings, **values)
         source = mappings[0] if mappings else None
-        self._bookkeeping = copy.copy(source._bookkeeping) if isinstance(source, State) else Bookkeeping()
+        self._bookkeeping: Bookkeeping = copy.copy(source._bookkeeping) if isinstance(source, State) else Bookkeeping()
         for name, value in own.items():
             setattr(self._bookkeeping, name, value)
         self._bookkeeping.given = self._bookkeeping.given.union(own)
@@ -122,8 +123,9 @@ class State(dict[str, Any]):
         if self._is_recorded(key):
             value = getattr(own, key)
             return [] if key == "completion" and value is None else value
-        if key in INPUT_FIELDS and key in (own.input or {}):
-            return own.input[key]  # pyright: ignore[reportOptionalSubscript]
+        row = own.input or {}
+        if key in INPUT_FIELDS and key in row:
+            return row[key]
         recorded = {name for name in READABLE if self._is_recorded(name)}
         raise KeyError(f"{key!r} is not in this rollout's state; it has {sorted({*self, *recorded}, key=str)}")
 
@@ -141,11 +143,11 @@ class State(dict[str, Any]):
         own = self._bookkeeping
         return isinstance(key, str) and key in READABLE and (key in own.given or bool(getattr(own, key)))
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the value under `key`, falling through to rove's values and the dataset row, or `default`."""
         return self[key] if key in self else default  # noqa: SIM401  dict.get would not read the input row
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         """Return the value under `key` as `get` does; set `default` if there is none."""
         if key not in self:
             self[key] = default
@@ -154,7 +156,7 @@ class State(dict[str, Any]):
 
 def bookkeeping(state: State) -> Bookkeeping:
     """Return rove's own record of a rollout, which the author's keys cannot change."""
-    return state._bookkeeping
+    return state._bookkeeping  # pyright: ignore[reportPrivateUsage]  the one place outside of the class
 
 
 def prompt_of(state: State) -> Any:

@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
 
 from rove.core.errors import ConfigError, as_json
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
 from rove.rendering.python_calls import NAME
@@ -69,7 +70,7 @@ class Constraint:
         return readable(self._matcher.get_error())
 
 
-def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[int] = ()) -> Constraint | None:
+def constraint_for(sampling: SamplingParams, tokenizer: object, stop_ids: Sequence[int] = ()) -> Constraint | None:
     """Return the constraint of a new completion; None if no structured output is requested.
 
     A grammar is compiled once; the first use of a tokenizer takes up to a second.
@@ -95,7 +96,7 @@ def constraint_for(sampling: SamplingParams, tokenizer: Any, stop_ids: Sequence[
 
 
 @lru_cache(maxsize=64)
-def _matcher(tokenizer: Any, stop_ids: tuple[int, ...], grammar: str) -> LLMatcher:
+def _matcher(tokenizer: object, stop_ids: tuple[int, ...], grammar: str) -> LLMatcher:
     matcher = LLMatcher(_tokenizer(tokenizer, stop_ids), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
     probe = matcher.deep_copy()
     if not probe.is_error():
@@ -126,7 +127,7 @@ def grammar_of(sampling: SamplingParams) -> str | None:
     return grammar
 
 
-def _of_response_format(given: Mapping[str, Any]) -> str | None:
+def _of_response_format(given: Mapping[str, object]) -> str | None:
     kind = given.get("type")
     if kind == "text":
         return None
@@ -141,7 +142,7 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
     return _json(schema["schema"])
 
 
-def _of_structured_outputs(given: Mapping[str, Any]) -> str:
+def _of_structured_outputs(given: Mapping[str, object]) -> str:
     options = [(kind, value) for kind, value in given.items() if value is not None]
     match options:
         case [("json", str() as schema)]:
@@ -170,7 +171,7 @@ def _code_point(character: re.Match[str]) -> str:
     return f"\\x{{{ord(character[0]):x}}}"
 
 
-def _json(schema: Mapping[str, Any] | str) -> str:
+def _json(schema: Mapping[str, object] | str) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(
             schema if isinstance(schema, str) else dict(schema), overrides={"whitespace_pattern": WHITESPACE}
@@ -191,7 +192,7 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 def tool_call_grammar(
-    how: Format, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, special_token: FindSpecialToken
+    how: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
 ) -> str:
     """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
 
@@ -235,7 +236,7 @@ class _Lark:
         self.rules.append(f"{name}: {body}")
         return name
 
-    def json(self, schema: Mapping[str, Any]) -> str:
+    def json(self, schema: Mapping[str, object]) -> str:
         """Add a rule for the JSON texts that match a schema; returns its name."""
         return self.rule("%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}))
 
@@ -244,7 +245,7 @@ CallRules = tuple[str, str, str, list[str]]
 """Expressions for the beginning, the separator of calls, the end, and a call of each function."""
 
 
-def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+def _schema(function: JsonMapping) -> JsonObject:
     """Return the schema of a function's arguments, which are always an object.
 
     Arguments that `properties` does not name are excluded, unless another part of the schema may describe them.
@@ -258,32 +259,32 @@ def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"additionalProperties": False, **schema} if is_closed else schema
 
 
-def _undescribed(schema: Mapping[str, Any]) -> list[str]:
+def _undescribed(schema: JsonMapping) -> list[str]:
     """Return the required arguments that `properties` does not describe, sorted."""
     return sorted(set(schema.get("required") or ()) - (schema.get("properties") or {}).keys())
 
 
-def _json_call(lark: _Lark, function: Mapping[str, Any], key: str = "arguments") -> str:
+def _json_call(lark: _Lark, function: Mapping[str, object], key: str = "arguments") -> str:
     begin = lark.literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{key}": ')
     return f"{begin} {lark.json(_schema(function))} {lark.literal('}')}"
 
 
-def _tagged(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _tagged(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('<tool_call>')} {lark.literal(chr(10))}"
     end = f"{lark.literal(chr(10))} {lark.mark('</tool_call>')}"
     return "", lark.literal("\n"), "", [f"{begin} {_json_call(lark, one)} {end}" for one in functions]
 
 
-def _llama(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _llama(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     return "", lark.literal("; "), "", [_json_call(lark, one, "parameters") for one in functions]
 
 
-def _mistral(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _mistral(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
     return begin, lark.literal(", "), lark.literal("]"), [_json_call(lark, one) for one in functions]
 
 
-def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _mistral_named(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     calls = []
     for one in functions:
         name = lark.literal(_checked(one["name"]))
@@ -291,13 +292,13 @@ def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallR
     return "", "", "", calls
 
 
-def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
+def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('<|tool_call_start|>')} {lark.literal('[')}"
     end = f"{lark.literal(']')} {lark.mark('<|tool_call_end|>')}"
     return begin, lark.literal(", "), end, [_python_call(lark, one) for one in functions]
 
 
-def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
+def _python_call(lark: _Lark, function: JsonMapping) -> str:
     """Return a call with named arguments in the schema's order; values are JSON, which the parser accepts within Python."""
     name, schema = _checked(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
@@ -339,7 +340,7 @@ def _checked(name: str) -> str:
     return name
 
 
-_WRITERS: dict[str, Callable[[_Lark, Sequence[Mapping[str, Any]]], CallRules]] = {
+_WRITERS: dict[str, Callable[[_Lark, Sequence[JsonMapping]], CallRules]] = {
     "hermes": _tagged,
     "llama3": _llama,
     "lfm2": _pythonic,

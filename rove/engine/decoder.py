@@ -141,7 +141,7 @@ def supports(model: Any) -> bool:
     return not getattr(config, "mlp_bias", False) and _activation(config) in ("silu", "gelu", "gelu_pytorch_tanh")
 
 
-def _activation(config: Any) -> str:
+def _activation(config: object) -> str:
     return getattr(config, "hidden_act", "silu")  # LFM2 has no choice
 
 

@@ -13,7 +13,6 @@ import hashlib
 import weakref
 from collections import Counter, OrderedDict
 from pathlib import Path
-from typing import Any
 
 from rove.core.errors import ConfigError, RejectedError, RemoteError, WorkerError
 from rove.core.protocols import REQUESTER
@@ -49,7 +48,7 @@ class GrammarChecker:
         stop_ids: Tokens that may end a text.
     """
 
-    def __init__(self, tokenizer: Any, stop_ids: list[int]):
+    def __init__(self, tokenizer: object, stop_ids: list[int]):
         program = Path(__file__).with_name("grammar_worker.py")
         args = {"tokenizer": tokenizer_json(tokenizer), "stop_ids": stop_ids}
         self._workers = Workers(program, args, max_workers=MAX_CHECKS, memory_bytes=MEMORY_BYTES, name="grammar check")
@@ -127,7 +126,7 @@ class GrammarChecker:
             worker.close()
 
 
-def tokenizer_json(tokenizer: Any) -> str:
+def tokenizer_json(tokenizer: object) -> str:
     """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`.
 
     Raises:

@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 from rove.core.digest import ADAPTER_CONFIG as CONFIG
 from rove.core.digest import ADAPTER_TENSORS as TENSORS
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonMapping
 from rove.engine.families import FAMILIES
 
 IGNORED_SETTINGS = {
@@ -61,7 +62,7 @@ class PeftWeights(NamedTuple):
 
     tensors: Mapping[str, torch.Tensor]
     """[base_model.model.]MODULE.lora_A.weight [r, in] and … .lora_B.weight [out, r]."""
-    config: Mapping[str, Any]
+    config: JsonMapping
     """Content of adapter_config.json."""
 
 
@@ -132,7 +133,7 @@ def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[AdapterTokens], pl
 
 
 @contextmanager
-def adapter_hooks(model: Any, adapter: Adapter | None) -> Iterator[None]:
+def adapter_hooks(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None]:
     """Return a context in which the model's own modules compute with the adapter."""
     parts = adapter.parts if adapter else {}
     hooks = [
@@ -146,7 +147,9 @@ def adapter_hooks(model: Any, adapter: Adapter | None) -> Iterator[None]:
             hook.remove()
 
 
-def load_adapter(model: Any, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
+def load_adapter(
+    model: object, source: Source, version: int, paired: Callable[[torch.Tensor], torch.Tensor]
+) -> Adapter:
     """Load an adapter for a model that the decoder supports, on its device and in its precision.
 
     Args:
@@ -225,7 +228,7 @@ def _by_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _check_config(given: Any) -> _Config:
+def _check_config(given: object) -> _Config:
     if not isinstance(given, Mapping):
         raise ConfigError(f"the adapter's {CONFIG} holds {type(given).__name__}; expected a JSON object")
     settings = {name: value for name, value in given.items() if value is not None}

@@ -23,6 +23,7 @@ from rove.core.errors import (
     phase,
 )
 from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
+from rove.core.plain import Identity
 from rove.core.protocols import Request, SamplingParams
 from rove.core.ranges import CountOrUnlimited, PositiveInt, Seconds
 from rove.core.records import TrajectoryStep
@@ -140,12 +141,12 @@ class AgentEnv(Environment):
         self.add_rubric(monitor)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the code or command of the agent."""
         code = "" if self.agent is None else digest_code(unwrapped(self.agent))
         return {**super().identity, "agent": self.command or code, "agent_sampling": sorted(self.agent_sampling)}
 
-    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, Any] | None:
+    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, object] | None:
         """Prepare the state in place, or return a mapping to add to it."""
         return state
 
@@ -166,7 +167,7 @@ class AgentEnv(Environment):
             return await self.agent(access, state)
         return await maybe_await(await self.in_thread(functools.partial(self.agent, access, state), state))
 
-    async def in_thread(self, call: Callable[[], Any], state: State) -> Any:
+    async def in_thread(self, call: Callable[[], object], state: State) -> object:
         """Run a sync function of the rollout in a thread and return its result."""
         own = bookkeeping(state)
         if own.agent_threads is None:
@@ -201,7 +202,7 @@ class AgentEnv(Environment):
 
     async def _run_until_over(
         self, access: Access, turns: AgentTurns, state: State
-    ) -> tuple[Any, BaseException | None]:
+    ) -> tuple[object, BaseException | None]:
         """Return the result or exception of the agent, which has `grace_seconds` after the last model reply."""
         agent = asyncio.create_task(self._attempt(access, state))
         over = asyncio.create_task(turns.over.wait())
@@ -216,7 +217,7 @@ class AgentEnv(Environment):
             agent.cancel()
             await asyncio.wait((agent, over), timeout=CANCEL_TIMEOUT_S)
 
-    async def _attempt(self, access: Access, state: State) -> tuple[Any, BaseException | None]:
+    async def _attempt(self, access: Access, state: State) -> tuple[object, BaseException | None]:
         try:
             with phase("agent"):
                 return await self.run_agent(access, state), None
@@ -307,7 +308,7 @@ def longest_conversation(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep
             conversations.append([step])
         else:
             match.append(step)
-    return max(reversed(conversations), key=len, default=[])
+    return max(reversed(conversations), key=len) if conversations else []
 
 
 def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
@@ -319,7 +320,7 @@ def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
     return as_messages([*last.prompt, *last.completion][len(first.prompt) :])
 
 
-def _set_completion(result: Any, state: State) -> None:
+def _set_completion(result: object, state: State) -> None:
     """Set the completion: the conversation, then the agent's answer."""
     messages = conversation(bookkeeping(state).trajectory)
     answer = "" if result is None else as_content(result)

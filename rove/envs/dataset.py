@@ -7,14 +7,15 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
+from rove.core.plain import JsonMapping, Row, is_mapping
 
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
@@ -23,7 +24,7 @@ DatasetSource = Any
 _END = object()
 
 
-def _encode_as_text(value: Any) -> str:
+def _encode_as_text(value: object) -> str:
     """Return the text of a value without a JSON form; one with a memory address would differ in every process."""
     text = str(value)
     if re.search(r" at 0x[0-9a-f]+", text):
@@ -47,10 +48,10 @@ class Rows:
     def __init__(self, source: DatasetSource):
         self._source = source
         self._rows: Sequence[Mapping[str, Any]] | None = None
-        self._pending: Iterator[Mapping[str, Any]] | None = None
+        self._pending: Iterator[JsonMapping] | None = None
         self._failure: Exception | None = None
 
-    def first(self, n: int = -1) -> Iterator[Mapping[str, Any]]:
+    def first(self, n: int = -1) -> Iterator[JsonMapping]:
         """Yield the first `n` rows (all if n < 0)."""
         if self._rows is None:
             self._open()
@@ -92,29 +93,30 @@ class Rows:
         return True
 
     def _open(self) -> None:
-        source = self._source() if isinstance(self._source, Callable) else self._source
+        source: Any = self._source() if callable(self._source) else self._source
+        kind = type(source).__name__
         if isinstance(source, (str, Path)):
             source = JsonLines(Path(source))
         if isinstance(source, Iterable) and not isinstance(source, Sized):
-            self._rows, self._pending = [], iter(source)
+            self._rows, self._pending = [], iter(cast(Iterable[JsonMapping], source))
         elif isinstance(source, JsonLines) or (hasattr(source, "column_names") and not isinstance(source, Mapping)):
-            self._rows = source
+            self._rows = cast(Sequence[JsonMapping], source)
         elif isinstance(source, Iterable) and not isinstance(source, Mapping):
-            self._rows = [_check_row(row, i) for i, row in enumerate(source)]
+            self._rows = [_check_row(row, i) for i, row in enumerate(cast(Iterable[object], source))]
         else:
             raise ConfigError(
-                f"a dataset cannot be a {type(source).__name__}; give a list of dicts, a Hugging Face Dataset, a .jsonl path, "
+                f"a dataset cannot be a {kind}; give a list of dicts, a Hugging Face Dataset, a .jsonl path, "
                 "a generator, or a function that returns one of these"
             )
 
 
-def _check_row(row: Any, position: int) -> Mapping[str, Any]:
-    if not isinstance(row, Mapping):
+def _check_row(row: object, position: int) -> JsonMapping:
+    if not is_mapping(row):
         raise ConfigError(f"dataset row {position} is a {type(row).__name__}, expected a dict: {row!r}")
     return row
 
 
-class JsonLines(Sequence[dict[str, Any]]):
+class JsonLines(Sequence[Row]):
     """The rows of a JSONL file, read on access; only line offsets are kept in memory.
 
     A byte-order mark at the beginning and empty lines are skipped.
@@ -150,8 +152,9 @@ class JsonLines(Sequence[dict[str, Any]]):
         return len(self._starts)
 
     def __getitem__(self, position: Any) -> Any:
-        self._file.seek(self._starts[position])
-        return msgspec.json.decode(self._file.readline(), type=dict)
+        index: int = position
+        self._file.seek(self._starts[index])
+        return msgspec.json.decode(self._file.readline(), type=Row)
 
     def line_number(self, position: int) -> int:
         """Return the number of the line of a row, counted from 1."""
@@ -174,12 +177,12 @@ def reject_bytes(path: Path, line: int, error: UnicodeDecodeError) -> NoReturn:
 
 
 def build_example(
-    row: Mapping[str, Any],
+    row: JsonMapping,
     index: int,
     system_prompt: str | None = None,
-    few_shot: Sequence[Mapping[str, Any]] | None = None,
+    few_shot: Sequence[JsonMapping] | None = None,
     message_type: str = "chat",
-) -> dict[str, Any]:
+) -> Row:
     """Convert a row to the input of a rollout: `prompt`, `answer`, `info`, `example_id`, and every other column.
 
     Args:
@@ -208,7 +211,8 @@ def build_example(
             raise ConfigError(
                 f"dataset row {index}: 'question' is {given!r}; expected a text or a list of content parts"
             )
-        prompt: Messages = as_messages(given if name == "prompt" else [*(few_shot or []), UserMessage(given)])
+        content = cast(Any, given)
+        prompt: Messages = as_messages(content if name == "prompt" else [*(few_shot or []), UserMessage(content)])
         if system_prompt and (not prompt or prompt[0].role != "system"):
             prompt = [SystemMessage(system_prompt), *prompt]
         example["prompt"] = prompt
@@ -219,7 +223,7 @@ def build_example(
     return example
 
 
-def _info(value: Any, index: int) -> dict[str, Any]:
+def _info(value: object, index: int) -> dict[str, object]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value) if value else {}
@@ -227,12 +231,12 @@ def _info(value: Any, index: int) -> dict[str, Any]:
             raise ConfigError(f"dataset row {index}: 'info' is text but not JSON: {error}") from error
     if value is None:
         return {}
-    if not isinstance(value, Mapping):
+    if not is_mapping(value):
         raise ConfigError(f"dataset row {index}: 'info' is a {type(value).__name__}, expected a dict or its JSON")
     return dict(value)
 
 
-def example_key(example: Mapping[str, Any]) -> str:
+def example_key(example: Mapping[str, object]) -> str:
     """Return a hash of the content of an example (prompt, answer, info), independent of its position."""
     content = _KEY_ENCODER.encode([example["prompt"], example["answer"], example["info"]])
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

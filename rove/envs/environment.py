@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, Unpack, overload
 
+from rove.clients.scripted import ScriptedPolicy
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
-from rove.core.protocols import Request
+from rove.core.plain import Identity, MessageDict, Row, ToolDefinition, is_list, is_mapping
+from rove.core.protocols import AnyClient, Request
+from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.dataset import DatasetSource, Rows, build_example
+from rove.envs.options import EvaluateOptions, GenerateOptions
 from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
+from rove.statistics.result import EvaluationResult
 from rove.utils.functions import maybe_await
 
 
@@ -42,18 +47,21 @@ class Turn(Protocol):
         *,
         role: str | None = None,
         model: str = "",
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         agent_request: Request | None = None,
     ) -> Awaitable[Message]:
         """Return the reply of the model."""
         ...
 
 
-ScriptedPolicy = Callable[[Messages, State, Any], Any]
-"""A scripted policy: (messages, state, random.Random) → text or message."""
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
-def stop(priority: Any = 0) -> Any:
+@overload
+def stop(priority: Method) -> Method: ...
+@overload
+def stop(priority: float = 0) -> Callable[[Method], Method]: ...
+def stop(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self, state) -> bool` as a stop condition; its name becomes `state["stop_condition"]`.
 
     Stop conditions are checked after the model's turn and after the environment's, highest `priority` first, then by
@@ -68,7 +76,11 @@ def stop(priority: Any = 0) -> Any:
     return _mark("rove_stop", priority)
 
 
-def cleanup(priority: Any = 0) -> Any:
+@overload
+def cleanup(priority: Method) -> Method: ...
+@overload
+def cleanup(priority: float = 0) -> Callable[[Method], Method]: ...
+def cleanup(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self, state)` to run after every rollout, even a failed one, highest `priority` first.
 
     It runs after the rollout's reward functions, which may use what it closes, and before group rewards. What reward functions
@@ -77,17 +89,21 @@ def cleanup(priority: Any = 0) -> Any:
     return _mark("rove_cleanup", priority)
 
 
-def teardown(priority: Any = 0) -> Any:
+@overload
+def teardown(priority: Method) -> Method: ...
+@overload
+def teardown(priority: float = 0) -> Callable[[Method], Method]: ...
+def teardown(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self)` to run once, when the run that used the environment ends, highest `priority` first."""
     return _mark("rove_teardown", priority)
 
 
-def _mark(kind: str, priority: Any) -> Any:
-    if callable(priority):  # used without parentheses: @stop
+def _mark(kind: str, priority: Method | float) -> Method | Callable[[Method], Method]:
+    if not isinstance(priority, (int, float)):  # used without parentheses: @stop
         setattr(priority, kind, 0)
         return priority
 
-    def decorate(method: Any) -> Any:
+    def decorate(method: Method) -> Method:
         setattr(method, kind, priority)
         return method
 
@@ -97,9 +113,9 @@ def _mark(kind: str, priority: Any) -> Any:
 class EvaluationFunctions(NamedTuple):
     """The functions behind `Environment.generate`, `evaluate` and `make_dataset`, which belong to a layer above."""
 
-    generate: Callable[..., Awaitable[list[Any]]]
-    evaluate: Callable[..., Awaitable[dict[str, Any]]]
-    make_dataset: Callable[..., list[dict[str, Any]]]
+    generate: Callable[..., Awaitable[list[RolloutRecord]]]
+    evaluate: Callable[..., Awaitable[EvaluationResult]]
+    make_dataset: Callable[..., list[Row]]
 
 
 class Environment(ABC):
@@ -136,14 +152,14 @@ class Environment(ABC):
         dataset: DatasetSource | None = None,
         eval_dataset: DatasetSource | None = None,
         system_prompt: str | None = None,
-        few_shot: Sequence[Mapping[str, Any]] | None = None,
+        few_shot: Sequence[Mapping[str, object]] | None = None,
         parser: Parser | None = None,
         rubric: Rubric | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         message_type: str = "chat",
         policies: Mapping[str, ScriptedPolicy] | None = None,
         env_id: str = "",
-        env_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, object] | None = None,
         **unknown: Any,
     ):
         if unknown:
@@ -160,7 +176,8 @@ class Environment(ABC):
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
-        for name, value, wanted in (("rubric", rubric, Rubric), ("policies", policies, Mapping)):
+        arguments: list[tuple[str, object, type]] = [("rubric", rubric, Rubric), ("policies", policies, Mapping)]
+        for name, value, wanted in arguments:
             if value is not None and not isinstance(value, wanted):
                 kind = "a rove.Rubric" if name == "rubric" else "a dict of functions by name"
                 raise ConfigError(f"{name} is {value!r}; expected {kind}")
@@ -195,15 +212,15 @@ class Environment(ABC):
             turn: queries the model.
         """
 
-    def get_dataset(self, n: int = -1) -> list[dict[str, Any]]:
+    def get_dataset(self, n: int = -1) -> list[Row]:
         """Return the first `n` training examples (all if n < 0)."""
         return list(self.examples(n, train=True))
 
-    def get_eval_dataset(self, n: int = -1) -> list[dict[str, Any]]:
+    def get_eval_dataset(self, n: int = -1) -> list[Row]:
         """Return the first `n` evaluation examples (all if n < 0); training examples if there are no others."""
         return list(self.examples(n))
 
-    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
         """Yield the first `n` examples (all if n < 0), built lazily."""
         wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
         rows = wanted if wanted is not None else other
@@ -219,7 +236,7 @@ class Environment(ABC):
         return rows.count(n)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes this environment from others: name, version, code hash, arguments and rubric.
 
         Code elsewhere that the environment calls does not count.
@@ -251,23 +268,31 @@ class Environment(ABC):
         """The author's rubric together with those of `add_rubric`, such as an environment class's own metrics."""
         return RubricGroup([self.rubric, *self._added_rubrics]) if self._added_rubrics else self.rubric
 
-    async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
+    async def generate(
+        self, client: AnyClient, model: str = "", **options: Unpack[GenerateOptions]
+    ) -> list[RolloutRecord]:
         """Run rollouts and return records; see `rove.generate`."""
         return await self.evaluation.generate(self, client, model, **options)
 
-    async def evaluate(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
-        """Run rollouts and return a summary; see `rove.evaluate`."""
+    async def evaluate(
+        self, client: AnyClient, model: str = "", **options: Unpack[EvaluateOptions]
+    ) -> EvaluationResult:
+        """Run rollouts and return their statistics; see `rove.evaluate`."""
         return await self.evaluation.evaluate(self, client, model, **options)
 
-    def make_dataset(self, records: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
+    def make_dataset(
+        self, records: Iterable[RolloutRecord], min_reward: float | None = None, filter: str | None = None
+    ) -> list[Row]:
         """Convert records to dataset rows; see `rove.make_dataset`."""
-        return self.evaluation.make_dataset(records, **options)
+        return self.evaluation.make_dataset(records, min_reward, filter)
 
-    def generate_sync(self, client: Any, model: str = "", **options: Any) -> list[Any]:
+    def generate_sync(
+        self, client: AnyClient, model: str = "", **options: Unpack[GenerateOptions]
+    ) -> list[RolloutRecord]:
         """Call `generate` from synchronous code."""
         return asyncio.run(self.generate(client, model, **options))
 
-    def evaluate_sync(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
+    def evaluate_sync(self, client: AnyClient, model: str = "", **options: Unpack[EvaluateOptions]) -> EvaluationResult:
         """Call `evaluate` from synchronous code."""
         return asyncio.run(self.evaluate(client, model, **options))
 
@@ -287,7 +312,7 @@ class Environment(ABC):
                 return True
         return False
 
-    async def post_rollout(self, state: State) -> Any:  # noqa: B027  a hook that authors may override
+    async def post_rollout(self, state: State) -> object:  # noqa: B027  a hook that authors may override
         """Prepare what reward functions need, before scoring. May be sync.
 
         Called when the rollout has ended, also by a limit or an error; its resources are still open.
@@ -306,7 +331,7 @@ class Environment(ABC):
         await _run_all([*self._teardowns, *([] if rubric.use_count else [rubric.teardown])])
 
     @asynccontextmanager
-    async def used_in_run(self) -> AsyncIterator[None]:
+    async def used_in_run(self) -> AsyncGenerator[None]:
         """Return a context manager that marks the environment as in use.
 
         When several runs share an environment or rubric, the last one to end tears it down.
@@ -328,7 +353,7 @@ class Environment(ABC):
         return [self, *self.scoring_rubric.components]
 
 
-def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
     """Return prompt and completion of a rollout as messages; in completion mode, one message per piece of text.
 
     The model's pieces become assistant messages, all others user messages. If an environment replaced the completion
@@ -366,7 +391,7 @@ def take_result(state: State) -> None:
     own.completion = _text_or_messages(completion, "completion")
 
 
-def _text_or_messages(value: Any, name: str) -> Any:
+def _text_or_messages(value: Any, name: str) -> object:
     if isinstance(value, str):
         return value
     try:
@@ -378,7 +403,7 @@ def _text_or_messages(value: Any, name: str) -> Any:
         ) from error
 
 
-def offered_tools(state: State) -> list[dict[str, Any]] | None:
+def offered_tools(state: State) -> list[ToolDefinition] | None:
     """Return the tools that the next request offers: `state["tools"]` if these are tool definitions.
 
     Raises:
@@ -388,7 +413,7 @@ def offered_tools(state: State) -> list[dict[str, Any]] | None:
     tools = state.get("tools")
     if tools is None and not own.reads_tools:
         return own.tools
-    if tools is None or (isinstance(tools, list) and all(map(_is_tool_definition, tools))):
+    if tools is None or (is_list(tools) and all(map(_is_tool_definition, tools))):
         return tools
     if own.reads_tools:
         raise ConfigError(
@@ -398,12 +423,12 @@ def offered_tools(state: State) -> list[dict[str, Any]] | None:
     return own.tools
 
 
-def _is_tool_definition(tool: Any) -> bool:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+def _is_tool_definition(tool: object) -> bool:
+    function = tool.get("function") if is_mapping(tool) else None
+    return is_mapping(function) and isinstance(function.get("name"), str)
 
 
-async def _run_all(methods: Sequence[Callable[..., Any]], *args: Any) -> None:
+async def _run_all(methods: Sequence[Callable[..., object]], *args: object) -> None:
     failures: list[BaseException] = []
     for method in methods:
         try:

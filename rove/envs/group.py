@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from random import Random
 from typing import Any
 
+from rove.clients.scripted import Answer
 from rove.core.errors import ConfigError, nearest
+from rove.core.messages import Messages
+from rove.core.plain import Identity, Row
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
@@ -42,9 +46,9 @@ class EnvGroup(Environment):
         self,
         envs: Sequence[Environment],
         env_names: Sequence[str] | None = None,
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         env_id: str = "",
-        env_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, object] | None = None,
     ):
         self.envs = list(envs)
         self.env_names = _checked_names(self.envs, env_names)
@@ -60,7 +64,7 @@ class EnvGroup(Environment):
         types = {env.message_type for env in self.envs}
         self.message_type = types.pop() if len(types) == 1 else "chat"
 
-    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
         """Yield the first `n` examples (all if n < 0), member after member; `example_id` is numbered consecutively."""
         position = 0
         for name, env in self.members.items():
@@ -80,7 +84,7 @@ class EnvGroup(Environment):
         return total
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the identities of the members."""
         return {**super().identity, "members": {name: env.identity for name, env in self.members.items()}}
 
@@ -123,7 +127,7 @@ class EnvGroup(Environment):
         return [*super().components, *(part for env in self.envs for part in env.components)]
 
     @contextmanager
-    def at_member(self, state: State) -> Iterator[Environment]:
+    def at_member(self, state: State) -> Generator[Environment]:
         """Return a context manager with the member of a rollout's example.
 
         Inside of it, the bookkeeping's `env_depth` is the position of nested groups in the path.
@@ -146,10 +150,11 @@ class EnvGroup(Environment):
 
     def _common_policies(self) -> dict[str, ScriptedPolicy]:
         """Return the scripted policies that every member ships; each call goes to the member of the example."""
-        common = set.intersection(*(set(env.policies) for env in self.envs))
+        first, *others = (set(env.policies) for env in self.envs)
+        common = first.intersection(*others)
 
         def delegate(name: str) -> ScriptedPolicy:
-            def policy(messages: Any, state: State, rng: Any) -> Any:
+            def policy(messages: Messages, state: State, rng: Random) -> Answer | Awaitable[Answer]:
                 env: Environment = self
                 for part in str((bookkeeping(state).input or {})["env_id"]).split("/"):
                     assert isinstance(env, EnvGroup)
@@ -199,7 +204,7 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
     if not envs:
         raise ConfigError("an EnvGroup needs at least one environment; got none")
     for env in envs:
-        if not isinstance(env, Environment):
+        if not isinstance(env, Environment):  # pyright: ignore[reportUnnecessaryIsInstance]  users pass anything
             raise ConfigError(f"an EnvGroup holds environments; got {env!r}: pass what load_environment() returns")
     if names is None:
         names = [env.env_id or f"env_{i}" for i, env in enumerate(envs)]
@@ -211,7 +216,7 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
     return list(names)
 
 
-def _common_sampling(members: Mapping[str, Environment]) -> dict[str, Any]:
+def _common_sampling(members: Mapping[str, Environment]) -> dict[str, object]:
     first, *others = members.values()
     if any(env.sampling_args != first.sampling_args for env in others):
         differing = {name: env.sampling_args for name, env in members.items()}

@@ -10,18 +10,19 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from rove.core.config import read_toml
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
+from rove.core.plain import Arguments, is_mapping
 from rove.envs.environment import Environment
 from rove.envs.question_files import check_question_file, is_question_file
 from rove.envs.questions import QuestionsEnv, question_file_version
@@ -94,7 +95,7 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     return env
 
 
-def _load_questions(env_id: str, env_args: dict[str, Any]) -> Environment:
+def _load_questions(env_id: str, env_args: Arguments) -> Environment:
     _check_args(env_id, QuestionsEnv, env_args | {"path": env_id})
     _check_types(env_id, QuestionsEnv.__init__, env_args)
     env = QuestionsEnv(env_id, **env_args)
@@ -109,7 +110,15 @@ def find_external_environment(env_id: str, env_dir: str | Path | None = None) ->
     return next((found for finder in external_finders if (found := finder(env_id)) is not None), None)
 
 
-def as_environment(value: Any, prefix: str = "this is") -> Environment:
+class ForeignEnvironment(Protocol):
+    """An environment of another library that converts itself."""
+
+    def __rove_environment__(self) -> Environment:
+        """Return a rove environment."""
+        ...
+
+
+def as_environment(value: object, prefix: str = "this is") -> Environment:
     """Return a rove environment unchanged, or convert an object with `__rove_environment__`.
 
     Args:
@@ -119,11 +128,11 @@ def as_environment(value: Any, prefix: str = "this is") -> Environment:
     Raises:
         ConfigError: the object is neither.
     """
-    if not isinstance(value, Environment) and hasattr(value, "__rove_environment__"):
-        value = value.__rove_environment__()
-    if not isinstance(value, Environment):
-        raise ConfigError(f"{prefix} a {type(value).__name__}, expected a rove Environment")
-    return value
+    convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
+    env = value if convert is None else convert()
+    if not isinstance(env, Environment):
+        raise ConfigError(f"{prefix} a {type(env).__name__}, expected a rove Environment")
+    return env
 
 
 def _source(file: Path) -> str:
@@ -144,7 +153,7 @@ def project_file(file: Path) -> Path:
 
 def environment_defaults(
     env_id: str, env_dir: str | Path | None = None, tool: str = "rove"
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, dict[str, object]]:
     """Return the `pyproject.toml` of an environment and its unchecked table `[tool.rove.eval]` ({} without one).
 
     Args:
@@ -160,13 +169,13 @@ def environment_defaults(
     table: Any = read_toml(file) if file.is_file() else {}
     for name in ("tool", tool, "eval"):
         table = table.get(name, {})
-        if not isinstance(table, dict):
+        if not is_mapping(table):
             raise ConfigError(f"{file}: '{name}' is {table!r}; expected the table [tool.{tool}.eval]")
-    return file, table
+    return file, dict(table)
 
 
 def environment_version(
-    env_id: str, env_dir: str | Path | None = None, env_args: Mapping[str, Any] | None = None
+    env_id: str, env_dir: str | Path | None = None, env_args: Mapping[str, object] | None = None
 ) -> str:
     """Return name, version and code hash of the environment that `load_environment` would load.
 
@@ -180,7 +189,7 @@ def environment_version(
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
         check_question_file(file)
-        held_out = (env_args or {}).get("held_out", 0.0)
+        held_out: Any = (env_args or {}).get("held_out", 0.0)
         return f"{env_id}#{question_file_version(file, held_out)}"
     return f"{_module_name(env_id)}#{_source(file)}"
 
@@ -447,7 +456,7 @@ def _forget(name: str) -> None:
 
 
 @contextmanager
-def _importing(name: str, file: Path) -> Iterator[None]:
+def _importing(name: str, file: Path) -> Generator[None]:
     """Remove a module whose import fails, and report the line of its own code."""
     try:
         with _reporting(f"environment '{name}' could not be imported", file):
@@ -458,7 +467,7 @@ def _importing(name: str, file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting(what: str, file: Path) -> Iterator[None]:
+def _reporting(what: str, file: Path) -> Generator[None]:
     """Convert an exception to a ConfigError that names the line of the environment's own code."""
     try:
         yield
@@ -484,7 +493,7 @@ def _hint(error: Exception) -> str:
     )
 
 
-def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
+def _check_args(env_id: str, load: Any, env_args: Arguments) -> None:
     parameters = inspect.signature(load).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -494,7 +503,7 @@ def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
             raise ConfigError(f"environment '{env_id}' has no argument '{given}'; {nearest(given, names)}")
 
 
-def _check_types(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
+def _check_types(env_id: str, load: object, env_args: Arguments) -> None:
     try:
         hints = get_type_hints(load)
     except Exception:  # names that exist only for type checkers

@@ -11,6 +11,7 @@ from typing import Any
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, MCPServerError, ToolCallError, nearest, phase
 from rove.core.messages import Messages
+from rove.core.plain import Identity, JsonMapping, JsonObject
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, cleanup, teardown
@@ -55,7 +56,7 @@ class MCPEnv(ToolEnv):
 
     def __init__(
         self,
-        mcp_servers: Sequence[Mapping[str, Any] | ServerSettings] = (),
+        mcp_servers: Sequence[Mapping[str, object] | ServerSettings] = (),
         scope: str = "shared",
         call_timeout: float = 60.0,
         start_timeout: float = 60.0,
@@ -86,10 +87,10 @@ class MCPEnv(ToolEnv):
         self._server_tool_names: set[str] = set()
         self._shared: Servers | None = None
         self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
-        self._initial_identity: dict[str, Any] | None = None
+        self._initial_identity: JsonObject | None = None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the server settings but not the tools that the servers list."""
         if self._initial_identity is not None:
             return self._initial_identity
@@ -162,7 +163,7 @@ class MCPEnv(ToolEnv):
             self._slots = (loop, asyncio.Semaphore(self.max_servers))
         return self._slots[1]
 
-    def _add_server_tools(self, tools_by_server: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def _add_server_tools(self, tools_by_server: Mapping[str, Sequence[Mapping[str, object]]]) -> None:
         """Add the tools of the servers on the first call."""
         if self._initial_identity is not None:
             return
@@ -186,7 +187,7 @@ class MCPEnv(ToolEnv):
             self._server_tool_names.add(tool.name)
         self._initial_identity = identity
 
-    def _as_tool(self, server: ServerSettings, listed: Mapping[str, Any]) -> tuple[ServerSettings, Tool]:
+    def _as_tool(self, server: ServerSettings, listed: JsonMapping) -> tuple[ServerSettings, Tool]:
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", server.prefix + listed["name"])[:64]
         return server, Tool(
             name=name,
@@ -202,7 +203,7 @@ class MCPEnv(ToolEnv):
         servers = self._shared if self.scope == "shared" else bookkeeping(state).mcp_servers[0]
         return {"arguments": arguments, "servers": servers}
 
-    async def _call_server(self, server: str, tool: str, *, arguments: Arguments, servers: Servers | None) -> Any:
+    async def _call_server(self, server: str, tool: str, *, arguments: Arguments, servers: Servers | None) -> object:
         if servers is None:
             raise MCPServerError(f"MCP server '{server}' has been closed")
         result = await servers.call(server, tool, arguments)

@@ -61,7 +61,7 @@ class MultiTurnEnv(Environment):
         monitor.add_metric(num_turns)
         self.add_rubric(monitor)
 
-    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, Any] | None:
+    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, object] | None:
         """Prepare the state in place, or return a mapping to add to it. May be sync."""
         return state
 
@@ -138,7 +138,7 @@ class MultiTurnEnv(Environment):
             rendering = self.render(state)
             if rendering is None:
                 return
-            if not isinstance(rendering, Rendering):
+            if not isinstance(rendering, Rendering):  # pyright: ignore[reportUnnecessaryIsInstance]  users return anything
                 raise ConfigError(f"render() returned a {type(rendering).__name__}; expected a rove.Rendering or None")
             bookkeeping(state).renderings[len(messages) - 1] = rendering
 

@@ -6,10 +6,10 @@ import csv
 import importlib
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rove.core.errors import ConfigError
 from rove.envs.dataset import JsonLines, check_no_utf16, reject_bytes
@@ -41,7 +41,7 @@ class FileRow(NamedTuple):
 
     place: str
     """Its position for messages: "row 3 (line 5)"."""
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
 
 def is_question_file(env_id: str) -> bool:
@@ -110,7 +110,7 @@ def _read_csv(path: Path) -> Iterator[FileRow]:
 
 def _csv_values(
     path: Path, place: str, header: Sequence[str], fields: Sequence[str], unnamed: set[int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the values of a line by column; None for columns that it does not reach."""
     if len(fields) > len(header):
         raise ConfigError(
@@ -120,7 +120,7 @@ def _csv_values(
     filled = [index for index in unnamed if index < len(fields) and fields[index].strip()]
     if filled:
         raise ConfigError(f"{path}, {place}: column {filled[0] + 1} has a value but no name; name it in the header")
-    values: dict[str, Any] = dict.fromkeys(name for name in header if name)
+    values: dict[str, object] = {name: None for name in header if name}
     for name, field in zip(header, fields, strict=False):
         if name:
             values[name] = field
@@ -140,7 +140,7 @@ def _check_columns(path: Path, place: str, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
+def _long_fields() -> Generator[None]:
     """Let the csv module read fields of any length: its limit of 131,072 characters is global."""
     before = csv.field_size_limit(MAX_FIELD_CHARS)
     try:
@@ -149,7 +149,7 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def read_parquet(path: Path) -> list[dict[str, Any]]:
+def read_parquet(path: Path) -> list[dict[str, object]]:
     """Return the rows of a Parquet file.
 
     Raises:

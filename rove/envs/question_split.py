@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rove.core.messages import text_of
+from rove.core.plain import JsonMapping
 
 
 class Split(NamedTuple):
@@ -42,7 +43,7 @@ class Split(NamedTuple):
         )
 
 
-def split_by_content(examples: Sequence[Mapping[str, Any]], fraction: float) -> Split:
+def split_by_content(examples: Sequence[Mapping[str, object]], fraction: float) -> Split:
     """Hold out a fraction of the different questions, chosen by their hashes: at least one of two or more, and not all.
 
     The order of the rows and their answers make no difference, and rows with equal questions are on the same side:
@@ -63,14 +64,14 @@ def split_by_content(examples: Sequence[Mapping[str, Any]], fraction: float) -> 
     return Split(training, held_out, len(ordered), fraction > 0)
 
 
-def question_key(example: Mapping[str, Any]) -> str:
+def question_key(example: JsonMapping) -> str:
     """Return a hash of a question and its options in any order.
 
     Case, white space, invisible characters, punctuation at the end and the width of letters make no difference.
     """
     prompt = example.get("prompt")
     if prompt is None:
-        options = example.get("choices") or []
+        options: list[Any] = example.get("choices") or []
         question = str(example["question"])
         if options:  # the options are also written below the question
             question = question.rpartition("\n\nA) ")[0]

@@ -11,12 +11,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rove.core.config import import_function
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
 from rove.core.messages import Messages, as_messages
+from rove.core.plain import Row
 from rove.core.state import State
 from rove.envs.multi_turn import SingleTurnEnv
 from rove.envs.question_files import FileRow, read_rows
@@ -156,16 +157,16 @@ def question_file_version(path: str | Path, held_out: float) -> str:
     return f"{digest}{SPLIT_BY_CONTENT}" if held_out else digest
 
 
-def _teacher(scorer: str, messages: Messages, state: State, rng: Any) -> str:
+def _teacher(scorer: str, messages: Messages, state: State, rng: object) -> str:
     answer = (accepted_answers(state) or [state["answer"]])[0]
     return f"\\boxed{{{answer}}}" if scorer == "math" else f"<answer>{answer}</answer>"
 
 
-def _no_answer(messages: Messages, state: State, rng: Any) -> str:
+def _no_answer(messages: Messages, state: State, rng: object) -> str:
     return "I do not know."
 
 
-def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str) -> dict[str, Any]:
+def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str) -> Row:
     """Return a dataset row with question, answer as text, and all other columns in `info`.
 
     Several accepted answers are also listed under `accepted_answers`.
@@ -179,7 +180,7 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
             )
     question = _question(path, row, columns[0])
     answers = _answers(path, row, columns[1])
-    example: dict[str, Any] = {"info": {name: value for name, value in row.values.items() if name not in columns}}
+    example: Row = {"info": {name: value for name, value in row.values.items() if name not in columns}}
     if len(columns) > 2:
         options = _options(path, row, columns[2])
         listed = [f"{letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False)]
@@ -206,19 +207,23 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
 _SPACED_GROUPS = re.compile(r"\d+(?: \d+)+")
 
 
-def _is_blank(value: Any) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
+
+
+def _is_blank(value: object) -> bool:
     """Return whether a value is missing: null, an empty or blank text, an empty list, or not a number."""
     if isinstance(value, str):
         return not value.strip()
     if isinstance(value, float):
         return math.isnan(value)
-    return value is None or (isinstance(value, (list, tuple)) and not value)
+    return value is None or (_is_sequence(value) and not value)
 
 
 def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
     """Return a question as text, or as a list of messages."""
     value = row.values[column]
-    if isinstance(value, (list, tuple)):
+    if _is_sequence(value):
         try:
             messages = list(as_messages(value))
         except (Error, TypeError) as error:
@@ -246,26 +251,27 @@ def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messa
 def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
     """Return the accepted answers of a row, in order and each once."""
     value = row.values[column]
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    listed = list(value) if _is_sequence(value) else [value]
     if any(_is_blank(answer) for answer in listed):
         raise ConfigError(f"{path}, {row.place}: the answers are {value!r}; expected no empty answer among them")
     expected = "a text, a number, or a list of accepted answers"
     return list(dict.fromkeys(_text(path, row, column, answer, expected) for answer in listed))
 
 
-def _text(path: str | Path, row: FileRow, column: str, value: Any, expected: str) -> str:
+def _text(path: str | Path, row: FileRow, column: str, value: object, expected: str) -> str:
     """Return a value as text; JSON's true and false keep their spelling."""
     if isinstance(value, bool):
         return str(value).lower()
+    cell: object = value  # the name whose type the check does not narrow to unknown items
     if isinstance(value, (dict, list, tuple, bytes)):
-        kind = type(value).__name__
+        kind = type(cell).__name__
         raise ConfigError(
-            f"{path}, {row.place}: the column '{column}' is a {kind}: {_short(value)}; expected {expected}"
+            f"{path}, {row.place}: the column '{column}' is a {kind}: {_short(cell)}; expected {expected}"
         )
     return str(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 
@@ -291,7 +297,7 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
     except ValueError:
         options = None
     most = len(string.ascii_uppercase)
-    if not isinstance(options, (list, tuple)) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
+    if not _is_sequence(options) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
         raise ConfigError(
             f"{path}, {row.place}: the choices are {_short(value)}; expected a list of 2 to {most} options, "
             'or its JSON such as ["red", "green"]'
@@ -307,7 +313,7 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
 def _right_letter(path: str | Path, row: FileRow, column: str, options: Sequence[str]) -> str:
     """Return the letter of the right option of a row."""
     value = row.values[column]
-    if isinstance(value, (list, tuple)):
+    if _is_sequence(value):
         value = list(value)
         if len(value) != 1:
             raise ConfigError(

@@ -17,6 +17,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
 from rove.core.model_roles import query
+from rove.core.plain import Identity, is_list, is_mapping
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrUnlimited, NonNegativeInt, PositiveInt
 from rove.core.records import TrajectoryStep
@@ -115,7 +116,7 @@ class Exploration:
     content: str = ""
     """The last known answer, final or not."""
     ready: bool = False
-    branches: list[tuple[int, State]] = field(default_factory=list)
+    branches: list[tuple[int, State]] = field(default_factory=list[tuple[int, State]])
     """Sub-model conversations in order, each with the number of own turns before it."""
 
     async def set_answer(self, content: Any, ready: Any) -> None:
@@ -133,7 +134,7 @@ def steps_of(state: State) -> Iterator[TrajectoryStep]:
                 yield from steps_of(branch)
 
 
-def with_preview(prompt: Sequence[Mapping[str, Any]], context: Any, count: int) -> Messages:
+def with_preview(prompt: Sequence[Mapping[str, object]], context: object, count: int) -> Messages:
     """Append a description of the context to a prompt: its type, its length, and its beginning."""
     text = as_text(context)
     size = f"a text of {len(text):,} characters" if isinstance(context, str) else _size(context)
@@ -141,17 +142,17 @@ def with_preview(prompt: Sequence[Mapping[str, Any]], context: Any, count: int) 
     *before, last = as_messages(prompt) or [UserMessage()]
     if last.role != "user":
         return [*before, last, UserMessage(preview)]
-    if isinstance(last.content, list):
-        return [*before, Message({**last, "content": [*last.content, {"type": "text", "text": preview}]})]
+    if is_list(content := last.content):
+        return [*before, Message({**last, "content": [*content, {"type": "text", "text": preview}]})]
     return [*before, Message({**last, "content": f"{last.content}\n\n{preview}".lstrip()})]
 
 
-def _size(context: Any) -> str:
+def _size(context: object) -> str:
     kind = type(context).__name__
-    return f"a {kind} of {len(context):,}" if isinstance(context, (list, dict)) else f"a value of type {kind}"
+    return f"a {kind} of {len(context):,}" if is_list(context) or is_mapping(context) else f"a value of type {kind}"
 
 
-def as_text(context: Any) -> str:
+def as_text(context: object) -> str:
     """Return a text unchanged, anything else as JSON.
 
     Raises:
@@ -167,7 +168,7 @@ def as_text(context: Any) -> str:
         ) from error
 
 
-def context_file(context: Any) -> tuple[str, bytes]:
+def context_file(context: object) -> tuple[str, bytes]:
     """Return name and content of the context file in the sandbox."""
     name = "context.txt" if isinstance(context, str) else "context.json"
     return name, as_text(context).encode(errors="replace")
@@ -229,7 +230,7 @@ class RLMEnv(PythonEnv):
         system_prompt: str | None = None,
         sub_client: Client | None = None,
         sub_model: str = "",
-        sub_sampling_args: Mapping[str, Any] | None = None,
+        sub_sampling_args: Mapping[str, object] | None = None,
         max_sub_calls: int = 100,
         max_sub_tokens: int = -1,
         max_parallel_calls: int = 5,
@@ -278,7 +279,7 @@ class RLMEnv(PythonEnv):
         self.add_rubric(monitor)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with sub-models and their limits."""
         names = ("max_sub_calls", "max_sub_tokens", "max_depth", "sub_max_turns", "train_sub_calls", "code_in")
         return {
@@ -305,7 +306,7 @@ class RLMEnv(PythonEnv):
             if self.train_sub_calls:
                 own.trajectory[:] = list(steps_of(state))
 
-    async def setup_state(self, state: State, **kwargs: Any) -> Any:
+    async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, object] | None:
         """Load the context and append its preview to the prompt. An override must call this."""
         bookkeeping(state).rlm.context = context = await self._context_of(state)
         if self.code_in == "fence":
@@ -313,7 +314,7 @@ class RLMEnv(PythonEnv):
         state["prompt"] = with_preview(state["prompt"], context, self.preview_chars)
         return await super().setup_state(state, **kwargs)
 
-    async def _context_of(self, state: State) -> Any:
+    async def _context_of(self, state: State) -> object:
         if not isinstance(self.context, str):
             return await maybe_await(self.context(state))
         for columns in (state["info"], bookkeeping(state).input or {}):
@@ -336,7 +337,7 @@ class RLMEnv(PythonEnv):
         steps = bookkeeping(state).trajectory
         return bool(steps) and not self._has_code(steps[-1].completion[-1])
 
-    def _has_code(self, message: Mapping[str, Any]) -> bool:
+    def _has_code(self, message: Mapping[str, object]) -> bool:
         return bool(message.get("tool_calls") if self.code_in == "tool" else FENCED.search(text_of(message)))
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
@@ -348,7 +349,8 @@ class RLMEnv(PythonEnv):
 
     def backend_of(self, state: State) -> Backend:
         """Return the backend for the depth of this conversation."""
-        return self.backends[bookkeeping(state).rlm.depth]
+        depth: int = bookkeeping(state).rlm.depth
+        return self.backends[depth]
 
     async def setup_sandbox(self, session: Session, state: State) -> None:
         """Put the context and `answer` into a new sandbox; see `SandboxEnv.setup_sandbox`."""
@@ -388,7 +390,7 @@ class RLMEnv(PythonEnv):
             return reply
 
         async def llm_batch(prompts: Any, contexts: Any = None) -> list[str]:
-            if not isinstance(prompts, list) or not isinstance(contexts, (list, type(None))):
+            if not is_list(prompts) or not (contexts is None or is_list(contexts)):
                 raise TypeError("llm_batch(prompts, contexts) takes lists")
             if contexts is not None and len(contexts) != len(prompts):
                 raise ValueError(f"llm_batch() was given {len(prompts)} prompts and {len(contexts)} contexts")
@@ -418,7 +420,7 @@ class RLMEnv(PythonEnv):
         if 0 <= self.max_sub_tokens <= (used := sub_tokens(state)):
             raise ValueError(f"{name}() has no tokens left: {used:.0f} of {self.max_sub_tokens} are used")
 
-    def _branch(self, state: State, prompt: str, context: Any) -> State:
+    def _branch(self, state: State, prompt: str, context: object) -> State:
         """Create the state of a new sub-model conversation."""
         own = bookkeeping(state)
         parent: Exploration = own.rlm

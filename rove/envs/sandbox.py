@@ -15,6 +15,7 @@ import msgspec
 from rove.core.checks import checked
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Messages
+from rove.core.plain import Identity
 from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
@@ -52,7 +53,7 @@ class SandboxUse:
     is_over: bool = False
     ready_wait: float = 0.0
     """Seconds that the rollout waited for the sandbox, including the wait for `max_sandboxes`."""
-    calls: list[Result] = field(default_factory=list)
+    calls: list[Result] = field(default_factory=list[Result])
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def end(self) -> None:
@@ -169,7 +170,7 @@ class SandboxEnv(StatefulToolEnv):
         self.add_tool(self.bash, args_to_skip=["state"])
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with limits and packages of the sandbox."""
         return {**super().identity, "sandbox": {**msgspec.to_builtins(self.limits), "packages": self.packages}}
 
@@ -331,5 +332,5 @@ def override_limits(
         "memory_bytes": None if memory_gb is None else int(memory_gb * BYTES_PER_GB),
         "disk_bytes": None if disk_size_gb is None else int(disk_size_gb * BYTES_PER_GB),
     }
-    changed = {name: value for name, value in given.items() if value is not None}
-    return SandboxLimits(**{**msgspec.structs.asdict(limits), **changed})
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(limits, **changed)

@@ -7,18 +7,19 @@ import functools
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, Optional, Required, TypedDict, Union
 
 from rove.core.digest import digest_code
 from rove.core.errors import ConfigError
+from rove.core.plain import Identity, JsonMapping, JsonObject, is_mapping
 from rove.core.state import State
 from rove.envs.agent import AgentEnv, task_of
 from rove.envs.tool import ToolEnv
 from rove.server.proxy import Access
 from rove.tools.tool import Tool
 
-PYTHON_TYPES: dict[str, Any] = {
+PYTHON_TYPES: dict[str, object] = {
     "string": str,
     "boolean": bool,
     "integer": int,
@@ -54,7 +55,7 @@ class SmolaToolEnv(ToolEnv):
         check_installed()
         super().__init__(tools=[as_tool(tool) for tool in tools or ()], **kwargs)
 
-    def add_tool(self, tool: Any) -> None:
+    def add_tool(self, tool: object) -> None:
         """Add a tool; see `ToolEnv.add_tool`."""
         super().add_tool(as_tool(tool))
 
@@ -90,7 +91,7 @@ class SmolaAgentEnv(AgentEnv):
         self.make_agent = make_agent
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `AgentEnv.identity`, with the code of `make_agent`."""
         return {**super().identity, "agent": digest_code(self.make_agent)}
 
@@ -104,7 +105,7 @@ class SmolaAgentEnv(AgentEnv):
                 agent.interrupt()
             raise
 
-    def _run(self, access: Access, state: State, agents: list[Any]) -> Any:
+    def _run(self, access: Access, state: State, agents: list[Any]) -> object:
         model = importlib.import_module("smolagents").OpenAIServerModel(
             model_id=access.model,
             api_base=access.base_url,
@@ -125,14 +126,14 @@ def as_tool(tool: Any) -> Any:
         ConfigError: an input has an unknown type.
     """
     inputs = getattr(tool, "inputs", None)
-    if isinstance(tool, Tool) or not isinstance(inputs, Mapping) or not hasattr(tool, "forward"):
+    if isinstance(tool, Tool) or not is_mapping(inputs) or not hasattr(tool, "forward"):
         return tool
     optional = {name for name, spec in inputs.items() if spec.get("nullable")}
     hints = {name: _hint(tool, name, spec) for name, spec in inputs.items()}
     fields = {name: NotRequired[hint] if name in optional else Required[hint] for name, hint in hints.items()}
     arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  fields known only at run time
     required = [name for name in inputs if name not in optional]
-    schema = {
+    schema: JsonObject = {
         "type": "object",
         "properties": {name: _schema(spec) for name, spec in inputs.items()},
         "required": required,
@@ -156,14 +157,14 @@ class _Call:
         self.__wrapped__ = tool.forward  # its code identifies the tool
         self._setting_up = threading.Lock()
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, **arguments: Any) -> object:
         with self._setting_up:
             if not self.tool.is_initialized:
                 self.tool.setup()
         return self.tool(**arguments)
 
 
-def _hint(tool: Any, name: str, spec: Mapping[str, Any]) -> Any:
+def _hint(tool: Any, name: str, spec: JsonMapping) -> object:
     kinds = spec.get("type", "any")
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in kinds:
@@ -175,7 +176,7 @@ def _hint(tool: Any, name: str, spec: Mapping[str, Any]) -> Any:
     return Optional[hint] if spec.get("nullable") else hint  # noqa: UP045  `hint` may be any object
 
 
-def _schema(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _schema(spec: JsonMapping) -> JsonObject:
     """Return the JSON schema of an input, with keywords that smolagents does not know."""
     kinds = spec.get("type", "any")
     names = [

@@ -7,9 +7,9 @@ import copy
 import functools
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from rove.core.checks import check_values
 from rove.core.errors import (
@@ -24,6 +24,7 @@ from rove.core.errors import (
     phase,
 )
 from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
+from rove.core.plain import Identity, ToolDefinition, is_list, is_mapping
 from rove.core.ranges import NonNegativeInt
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, offered_tools, stop
@@ -35,6 +36,7 @@ from rove.tools.tool import (
     QUOTED,
     Arguments,
     Tool,
+    ToolFunction,
     as_content,
     call_arguments,
     call_id,
@@ -79,7 +81,7 @@ class ToolMonitorRubric(Rubric):
 def called_names(completion: Messages) -> list[str | None]:
     """Return the names of all called functions, in order; None for a call without a name."""
     calls = (m.get("tool_calls") for m in completion if m["role"] == "assistant")
-    return [call_name(call) for some in calls if isinstance(some, list) for call in some]
+    return [call_name(call) for some in calls if is_list(some) for call in some]
 
 
 def total_tool_calls(completion: Messages) -> int:
@@ -136,7 +138,7 @@ class ToolEnv(MultiTurnEnv):
 
     def __init__(
         self,
-        tools: Sequence[Callable[..., Any] | Tool] | None = None,
+        tools: Sequence[ToolFunction | Tool] | None = None,
         max_turns: int = 10,
         error_formatter: Callable[[Exception], str] = str,
         stop_errors: Iterable[type[Exception]] | None = None,
@@ -153,9 +155,9 @@ class ToolEnv(MultiTurnEnv):
         self.max_threads = max_threads
         check_values(self, max_threads=NonNegativeInt)
         self._threads = Threads(max_threads) if max_threads > 0 else None
-        self.tools: list[Callable[..., Any]] = []
-        self.tool_map: dict[str, Callable[..., Any]] = {}
-        self.tool_defs: list[dict[str, Any]] = []
+        self.tools: list[ToolFunction] = []
+        self.tool_map: dict[str, ToolFunction] = {}
+        self.tool_defs: list[ToolDefinition] = []
         """Tool definitions in the OpenAI wire format."""
         self._tools_by_name: dict[str, Tool] = {}
         self._pending_cleanups: set[asyncio.Task[None]] = set()
@@ -166,7 +168,7 @@ class ToolEnv(MultiTurnEnv):
         for tool in tools or ():
             self._add(make_tool(tool))
 
-    def add_tool(self, tool: Callable[..., Any] | Tool) -> None:
+    def add_tool(self, tool: ToolFunction | Tool) -> None:
         """Add a tool.
 
         Raises:
@@ -174,7 +176,7 @@ class ToolEnv(MultiTurnEnv):
         """
         self._add(make_tool(tool))
 
-    def remove_tool(self, tool: Callable[..., Any] | Tool | str) -> None:
+    def remove_tool(self, tool: ToolFunction | Tool | str) -> None:
         """Remove a tool, given as it was added or by name.
 
         Raises:
@@ -208,7 +210,7 @@ class ToolEnv(MultiTurnEnv):
         self.tool_monitor_rubric.add_tool_metric(name)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """As `Environment.identity`, with the code and definitions of the tools."""
         return {**super().identity, "tools": [tool_identity(tool) for tool in self._tools_by_name.values()]}
 
@@ -226,7 +228,7 @@ class ToolEnv(MultiTurnEnv):
         finally:
             _sync_calls.reset(token)
 
-    async def post_rollout(self, state: State) -> Any:
+    async def post_rollout(self, state: State) -> object:
         """Wait up to `CLEANUP_GRACE_S` for sync tools that still run. An override must call this."""
         if calls := bookkeeping(state).sync_calls:
             await asyncio.wait(calls, timeout=CLEANUP_GRACE_S)
@@ -302,8 +304,8 @@ class ToolEnv(MultiTurnEnv):
                 and `stop_errors` includes this.
             ToolError: a call failed with an error in `stop_errors`; parallel calls all finish first.
         """
-        calls = messages[-1].get("tool_calls") or []
-        if not isinstance(calls, list):
+        calls = cast(object, messages[-1].get("tool_calls") or [])
+        if not is_list(calls):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])
         how = None if calls else unparsed_call_format(text)
@@ -341,16 +343,16 @@ class ToolEnv(MultiTurnEnv):
         result = await self._result(self.tool_map[tool_name], tool_args)
         return ToolMessage(as_content(result), tool_call_id)
 
-    async def _result(self, func: Callable[..., Any], arguments: Arguments) -> Any:
+    async def _result(self, func: ToolFunction, arguments: Arguments) -> object:
         if self._threads is None or is_async(func):
             return await maybe_await(func(**arguments))
         call = functools.partial(func, **arguments)
         return await maybe_await(await self._in_thread(self._threads, call, _sync_calls.get()))
 
-    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: PendingCalls | None) -> Any:
+    async def _in_thread(self, threads: Threads, call: Callable[[], object], under_way: PendingCalls | None) -> object:
         return await threads.run(call, under_way)
 
-    async def _attempt(self, call: Any, messages: Messages, state: State) -> Message | BaseException:
+    async def _attempt(self, call: object, messages: Messages, state: State) -> Message | BaseException:
         try:
             return await self._answer(call, messages, state)
         except BaseException as error:
@@ -358,7 +360,7 @@ class ToolEnv(MultiTurnEnv):
                 raise
             return error
 
-    async def _answer(self, call: Any, messages: Messages, state: State) -> Message:
+    async def _answer(self, call: object, messages: Messages, state: State) -> Message:
         id = call_id(call)
         try:
             tool = self._tool(call_name(call), state)
@@ -423,7 +425,7 @@ class StatefulToolEnv(ToolEnv):
                 return {**tool_args, "connection": state["connection"]}
     """
 
-    def add_tool(self, tool: Callable[..., Any] | Tool, args_to_skip: Iterable[str] = ()) -> None:
+    def add_tool(self, tool: ToolFunction | Tool, args_to_skip: Iterable[str] = ()) -> None:
         """Add a tool and hide some of its arguments from the model.
 
         Args:
@@ -447,14 +449,14 @@ class StatefulToolEnv(ToolEnv):
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
         with phase("update_tool_args"):
             updated = await maybe_await(self.update_tool_args(tool.name, arguments, messages, state))
-            if not isinstance(updated, Mapping):
+            if not is_mapping(updated):
                 raise ConfigError(
                     f"update_tool_args returned {type(updated).__name__} for '{tool.name}'; expected a dict, the arguments"
                 )
             tool.check_call(updated)
             return dict(updated)
 
-    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: PendingCalls | None) -> Any:
+    async def _in_thread(self, threads: Threads, call: Callable[[], object], under_way: PendingCalls | None) -> object:
         while under_way:  # the first task to resume registers its call, so the others wait again
             await asyncio.wait(under_way)
         return await super()._in_thread(threads, call, under_way)

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -31,7 +31,7 @@ from rove.rollouts.runner import Job, finished_rollout, make_turn, score, scores
 class ExhaustiveGame(Protocol):
     """The methods that a two-player environment needs for exhaustive evaluation."""
 
-    def openings(self) -> Sequence[Mapping[str, Any]]:
+    def openings(self) -> Sequence[Mapping[str, object]]:
         """Return dataset rows that together start every possible game; all rows are equally likely."""
         ...
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Iterable
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rove.core.errors import RunError
 from rove.core.messages import as_message, text_of
@@ -83,7 +83,7 @@ async def run_replay_cases(
 def recorded_opponent(record: RolloutRecord) -> Opponent | None:
     """Return an opponent that repeats a person's recorded moves; None if the opponent was not a person."""
     steps = record.model_roles.get(OPPONENT, [])
-    moves: dict[str, Any] = {text_of(step.prompt[-1]): text_of(step.completion[-1]) for step in steps}
+    moves: dict[str, object] = {text_of(step.prompt[-1]): text_of(step.completion[-1]) for step in steps}
 
     async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
         move = moves.get(view)

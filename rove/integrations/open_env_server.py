@@ -17,6 +17,7 @@ from aiohttp import WSMsgType, web
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject, Row, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -76,7 +77,7 @@ class OpenEnvServer:
         self.env, self.name, self.seed = env, name, seed
         self.limit = SessionLimit(max_sessions)
         self.rest = RestEpisodes(self._begin_episode, self.limit)
-        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._rows: dict[str, list[JsonObject]] = {}
         if env.scoring_rubric.has_group_rewards:
             raise ConfigError(
                 f"'{name}' has group rewards, but an episode of an OpenEnv server is a single rollout; remove them"
@@ -114,7 +115,7 @@ class OpenEnvServer:
     async def _tasks(self, request: web.Request) -> web.Response:
         """Return rows of a split: all, their number, one, or a range."""
         self._check_name(request)
-        query: dict[str, Any] = await request.json()
+        query: JsonObject = await request.json()
         try:
             rows = self._rows_of(query.get("split", "train"))
         except RefusedError as error:
@@ -134,14 +135,14 @@ class OpenEnvServer:
         if request.match_info["env"] != self.name:
             raise web.HTTPNotFound(text=f"no environment '{request.match_info['env']}'; this server has '{self.name}'")
 
-    def _rows_of(self, split: str) -> list[dict[str, Any]]:
+    def _rows_of(self, split: str) -> list[dict[str, object]]:
         if split not in SPLITS:
             raise RefusedError(f"no split '{split}'; expected one of {', '.join(SPLITS)}", "VALIDATION_ERROR")
         if split not in self._rows:
             self._rows[split] = list(self.env.examples(MAX_TASKS, SPLITS[split]))
         return self._rows[split]
 
-    def _begin_episode(self, data: Mapping[str, Any]) -> Episode:
+    def _begin_episode(self, data: JsonMapping) -> Episode:
         split, seed, index = data.get("split", "train"), data.get("seed"), data.get("index")
         rows = self._rows_of(split)
         if index is None:
@@ -188,11 +189,11 @@ class OpenEnvServer:
         return socket
 
 
-async def _respond_with(body: Any, _: web.Request) -> web.Response:
+async def _respond_with(body: object, _: web.Request) -> web.Response:
     return web.json_response(body)
 
 
-async def _reply(kind: str, data: Mapping[str, Any], episode: Episode | None) -> tuple[str, dict[str, Any]]:
+async def _reply(kind: str, data: Mapping[str, object], episode: Episode | None) -> tuple[str, JsonObject]:
     if kind not in ("reset", "step", "state"):
         raise RefusedError(f"Unknown message type: {kind}", "UNKNOWN_TYPE")
     if kind == "state":
@@ -202,12 +203,12 @@ async def _reply(kind: str, data: Mapping[str, Any], episode: Episode | None) ->
     return "observation", await (episode.observe() if kind == "reset" else episode.act(data))
 
 
-async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, Any]) -> None:
+async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, object]) -> None:
     with suppress(ConnectionError):
         await socket.send_str(msgspec.json.encode({"type": kind, "data": data}).decode())
 
 
-def _public_task(example: Mapping[str, Any]) -> dict[str, Any]:
+def _public_task(example: Mapping[str, object]) -> dict[str, object]:
     """Return the parts of a row that a client may see; the answer is not one of them."""
     return {"index": example["example_id"], "prompt": example["prompt"]}
 
@@ -247,18 +248,18 @@ class _RemoteModel:
 class Episode:
     """One rollout in which a remote client acts as the model."""
 
-    def __init__(self, env: Environment, example: Mapping[str, Any], seed: int, split: str, episode_id: str):
+    def __init__(self, env: Environment, example: Mapping[str, object], seed: int, split: str, episode_id: str):
         self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
         self.model = _RemoteModel()
         self.done = False
         self._num_seen = 0
         self._task = asyncio.create_task(self._run(env, dict(example), seed))
 
-    async def _run(self, env: Environment, example: dict[str, Any], seed: int) -> None:
+    async def _run(self, env: Environment, example: Row, seed: int) -> None:
         async for record in run_groups(env, self.model, plan([example], 1, seed), max_concurrent=1):
             self.model.events.put_nowait(record)
 
-    async def observe(self) -> dict[str, Any]:
+    async def observe(self) -> JsonObject:
         """Return the observation once the environment waits for an action, or the rollout has ended."""
         waiting = asyncio.create_task(self.model.events.get())
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -272,7 +273,7 @@ class Episode:
             return _observation(new, event.tools, 0.0, False)
         self.done = True
         scores, error = event.scores, event.error
-        metadata: dict[str, Any] = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
+        metadata: dict[str, object] = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
         if scores is not None:
             metadata |= {"rewards": scores.rewards, "metrics": scores.metrics}
         if error is not None:
@@ -280,7 +281,7 @@ class Episode:
         new = [*event.prompt, *event.completion][self._num_seen :]
         return _observation(new, None, None if scores is None else scores.reward, True, metadata)
 
-    async def act(self, action: Mapping[str, Any]) -> dict[str, Any]:
+    async def act(self, action: Mapping[str, object]) -> JsonObject:
         """Respond as the model, and return the next observation."""
         if self.done:
             raise RefusedError("the episode has ended; send reset to begin another one", "EXECUTION_ERROR")
@@ -319,21 +320,21 @@ class SessionLimit:
 
 
 def _observation(
-    messages: Sequence[Mapping[str, Any]],
-    tools: list[dict[str, Any]] | None,
+    messages: Sequence[Mapping[str, object]],
+    tools: list[ToolDefinition] | None,
     reward: float | None,
     done: bool,
-    metadata: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    metadata: dict[str, object] | None = None,
+) -> JsonObject:
     text = "\n\n".join(filter(None, (text_of(one) for one in messages if one["role"] != "assistant")))
-    observation: dict[str, Any] = {"text": text, "messages": list(messages)}
+    observation: dict[str, object] = {"text": text, "messages": list(messages)}
     if tools is not None:
         observation["tools"] = tools
     result = {"observation": {**observation, "metadata": metadata or {}}, "reward": reward, "done": done}
     return {**result, "metadata": metadata} if metadata else result
 
 
-def _message(action: Mapping[str, Any]) -> AssistantMessage:
+def _message(action: Mapping[str, object]) -> AssistantMessage:
     unknown = action.keys() - ACTION["properties"].keys()
     text, calls = action.get("message"), action.get("tool_calls")
     if unknown or not isinstance(text, str) or not isinstance(calls, (list, type(None))):
@@ -369,7 +370,7 @@ class RestEpisodes:
     """
 
     def __init__(
-        self, begin: Callable[[Mapping[str, Any]], Episode], limit: SessionLimit, idle_seconds: float = IDLE_TIMEOUT_S
+        self, begin: Callable[[JsonMapping], Episode], limit: SessionLimit, idle_seconds: float = IDLE_TIMEOUT_S
     ):
         self.begin, self.limit, self.idle_seconds = begin, limit, idle_seconds
         self._episodes: dict[str, _StoredEpisode] = {}
@@ -380,7 +381,7 @@ class RestEpisodes:
         app.router.add_post("/step", _handler(self.step))
         app.router.add_get("/state", _handler(self.state))
 
-    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, data: Mapping[str, object]) -> JsonObject:
         """Begin an episode; return observation, reward and done.
 
         Raises:
@@ -400,7 +401,7 @@ class RestEpisodes:
         self._episodes[name] = stored
         return await self._store_result(name, stored, stored.episode.observe())
 
-    async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, data: Mapping[str, object]) -> JsonObject:
         """Act in an episode; return observation, reward and done.
 
         Raises:
@@ -414,7 +415,7 @@ class RestEpisodes:
             stored.last_used = asyncio.get_running_loop().time()
             return await self._store_result(name, stored, stored.episode.act(action))
 
-    async def state(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def state(self, data: Mapping[str, object]) -> JsonObject:
         """Return the state of an episode."""
         return self._find(data)[1].episode.state if self._episodes or data.get("episode_id") else NO_EPISODE
 
@@ -423,7 +424,7 @@ class RestEpisodes:
         for name in list(self._episodes):
             await self._end(name)
 
-    async def _store_result(self, name: str, stored: _StoredEpisode, observing: Any) -> dict[str, Any]:
+    async def _store_result(self, name: str, stored: _StoredEpisode, observing: Any) -> dict[str, object]:
         try:
             result = await observing
         except RefusedError:
@@ -435,7 +436,7 @@ class RestEpisodes:
             await self._end(name, stored)
         return {**result, "metadata": {**result.get("metadata", {}), "episode_id": name}}
 
-    def _find(self, data: Mapping[str, Any]) -> tuple[str, _StoredEpisode]:
+    def _find(self, data: Mapping[str, object]) -> tuple[str, _StoredEpisode]:
         name = str(data.get("episode_id") or next(reversed(self._episodes), ""))
         if name not in self._episodes:
             which = f"episode '{name}'" if name else "episode"
@@ -451,7 +452,7 @@ class RestEpisodes:
             await stored.episode.close()
 
 
-def _handler(method: Callable[[Mapping[str, Any]], Any]) -> Any:
+def _handler(method: Callable[[JsonMapping], Any]) -> Any:
     """Return a request handler for a method; a refusal becomes a response with OpenEnv's status code."""
 
     async def handle(request: web.Request) -> web.Response:
@@ -464,7 +465,7 @@ def _handler(method: Callable[[Mapping[str, Any]], Any]) -> Any:
     return handle
 
 
-async def _data(request: web.Request) -> Mapping[str, Any]:
+async def _data(request: web.Request) -> Mapping[str, object]:
     if request.method == "GET":
         return dict(request.query)
     text = await request.text()

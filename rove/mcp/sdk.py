@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError, MCPServerError
+from rove.core.plain import JsonMapping, JsonObject, ToolDefinition
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 from rove.utils.processes import safe_environment
 
-Part = dict[str, Any]
+Part = JsonObject
 
 
 def text_part(text: str) -> Part:
@@ -25,7 +26,7 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def content_of(result: Mapping[str, Any], max_chars: int) -> str | list[Part]:
+def content_of(result: JsonMapping, max_chars: int) -> str | list[Part]:
     """Return the result of a tool as text, or as content parts if it is not only text.
 
     Structured content is added as JSON if the result has no text. Texts are cut after `max_chars` characters in total.
@@ -45,7 +46,7 @@ def content_of(result: Mapping[str, Any], max_chars: int) -> str | list[Part]:
     return parts
 
 
-def text_of_result(result: Mapping[str, Any], max_chars: int) -> str:
+def text_of_result(result: Mapping[str, object], max_chars: int) -> str:
     """Return only the texts of a result."""
     content = content_of(result, max_chars)
     return content if isinstance(content, str) else "\n".join(p["text"] for p in content if p["type"] == "text")
@@ -57,7 +58,7 @@ def cut(text: str, max_chars: int) -> str:
     return text if missing <= 0 else f"{text[:max_chars]}\n… {missing} more characters"
 
 
-def _part(block: Mapping[str, Any]) -> Part:
+def _part(block: JsonMapping) -> Part:
     kind = block.get("type")
     if kind == "text":
         return text_part(block["text"])
@@ -103,7 +104,7 @@ class Session:
         self._name = name
         self._process = process
 
-    async def tools(self) -> list[dict[str, Any]]:
+    async def tools(self) -> list[JsonObject]:
         """Return all tools of the server: name, description, inputSchema, …
 
         A list ends with a page that names no next page. An empty page that names a page again also ends it.
@@ -111,7 +112,7 @@ class Session:
         Raises:
             MCPServerError: The list does not end, or has too many tools.
         """
-        tools: list[dict[str, Any]] = []
+        tools: list[ToolDefinition] = []
         cursors: set[str] = set()
         cursor: str | None = None
         for _ in range(MAX_TOOL_PAGES):
@@ -136,7 +137,7 @@ class Session:
             "correct its tools/list"
         )
 
-    async def _tool_page(self, cursor: str | None) -> dict[str, Any]:
+    async def _tool_page(self, cursor: str | None) -> JsonObject:
         try:
             return _plain(await self._client.list_tools(**_page(cursor)))
         except ValueError as error:  # pydantic's, from the SDK
@@ -145,7 +146,7 @@ class Session:
                 'expected a name and an inputSchema {"type": "object", …} for every tool: correct its tools/list'
             ) from error
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, tool: str, arguments: JsonMapping) -> JsonObject:
         """Call a tool and return content, structuredContent and isError.
 
         Raises:
@@ -256,11 +257,11 @@ def _mcp() -> Any:
         raise ConfigError(f"MCPEnv needs the mcp package ({error}): pip install 'rove[mcp]'") from error
 
 
-def _is_major_2(mcp: Any) -> bool:
+def _is_major_2(mcp: object) -> bool:
     return hasattr(mcp, "Client")
 
 
-def _page(cursor: str | None) -> dict[str, Any]:
+def _page(cursor: str | None) -> JsonObject:
     if cursor is None:
         return {}
     if _is_major_2(_mcp()):
@@ -268,5 +269,5 @@ def _page(cursor: str | None) -> dict[str, Any]:
     return {"params": importlib.import_module("mcp.types").PaginatedRequestParams(cursor=cursor)}
 
 
-def _plain(result: Any) -> dict[str, Any]:
+def _plain(result: Any) -> JsonObject:
     return result.model_dump(by_alias=True, mode="json", exclude_none=True)

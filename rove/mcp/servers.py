@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rove.core.errors import Error, MCPServerError, ToolCallError
+from rove.core.plain import JsonObject, ToolDefinition
 from rove.mcp import sdk
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
@@ -22,7 +22,7 @@ class Connection:
         self.settings = settings
         self.start_seconds = start_seconds
         self.call_seconds = call_seconds
-        self.tools: list[dict[str, Any]] = []
+        self.tools: list[ToolDefinition] = []
         """Tool definitions as the protocol spells them."""
         self._session: sdk.Session | None = None
         self._broken = False
@@ -61,7 +61,7 @@ class Connection:
             return True
         return self._holder.done() or self._session.is_lost()
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> JsonObject:
         """Call a tool and return its result as the protocol spells it.
 
         Raises:
@@ -85,7 +85,7 @@ class Connection:
             raise await self._connection_error("ended during the call")
         raise ToolCallError(f"{tool} has not returned within {self.call_seconds:g} s")
 
-    async def _outcome(self, call: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
+    async def _outcome(self, call: asyncio.Task[JsonObject]) -> dict[str, object]:
         error = call.exception()
         if error is None:
             return call.result()
@@ -170,7 +170,7 @@ class Servers:
         self._start = asyncio.Lock()
         self._failed: MCPServerError | None = None
 
-    async def start(self) -> dict[str, list[dict[str, Any]]]:
+    async def start(self) -> dict[str, list[JsonObject]]:
         """Start all servers if needed, and return their tools by server.
 
         Raises:
@@ -181,7 +181,7 @@ class Servers:
                 await self._start_all()
         return {name: connection.tools for name, connection in self._connections.items()}
 
-    async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, server: str, tool: str, arguments: Mapping[str, object]) -> JsonObject:
         """Call a tool; see `Connection.call`. A call during which the server ends is not repeated."""
         connection = await self._alive(server)
         result = await connection.call(tool, arguments)

@@ -8,6 +8,7 @@ from typing import Any
 from rove.core.checks import Settings
 from rove.core.config import convert
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import Identity, JsonMapping
 
 
 class ServerSettings(Settings, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
             raise ConfigError(f"MCP server '{self.name}' has {', '.join(wrong)}, which a {kinds[0]} does not take")
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes the server from others, without environment variables and headers, which may be secret."""
         shown = ("name", "command", "args", "cwd", "url", "include", "exclude", "prefix")
         return {key: getattr(self, key) for key in shown if getattr(self, key)}
@@ -71,7 +72,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         """Whether `server` is a function that creates servers."""
         return callable(self.server) and not hasattr(self.server, "run")
 
-    def chosen(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def chosen(self, tools: Sequence[JsonMapping]) -> list[JsonMapping]:
         """Return the tools for the model.
 
         Raises:
@@ -97,7 +98,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         return chosen
 
 
-def read_servers(given: Iterable[Any]) -> list[ServerSettings]:
+def read_servers(given: Iterable[object]) -> list[ServerSettings]:
     """Convert dicts to `ServerSettings`.
 
     Raises:
@@ -115,7 +116,7 @@ def read_servers(given: Iterable[Any]) -> list[ServerSettings]:
     return servers
 
 
-def _read(given: Any) -> ServerSettings:
+def _read(given: object) -> ServerSettings:
     if isinstance(given, ServerSettings):
         return given
     if not isinstance(given, Mapping):

@@ -94,7 +94,7 @@ def add_adapter(
 class FastLoRA(lora.Linear):
     """PEFT's layer around a `FastLinear`: equal weights, equal results up to rounding, less overhead."""
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *args: object, **kwargs: Any) -> torch.Tensor:
         """x [..., in] → [..., out]."""
         if self.disable_adapters or not isinstance(self.lora_dropout[ADAPTER_NAME], nn.Identity):
             return super().forward(x, *args, **kwargs)

@@ -217,7 +217,7 @@ def grouped_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     packing: Packing | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of query [B, H, n, d] over key and value [B, K, T, d] → [B, n, H, d].
 
@@ -291,7 +291,7 @@ def attend_chunk(
     return seen.view(rows, heads, queries, size).transpose(1, 2)
 
 
-def _no_mask(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
+def _no_mask(*args: object, attention_mask: torch.Tensor | None = None, **kwargs: object) -> None:
     """Return no mask: transformers asks for one per attention function, and ours is causal without it."""
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(

@@ -73,7 +73,7 @@ class _Budget(threading.local):
         if time.thread_time() > self.until:
             raise SecurityError(f"the chat template takes more than {MAX_CPU_S:g} s")
 
-    def spend_value(self, value: Any) -> Any:
+    def spend_value(self, value: object) -> Any:
         """Count the characters or items of a value; return the value."""
         if isinstance(value, str):
             check_characters(len(value))
@@ -82,7 +82,7 @@ class _Budget(threading.local):
             self.spend(1 + len(value))
         return value
 
-    def spend_deep(self, value: Any) -> Any:
+    def spend_deep(self, value: object) -> Any:
         """Count a value with all values in it, as an operation on its text takes them; return the value."""
         self.spend_value(value)
         if isinstance(value, SIZED):
@@ -100,7 +100,7 @@ class _Budget(threading.local):
             return iterable
         return self._counted(iterable)
 
-    def _counted(self, iterable: Iterable[Any]) -> Iterator[Any]:
+    def _counted(self, iterable: Iterable[object]) -> Iterator[object]:
         for item in iterable:
             self.spend()
             yield item
@@ -115,13 +115,13 @@ def check_characters(count: int) -> None:
         raise SecurityError(f"the chat template makes a text of more than {MAX_CHARACTERS:,} characters")
 
 
-def check_widths(values: Iterable[Any]) -> None:
+def check_widths(values: Iterable[object]) -> None:
     """Raise `SecurityError` if a number could be a width to which a text is padded beyond the limit."""
     if any(isinstance(value, int) and value > MAX_WIDTH for value in values):
         raise SecurityError(f"the chat template pads a text to more than {MAX_WIDTH:,} characters")
 
 
-def check_format(text: Any) -> None:
+def check_format(text: object) -> None:
     """Raise `SecurityError` if a format has a width beyond the limit."""
     if isinstance(text, str) and _WIDE.search(text):
         raise SecurityError(f"the chat template formats a text to more than {MAX_WIDTH:,} characters")
@@ -132,7 +132,7 @@ def check_replaced(text: str, old: str, new: str) -> None:
     check_characters(len(text) + text.count(old) * len(new))
 
 
-def check_joined(separator: str, items: Iterable[Any]) -> None:
+def check_joined(separator: str, items: Iterable[object]) -> None:
     """Raise `SecurityError` if joining makes a text too long."""
     texts = [item for item in items if isinstance(item, str)]
     check_characters(len(separator) * len(texts) + sum(map(len, texts)))
@@ -202,7 +202,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         budget.spend(1 + count // CHARACTERS_PER_STEP)
         return "".join(kept)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         """Check an operation before it is computed."""
         budget.spend()
         if operator == "+" and isinstance(left, (str, *SIZED)) and hasattr(right, "__len__"):
@@ -250,7 +250,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return limited
 
 
-def _check_product(operator: str, left: Any, right: Any) -> None:
+def _check_product(operator: str, left: object, right: object) -> None:
     if isinstance(left, int) and not isinstance(right, int):
         left, right = right, left
     if not isinstance(right, int):
@@ -263,13 +263,13 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
             raise SecurityError(f"the chat template makes a number of more than {MAX_BITS:,} bits")
 
 
-def _concat(parts: list[Any]) -> str:
+def _concat(parts: list[object]) -> str:
     texts = [str(budget.spend_deep(part)) for part in parts]
     check_joined("", texts)
     return "".join(texts)
 
 
-def _limited_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _limited_filter(name: str, function: Callable[..., object]) -> Callable[..., Any]:
     """Return a filter that checks its arguments and counts its result."""
 
     @functools.wraps(function)  # with the mark of a filter that takes the context

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping
 
 MAX_JSON_BYTES = {"tokenizer.json": 200 << 20, "vocab.json": 200 << 20, "model.safetensors.index.json": 200 << 20}
 """Maximum sizes of large JSON files. Default: `MAX_OTHER_BYTES`."""
@@ -71,7 +72,7 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
             _check_parameters(folder, total, trust_remote_code)
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, object]:
     """Return the JSON object in a file.
 
     Raises:
@@ -86,7 +87,7 @@ def read_object(file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file} holds a {type(content).__name__}; expected a JSON object: download the model again")
-    level: list[Any] = [content]
+    level: list[object] = [content]
     for _ in range(MAX_JSON_DEPTH):
         level = [value for container in level for value in _values(container)]
     if level:
@@ -94,7 +95,7 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _values(value: Any) -> Iterator[Any]:
+def _values(value: object) -> Iterator[Any]:
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list):
@@ -135,7 +136,7 @@ def read_header(file: Path) -> Weights:
     return Weights(len(tensors), elements, end)
 
 
-def _checked_shape(entry: Mapping[str, Any]) -> list[int]:
+def _checked_shape(entry: JsonMapping) -> list[int]:
     shape, (start, end) = entry["shape"], entry["data_offsets"]
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"a tensor has the shape {shape}")
@@ -144,7 +145,7 @@ def _checked_shape(entry: Mapping[str, Any]) -> list[int]:
     return shape
 
 
-def _check_tokens(file: Path, content: Mapping[str, Any]) -> None:
+def _check_tokens(file: Path, content: Mapping[str, object]) -> None:
     tokens = content.get("added_tokens")
     for token in tokens if isinstance(tokens, list) else []:
         id = token.get("id") if isinstance(token, dict) else None
@@ -154,7 +155,7 @@ def _check_tokens(file: Path, content: Mapping[str, Any]) -> None:
             )
 
 
-def _check_sizes(file: Path, config: Mapping[str, Any], weights: Weights) -> None:
+def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> None:
     """Check sizes that would make even an empty model large."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     for part in parts:
@@ -171,7 +172,7 @@ def _check_sizes(file: Path, config: Mapping[str, Any], weights: Weights) -> Non
 
 def _check_parameters(folder: Path, weights: Weights, trust_remote_code: bool) -> None:
     """Check the number of parameters that the config describes, with a model that has no memory."""
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    options: dict[str, object] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(folder, **options)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)

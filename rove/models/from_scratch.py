@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonObject
 from rove.models.load import LoadedModel, prepare
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -147,7 +148,7 @@ def new_model(
     if not 0 <= word_share <= 1:
         raise ConfigError(f"word_share is {word_share}; expected a share from 0 to 1")
     tokenizer = train_tokenizer(texts, vocab_size, word_share)
-    shape: dict[str, Any] = dict(SIZES[size])
+    shape: JsonObject = dict(SIZES[size])
     layers = shape["num_hidden_layers"]
     if arch == "qwen3":
         shape["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -79,6 +79,9 @@ def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
 
 # rove shows its own progress.
 disable_progress_bar()
+
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class LoadedModel(NamedTuple):
@@ -150,7 +153,7 @@ def load_model(
     folder = Path(path).expanduser()
     path = folder if folder.is_dir() else path
     limit_chat_templates()
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    options: dict[str, object] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
         if folder.is_dir():
             check_folder(folder, trust_remote_code)
@@ -278,12 +281,12 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def trainable_parameters(model: Any) -> dict[str, torch.Tensor]:
+def trainable_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the trained parameters by name: all, or an adapter's."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def clone_model(model: Any) -> Any:
+def clone_model(model: M) -> M:
     """Return a copy of a model with its own trained weights; frozen weights are shared."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
 
@@ -295,7 +298,7 @@ def disable_adapters(model: Any) -> None:
             layer.enable_adapters(False)
 
 
-def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
+def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy weights into a model's parameters: all, or only the `trainable_parameters`.
 
     A tied parameter may appear under each of its names, as in a `state_dict()`, if the tensors are equal.
@@ -317,7 +320,7 @@ def copy_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-def _without_tied(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _without_tied(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights without additional names of tied parameters, such as `lm_head.weight`.
 
     Raises:
@@ -346,7 +349,7 @@ def load_for_sampling(path: str | Path, trust_remote_code: bool = False, device:
     return loaded
 
 
-def default_threads(model: Any) -> int:
+def default_threads(model: nn.Module) -> int:
     """Return the number of PyTorch threads for a model: PyTorch's own default for large models, else half of the cores.
 
     More do not help small models, and OpenMP's spinning threads stall next to any busy process.
@@ -354,7 +357,7 @@ def default_threads(model: Any) -> int:
     return PYTORCH_THREADS if is_large(model) else max(1, (os.cpu_count() or 1) // 2)
 
 
-def is_large(model: Any) -> bool:
+def is_large(model: nn.Module) -> bool:
     """Return whether a model has `LARGE_MODEL_PARAMETERS` or more."""
     return sum(parameter.numel() for parameter in model.parameters()) >= LARGE_MODEL_PARAMETERS
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages, as_messages, text_of
+from rove.core.plain import JsonMapping
 
-Completion = str | Iterable[Mapping[str, Any]]
+Completion = str | Iterable[JsonMapping]
 """The messages of a model (dicts or `Message`), or a text, which counts as one assistant message."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rove.core.errors import ConfigError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages
+from rove.core.plain import Identity, JsonMapping, JsonValue, Row
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
@@ -36,7 +37,7 @@ INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 class RemoteEnv(Environment):
     """An environment in worker processes, which run and score rollouts; this process queries the model."""
 
-    def __init__(self, description: Mapping[str, Any], pools: WorkerPools, env_args: Mapping[str, Any] | None = None):
+    def __init__(self, description: JsonMapping, pools: WorkerPools, env_args: JsonMapping | None = None):
         self.description, self.pools = dict(description), pools
         super().__init__(
             dataset=lambda: self.examples(train=True),
@@ -53,14 +54,14 @@ class RemoteEnv(Environment):
         self.opponent: Opponent | None = None
 
     @abstractmethod
-    def call_sync(self, name: str, /, **args: Any) -> Any:
+    def call_sync(self, name: str, /, **args: Any) -> JsonValue:
         """Call a worker about the dataset, from code that is not async."""
 
     @abstractmethod
     def close(self) -> None:
         """End all workers."""
 
-    def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
+    def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
         """Yield the first `n` examples (all if n < 0), fetched in batches."""
         start = 0
         while n < 0 or start < n:
@@ -79,7 +80,7 @@ class RemoteEnv(Environment):
         return self.call_sync("count_examples", n=n, train=train)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """The identity of the environment itself: a run may be resumed with or without isolation."""
         return self.description["identity"]
 
@@ -109,7 +110,7 @@ class RemoteEnv(Environment):
         await self.pools.tear_down()
 
     def _remote_policy(self, name: str) -> ScriptedPolicy:
-        async def answer(messages: Messages, state: State, rng: Any) -> Any:
+        async def answer(messages: Messages, state: State, rng: JsonValue) -> JsonValue:
             own = bookkeeping(state)
             return await own.remote.call_policy(name, messages, rng.getstate(), own.conversation)
 
@@ -149,7 +150,7 @@ class IsolatedEnv(RemoteEnv):
     def __init__(
         self,
         env_id: str,
-        env_args: Mapping[str, Any] | None = None,
+        env_args: JsonMapping | None = None,
         env_dir: str | Path | None = None,
         python: str | None = None,
         start_seconds: float = 60.0,
@@ -191,7 +192,7 @@ class IsolatedEnv(RemoteEnv):
         self.pool = WorkerPool(self.workers, hang_seconds)
         super().__init__(self.workers.setup_result, self.pool, env_args)
 
-    def call_sync(self, name: str, /, **args: Any) -> Any:
+    def call_sync(self, name: str, /, **args: Any) -> JsonValue:
         """Call a worker about the dataset, from code that is not async."""
         return self.workers.call_sync(name, self.rows_seconds, **args)
 
@@ -218,7 +219,7 @@ class _RemoteRubric(Rubric):
         return self.env.description["extras_names"]
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> JsonValue:
         """That of the environment's rubric."""
         return self.env.description["identity"]["rubric"]
 

@@ -9,10 +9,10 @@ import platform
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, RemoteError, traceback_text
+from rove.core.plain import JsonMapping, JsonObject
 from rove.remote.environment import IsolatedEnv
 from rove.remote.loading import Isolation, open_environment
 
@@ -37,10 +37,10 @@ class NodeActor:
         name: str,
         env_id: str,
         env_dir: str | None,
-        env_args: Mapping[str, Any],
-        isolation: Mapping[str, Any],
+        env_args: JsonMapping,
+        isolation: JsonMapping,
         prepare: str,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Load an environment, after a call of the function `prepare` ("module:name").
 
         Returns:
@@ -74,7 +74,7 @@ class NodeActor:
         """Return how a worker ended, with its last output."""
         return await self._envs[name].workers.exit_report(number) if name in self._envs else ""
 
-    async def call_worker(self, name: str, what: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    async def call_worker(self, name: str, what: str, args: Mapping[str, object]) -> dict[str, object]:
         """Call a worker about the dataset: {"result": …} or {"failed": …}."""
         try:
             return {"result": await asyncio.to_thread(functools.partial(self._envs[name].call_sync, what, **args))}

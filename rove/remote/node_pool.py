@@ -12,9 +12,10 @@ import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from rove.core.errors import Error, WorkerError
+from rove.core.plain import JsonValue
 from rove.core.state import State, bookkeeping
 from rove.remote.worker_pool import WorkerPool
 from rove.workers import Worker
@@ -38,7 +39,7 @@ class Node(Protocol):
     where: str
     """Name of the machine."""
 
-    async def call(self, name: str, /, *args: Any) -> Any:
+    async def call(self, name: str, /, *args: object) -> JsonValue:
         """Call a method of the actor.
 
         Raises:
@@ -50,11 +51,11 @@ class Node(Protocol):
         """Return once the node is gone, or may be."""
         ...
 
-    def call_now(self, name: str, /, *args: Any) -> Any:
+    def call_now(self, name: str, /, *args: object) -> JsonValue:
         """Call a method from code that is not async."""
         ...
 
-    def call_no_wait(self, name: str, /, *args: Any) -> None:
+    def call_no_wait(self, name: str, /, *args: object) -> None:
         """Call a method without waiting for its result."""
         ...
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.core.errors import ConfigError, InfraError, WorkerError
+from rove.core.plain import JsonMapping
 from rove.envs.loading import environment_file
 from rove.remote import node as node_module
 from rove.remote.environment import RemoteEnv
@@ -60,7 +61,7 @@ class RayEnv(RemoteEnv):
     def __init__(
         self,
         env_id: str,
-        env_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, object] | None = None,
         env_dir: str | Path | None = None,
         isolation: Isolation = Isolation(),  # noqa: B008  frozen
         prepare: str = "",
@@ -188,7 +189,7 @@ class RayEnv(RemoteEnv):
             _check_identity(self, node)
             return node
 
-    def _drop(self, number: int, actor: Any) -> None:
+    def _drop(self, number: int, actor: object) -> None:
         """Remove a lost actor, and end it if it still runs."""
         self._actors.drop(number, actor)
         with suppress(Exception):
@@ -198,7 +199,7 @@ class RayEnv(RemoteEnv):
         node_module.check_same(node_module.about(), theirs)
         return theirs["where"]
 
-    def _make_node(self, number: int, started: _StartedActor, where: str, description: Mapping[str, Any]) -> RayNode:
+    def _make_node(self, number: int, started: _StartedActor, where: str, description: JsonMapping) -> RayNode:
         if "error" in description:
             raise ConfigError(f"on {where}: {description['error']}")
         drop = functools.partial(self._drop, number, started.actor)
@@ -208,9 +209,7 @@ class RayEnv(RemoteEnv):
 class RayNode:
     """A `Node` in a Ray actor; see `rove.remote.node_pool.Node`."""
 
-    def __init__(
-        self, ray: Any, started: _StartedActor, where: str, description: Mapping[str, Any], end: Callable[[], None]
-    ):
+    def __init__(self, ray: Any, started: _StartedActor, where: str, description: JsonMapping, end: Callable[[], None]):
         self._ray, self.actor, self._lost = ray, started.actor, started.lost
         self.where, self.description, self.end = where, description, end
 
@@ -305,7 +304,7 @@ class _ActorRegistry:
                 self._started[number] = new()
             return self._started[number]
 
-    def drop(self, number: int, actor: Any) -> None:
+    def drop(self, number: int, actor: object) -> None:
         """Remove an actor, unless another one has its number by now."""
         with self._lock:
             started = self._started.get(number)

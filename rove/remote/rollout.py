@@ -22,6 +22,7 @@ from rove.core.errors import (
     unanswered_attempts,
 )
 from rove.core.messages import Message
+from rove.core.plain import JsonObject, JsonValue, MessageDict, ToolDefinition
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import Scores, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -110,7 +111,7 @@ class RemoteRollout:
         Raises:
             RemoteError: A `@cleanup` method raised.
         """
-        failed: dict[str, Any] | None = None
+        failed: JsonObject | None = None
         try:
             if self._is_gone or (self.worker is not None and self.worker.is_closed and self._is_scored):
                 return  # what there was to clean up has ended with the worker
@@ -139,7 +140,7 @@ class RemoteRollout:
         self._is_scored = True
         return scores
 
-    def apply_scores(self, reply: dict[str, Any]) -> Scores:
+    def apply_scores(self, reply: dict[str, object]) -> Scores:
         """Copy a worker's reply into the state and return its scores."""
         self._apply(reply)
         return msgspec.convert(reply["scores"], Scores)
@@ -164,7 +165,7 @@ class RemoteRollout:
         await self._replay_finished(worker)
         await self._call("clean_up", **self._end_reasons())
 
-    async def score_with(self, rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[dict[str, Any]]:
+    async def score_with(self, rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[JsonObject]:
         """Return the scores of the members of a group, all of them in this rollout's worker, for `apply_scores`."""
         assert self.worker is not None
         numbers = [rollout.number for rollout in rollouts]
@@ -183,7 +184,7 @@ class RemoteRollout:
             self._is_registered = False
             self.pool.unregister(self.number, self.worker)
 
-    async def call_policy(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> Any:
+    async def call_policy(self, name: str, messages: list[Any], rng: Any, conversation: int = 0) -> object:
         """Return the message of a scripted policy; `conversation` is the worker's number of the conversation."""
         return await self._call("policy", policy=name, messages=messages, rng=rng, conversation=conversation)
 
@@ -237,11 +238,11 @@ class RemoteRollout:
                 raise CONTROL_ERRORS[error.type](error.args[0]) from error
             raise
 
-    async def _call(self, name: str, **args: Any) -> Any:
+    async def _call(self, name: str, **args: object) -> JsonValue:
         assert self.worker is not None
         return await self.worker.request(name, number=self.number, **args)
 
-    async def _call_with_replay(self, name: str, replay: Callable[[Worker], Awaitable[None]], **args: Any) -> Any:
+    async def _call_with_replay(self, name: str, replay: Callable[[Worker], Awaitable[None]], **args: Any) -> JsonValue:
         """Call a worker about a finished rollout; if the worker died, call `replay` with a new one first."""
         worker: Worker | None = None
         while True:
@@ -259,11 +260,11 @@ class RemoteRollout:
         with suppress(RemoteError, *CONTROL_ERRORS.values()):
             await self.run_in(worker)
 
-    def _end_reasons(self) -> dict[str, Any]:
+    def _end_reasons(self) -> JsonObject:
         """Return how the rollout ended as far as this process knows."""
         return {"stop_condition": self.own.stop_condition, "is_truncated": self.own.is_truncated}
 
-    def _apply(self, reply: dict[str, Any]) -> None:
+    def _apply(self, reply: JsonObject) -> None:
         own = self.own
         for name in ("prompt", "completion"):
             value = reply[name]
@@ -304,8 +305,8 @@ async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequenc
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A model request of a worker; see `rove.envs.environment.Turn`."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
+    messages: list[MessageDict]
+    tools: list[ToolDefinition] | None
     """Tools of the rollout."""
     prompt: str | None
     """The rollout's prompt if it is a text."""
@@ -313,8 +314,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seed of the conversation."""
     role: str | None = None
     model: str = ""
-    sampling_args: dict[str, Any] | None = None
-    agent_request: dict[str, Any] | None = None
+    sampling_args: JsonObject | None = None
+    agent_request: JsonObject | None = None
     """Sampling parameters and tools of a foreign agent."""
 
 
@@ -355,7 +356,7 @@ class ModelRequests:
         self._numbers = itertools.count()
         self._sent: list[_PendingRequest] = []
         self._conversations: dict[int, State] = {0: state}  # by the worker's number
-        self._moves: list[tuple[list[Any], asyncio.Task[str]]] = []
+        self._moves: list[tuple[list[JsonValue], asyncio.Task[str]]] = []
         self._moves_read = 0
         self._worker: Worker | None = None
         self.is_over = False
@@ -373,7 +374,7 @@ class ModelRequests:
         for one in self._sent:
             one.is_matched = False
 
-    async def respond(self, call_id: int, conversation: int, **request: Any) -> dict[str, Any]:
+    async def respond(self, call_id: int, conversation: int, **request: Any) -> JsonObject:
         """Return the model's response to a worker's request: a new one, or in a replay the recorded one.
 
         Args:
@@ -409,7 +410,7 @@ class ModelRequests:
                 self._sent.remove(one)
                 one.task.cancel()
 
-    async def opponent_move(self, view: str, legal: list[str], rendering: dict[str, Any] | None = None) -> str:
+    async def opponent_move(self, view: str, legal: list[str], rendering: dict[str, object] | None = None) -> str:
         """Return the opponent's move; in a replay the recorded one."""
         index, self._moves_read = self._moves_read, self._moves_read + 1
         if index == len(self._moves):
@@ -442,12 +443,12 @@ class ModelRequests:
                 continue
         return attempts
 
-    def steps(self, reply: Sequence[Any]) -> list[TrajectoryStep]:
+    def steps(self, reply: Sequence[object]) -> list[TrajectoryStep]:
         """Return the steps of a worker's reply: the number of a request stands for its recorded step."""
         steps_by_number = {one.number: one.step for one in self._sent if one.step is not None}
         return [steps_by_number[one] if isinstance(one, int) else msgspec.convert(one, TrajectoryStep) for one in reply]
 
-    def missing(self, reply: Sequence[Any]) -> list[TrajectoryStep]:
+    def missing(self, reply: Sequence[object]) -> list[TrajectoryStep]:
         """Return recorded turns of the rollout that the worker, which was stopped, has not received."""
         own = [one for one in self._sent if one.state is self.state and one.request.role is None and one.is_matched]
         return [one.step for one in own if one.step is not None and one.number not in reply]

@@ -16,7 +16,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -34,6 +33,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
+from rove.core.plain import Arguments, JsonObject, JsonValue, MessageDict, Row
 from rove.core.protocols import Request, Response
 from rove.core.records import Scores, TrajectoryStep, Usage
 from rove.core.renderings import Rendering
@@ -56,7 +56,7 @@ class LoadedEnvironment:
     env: Environment
 
 
-def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: str = "") -> dict[str, Any]:
+def setup(env_id: str, env_dir: str | None, env_args: Arguments, prepare: str = "") -> JsonObject:
     """Load the environment, after a call of the function `prepare` ("module:name"); return its description for the parent."""
     if prepare:
         module, _, name = prepare.partition(":")
@@ -77,7 +77,7 @@ def setup(env_id: str, env_dir: str | None, env_args: dict[str, Any], prepare: s
     }
 
 
-def serve(connection: socket.socket, module: Any) -> None:
+def serve(connection: socket.socket, module: object) -> None:
     """Answer calls concurrently until the parent closes the connection."""
     asyncio.run(_RpcServer(LoadedEnvironment.env).serve(connection))
 
@@ -101,11 +101,11 @@ class WorkerRollout:
             self.conversations.append(state)
         return number
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> JsonObject:
         """Return what the parent needs of the rollout. A step that the parent has recorded is represented by its number."""
         own, numbers = bookkeeping(self.state), {id(step): number for step, number in self.answers}
 
-        def encode_steps(steps: Sequence[TrajectoryStep]) -> list[Any]:
+        def encode_steps(steps: Sequence[TrajectoryStep]) -> list[object]:
             return [numbers[id(step)] if id(step) in numbers else msgspec.to_builtins(step) for step in steps]
 
         return {
@@ -130,7 +130,7 @@ class _RpcServer:
         self.rollouts: dict[int, WorkerRollout] = {}
         self.tasks_by_rollout: dict[int, asyncio.Task[BaseException | None]] = {}
         self.count = 0
-        self.waiting: dict[int, asyncio.Future[Any]] = {}
+        self.waiting: dict[int, asyncio.Future[JsonValue]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, connection: socket.socket) -> None:
@@ -148,7 +148,7 @@ class _RpcServer:
             elif (answer := self.waiting.pop(frame["id"], None)) is not None and not answer.done():
                 answer.set_result(frame)
 
-    async def reply(self, number: int, name: str, args: dict[str, Any]) -> None:
+    async def reply(self, number: int, name: str, args: JsonObject) -> None:
         """Answer one call with its result or with the exception it raised."""
         try:
             frame = {"id": number, "result": await getattr(self, name)(**args)}
@@ -166,7 +166,7 @@ class _RpcServer:
     def write(self, body: bytes) -> None:
         self.writer.write(LENGTH.pack(len(body)) + body)
 
-    async def call_parent(self, name: str, **args: Any) -> Any:
+    async def call_parent(self, name: str, **args: object) -> JsonValue:
         """Call the parent and return its reply; an error there is raised here with the same class."""
         call_id = self.next_number()
         answer = self.waiting[call_id] = asyncio.get_running_loop().create_future()
@@ -183,7 +183,7 @@ class _RpcServer:
     async def ping(self) -> None:
         """Show that the event loop is alive."""
 
-    async def examples(self, start: int, stop: int, train: bool) -> list[dict[str, Any]]:
+    async def examples(self, start: int, stop: int, train: bool) -> list[Row]:
         """Return the examples `start` to `stop` of the dataset."""
         return list(itertools.islice(self.env.examples(stop, train), start, stop))
 
@@ -191,12 +191,12 @@ class _RpcServer:
         """Return the number of examples."""
         return self.env.count_examples(n, train)
 
-    async def time_limit(self, example: dict[str, Any]) -> float | None:
+    async def time_limit(self, example: Row) -> float | None:
         """Return the time limit of a rollout in seconds."""
         return self.env.time_limit(State(input=example))
 
     async def run(
-        self, number: int, example: dict[str, Any], seed: int, env_seed: int, has_opponent: bool, forget: list[int]
+        self, number: int, example: Row, seed: int, env_seed: int, has_opponent: bool, forget: list[int]
     ) -> None:
         """Run a rollout without its cleanup, and drop the rollouts in `forget`, which the parent no longer needs."""
         for old in forget:
@@ -226,7 +226,7 @@ class _RpcServer:
             *,
             role: str | None = None,
             model: str = "",
-            sampling_args: Mapping[str, Any] | None = None,
+            sampling_args: Mapping[str, object] | None = None,
             agent_request: Request | None = None,
         ) -> Message:
             if role is not None:
@@ -258,7 +258,7 @@ class _RpcServer:
         self, rollout: WorkerRollout, state: State, messages: Messages, agent_request: Request | None
     ) -> Message:
         """Let the parent query the model, and record the step as the parent does."""
-        options: dict[str, Any] = {}
+        options: JsonObject = {}
         if agent_request is not None:
             sampling = {
                 name: value
@@ -289,7 +289,7 @@ class _RpcServer:
         return message
 
     async def role(
-        self, rollout: WorkerRollout, state: State, messages: Messages, role: str, options: dict[str, Any]
+        self, rollout: WorkerRollout, state: State, messages: Messages, role: str, options: JsonObject
     ) -> Message:
         """Let the parent query the model in another role."""
         client = _ParentClient(self, rollout, options)
@@ -299,8 +299,8 @@ class _RpcServer:
         return message
 
     async def query_parent(
-        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, Any]], **options: Any
-    ) -> dict[str, Any]:
+        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, object]], **options: object
+    ) -> JsonObject:
         """Send a model request to the parent; cancelling this call cancels the request there."""
         call_id = self.count + 1
         prompt, own = prompt_of(rollout.state), bookkeeping(state)
@@ -354,10 +354,10 @@ class _RpcServer:
         with phase("post_rollout"):
             await maybe_await(self.env.post_rollout(rollout.state))
 
-    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, Any]:
+    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, object]:
         """Stop a rollout if it still runs, clean up, and return its result."""
         rollout = await self._end(number, stop_condition, is_truncated)
-        failed: dict[str, Any] | None = None
+        failed: JsonObject | None = None
         try:
             await self.env.clean_up(rollout.state)
         except BaseException as error:
@@ -366,13 +366,13 @@ class _RpcServer:
             failed = _error_to_dict(error)
         return {**rollout.result(), "failed": failed}
 
-    async def score(self, number: int) -> dict[str, Any]:
+    async def score(self, number: int) -> JsonObject:
         """Return the rubric's scores of a finished rollout, and the result that scoring may have changed."""
         rollout = self.rollouts[number]
         scores = await self.env.scoring_rubric.score_rollout(rollout.state)
         return {"scores": msgspec.to_builtins(scores), **rollout.result()}
 
-    async def score_group(self, numbers: list[int], scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def score_group(self, numbers: list[int], scores: list[dict[str, object]]) -> list[dict[str, object]]:
         """Return the same for the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]
@@ -381,8 +381,8 @@ class _RpcServer:
         return [{"scores": one, **rollout.result()} for one, rollout in zip(reply, rollouts, strict=True)]
 
     async def policy(
-        self, number: int, policy: str, messages: list[dict[str, Any]], rng: list[Any], conversation: int
-    ) -> Any:
+        self, number: int, policy: str, messages: list[MessageDict], rng: list[JsonValue], conversation: int
+    ) -> object:
         """Return the message of a scripted policy of the environment."""
         rendering = random.Random()
         rendering.setstate((rng[0], tuple(rng[1]), rng[2]))
@@ -400,7 +400,7 @@ class _ParentClient:
 
     max_concurrent = 1 << 16
 
-    def __init__(self, server: _RpcServer, rollout: WorkerRollout, options: dict[str, Any]):
+    def __init__(self, server: _RpcServer, rollout: WorkerRollout, options: JsonObject):
         self.server, self.rollout, self.options = server, rollout, options
         self.answer = -1
         """Number of its last response."""
@@ -417,7 +417,7 @@ class _ParentClient:
         """See `Client`; the parent owns the model."""
 
 
-def _error_to_dict(error: BaseException) -> dict[str, Any]:
+def _error_to_dict(error: BaseException) -> dict[str, object]:
     """Return an exception as data. An exception of the parent keeps its original type and message."""
     if isinstance(error, RemoteError) and error.type:
         reply = {"type": error.type, "message": error.args[0], "traceback": error.traceback}
@@ -429,12 +429,12 @@ def _error_to_dict(error: BaseException) -> dict[str, Any]:
 def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
     """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
     kind = vars(errors).get(type, RemoteError)
-    error: Any = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
+    error: JsonValue = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
     mark_phase(error, phase)
     return error
 
 
-def _encode(frame: Any) -> bytes:
+def _encode(frame: object) -> bytes:
     try:
         return json.dumps(frame).encode()
     except (TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 from rove.core.errors import Error, WorkerError
+from rove.core.plain import JsonObject
 from rove.core.state import State
 from rove.workers import Worker
 from rove.workers.worker import CallHandler
@@ -25,7 +26,7 @@ SECOND_HEARTBEAT_S = 1.0
 class RequestHandler(Protocol):
     """Handles the calls of a worker about one rollout; see `rove.remote.rollout.ModelRequests`."""
 
-    def respond(self, call_id: int, conversation: int, **request: Any) -> Awaitable[dict[str, Any]]: ...  # noqa: D102
+    def respond(self, call_id: int, conversation: int, **request: Any) -> Awaitable[JsonObject]: ...  # noqa: D102
     def cancel(self, call_id: int) -> Awaitable[None]: ...  # noqa: D102
     def opponent_move(self, view: str, legal: list[str], rendering: Any = None) -> Awaitable[str]: ...  # noqa: D102
 
@@ -160,7 +161,7 @@ class WorkerPool:
             monitor.cancel()
         worker.close(reason)
 
-    async def _dispatch(self, name: str, args: dict[str, Any]) -> Any:
+    async def _dispatch(self, name: str, args: JsonObject) -> object:
         if name not in WORKER_CALLS:
             raise Error(f"a worker called '{name}'; expected one of {', '.join(WORKER_CALLS)}")
         return await getattr(self._handlers[args.pop("number")], name)(**args)

@@ -19,8 +19,8 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
+from rove.core.plain import JsonMapping
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, read_calls_until
 
 MAX_STARTS = 100
@@ -183,7 +183,7 @@ def _names_in_json_texts(text: str) -> list[str]:
     return names
 
 
-def _json_names(value: Any, is_marked: bool) -> list[str]:
+def _json_names(value: object, is_marked: bool) -> list[str]:
     """Return the names in a JSON value that is a call, a list of calls only, or an object that holds them; else []."""
     if isinstance(value, list):
         listed = [_json_names(item, is_marked) for item in value]
@@ -206,7 +206,7 @@ _METADATA = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 """Keys of a call besides those of its name and arguments."""
 
 
-def _called_name(call: Mapping[str, Any], is_marked: bool) -> str:
+def _called_name(call: JsonMapping, is_marked: bool) -> str:
     """Return the name of the function that an object calls; "" if the object is no call.
 
     The description of a tool is no call, although it has a name and `parameters`. Without a marker, an object with any further
@@ -224,11 +224,11 @@ def _called_name(call: Mapping[str, Any], is_marked: bool) -> str:
     return names[0]
 
 
-def _is_schema(value: Any) -> bool:
+def _is_schema(value: object) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("properties"), Mapping)
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     """Return whether arguments are an object, its JSON text, or null, which is no arguments."""
     if isinstance(value, str):
         return isinstance(_json_at(value, 0)[0], dict)
@@ -279,7 +279,7 @@ def _starts(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 _DECODER = json.JSONDecoder(strict=False)  # models put raw line breaks into strings
 
 
-def _json_at(text: str, at: int) -> tuple[Any, int]:
+def _json_at(text: str, at: int) -> tuple[object, int]:
     """Return the JSON value at a position and the position after it; None and the end of the text if there is none."""
     try:
         return _DECODER.raw_decode(text, at)

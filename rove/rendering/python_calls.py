@@ -13,14 +13,16 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from rove.core.plain import Arguments, JsonObject, JsonValue
 
 
 class Call(NamedTuple):
     """A parsed tool call."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: Arguments
 
 
 class MalformedCall(Exception):
@@ -108,9 +110,9 @@ class _Reader:
         if not self.skip(mark):
             raise MalformedCall(f"expected {mark} at character {self.at}")
 
-    def items(self, end: str, read: Callable[[], Any]) -> list[Any]:
+    def items(self, end: str, read: Callable[[], JsonValue]) -> list[JsonValue]:
         """Return items that commas separate, until `end`; a comma may follow the last one."""
-        items: list[Any] = []
+        items: list[JsonValue] = []
         while not self.skip(end):
             items.append(read())
             if self.skip(","):
@@ -123,14 +125,14 @@ class _Reader:
         """Return the call at the position."""
         name = self._match(NAME, "the name of a tool")
         self.expect("(")
-        arguments: dict[str, Any] = {}
+        arguments: Arguments = {}
         for argument in self.items(")", self._argument):
             if argument.keys() & arguments.keys():
                 raise MalformedCall(f"an argument of {name} is given twice")
             arguments.update(argument)
         return Call(name, arguments)
 
-    def _argument(self) -> dict[str, Any]:
+    def _argument(self) -> JsonObject:
         if self.skip("**"):
             value = self.value()
             if not isinstance(value, dict):
@@ -140,7 +142,7 @@ class _Reader:
         self.expect("=")
         return {name: self.value()}
 
-    def value(self) -> Any:
+    def value(self) -> JsonValue:
         """Return the JSON value of the literal at the position."""
         if self.skip("["):
             return self.items("]", self.value)
@@ -157,17 +159,17 @@ class _Reader:
             raise MalformedCall(f"not a literal: {word}")
         return _CONSTANTS[word]
 
-    def _tuple(self) -> Any:
+    def _tuple(self) -> object:
         start = self.at
         items = self.items(")", self.value)
         has_comma = self.text[start : self.at - 1].rstrip().endswith(",")
         return items[0] if len(items) == 1 and not has_comma else items
 
-    def _dict(self) -> dict[str, Any]:
+    def _dict(self) -> JsonObject:
         pairs = self.items("}", self._pair)
         return dict(pairs)
 
-    def _pair(self) -> tuple[str, Any]:
+    def _pair(self) -> tuple[str, JsonValue]:
         key = self.value()
         if not isinstance(key, str):
             raise MalformedCall("the keys are not strings")
@@ -218,7 +220,7 @@ def _number(literal: str) -> int | float:
     return value
 
 
-def _literal(literal: str) -> Any:
+def _literal(literal: str) -> JsonValue:
     try:
         with warnings.catch_warnings():  # invalid escapes such as "\\d"
             warnings.simplefilter("ignore")

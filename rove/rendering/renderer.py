@@ -14,6 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.messages import AssistantMessage, Message, text_of
+from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
 from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, sure_of
@@ -33,7 +34,7 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     eos_token_id: int | None
 
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+    def apply_chat_template(self, conversation: object, **kwargs: Any) -> Any:
         """Render a conversation as text."""
         ...
 
@@ -41,11 +42,11 @@ class Tokenizer(Protocol):
         """Convert text to ids."""
         ...
 
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
+    def decode(self, token_ids: object, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
         """Convert ids to text."""
         ...
 
-    def convert_ids_to_tokens(self, ids: Any, /) -> Any:
+    def convert_ids_to_tokens(self, ids: object, /) -> Any:
         """Return the vocabulary's name of an id."""
         ...
 
@@ -83,10 +84,10 @@ class Renderer:
 
     def text(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Any = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: object = None,
         generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """Render a conversation as text with the chat template.
 
@@ -110,7 +111,9 @@ class Renderer:
         key = self._key(messages, tools, variables)
         return _cached(self._texts, key, lambda: self._render(messages, tools, variables))
 
-    def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> Hashable:
+    def _key(
+        self, messages: Sequence[Mapping[str, object]], tools: object, variables: Mapping[str, object]
+    ) -> Hashable:
         """Return the cache key of a conversation; None if it is long or the template uses the current time."""
         if "strftime_now" in self.template:
             return None
@@ -120,7 +123,7 @@ class Renderer:
             return None
         return (self.template, content) if len(content) <= MAX_CACHED_LENGTH else None
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> str:
+    def _render(self, messages: Sequence[JsonMapping], tools: Any, variables: JsonMapping) -> str:
         prepared = [self._as_rendered(message) for message in messages]
         try:
             return self.tokenizer.apply_chat_template(prepared, tools=tools or None, tokenize=False, **variables)
@@ -207,12 +210,12 @@ class Renderer:
 
     def prompt_ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         previous: StepTokens | None = None,
-        tools: Any = None,
+        tools: object = None,
         context: int | None = None,
         generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation up to the model's turn.
 
@@ -234,7 +237,7 @@ class Renderer:
     def read(
         self,
         completion_ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         before: int = 0,
         is_cut: bool = False,
     ) -> Message:
@@ -242,7 +245,7 @@ class Renderer:
         return self.message(self.decode(self._without_end(completion_ids)), tools, before, is_cut)
 
     def message(
-        self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0, is_cut: bool = False
+        self, text: str, tools: Sequence[JsonMapping] | None = None, before: int = 0, is_cut: bool = False
     ) -> Message:
         """Return a sampled text as an assistant message with its tool calls.
 
@@ -287,10 +290,10 @@ class Renderer:
 
     def training_branches(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Any = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: object = None,
         sampled_messages: Collection[int] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> list[tuple[list[int], list[bool]]]:
         """Return a finished conversation as (ids, mask) pairs; the mask is true on assistant messages and their end tokens.
 
@@ -323,7 +326,7 @@ class Renderer:
             known = prompt + answer
         return branches
 
-    def _as_rendered(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _as_rendered(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message in the form that makes the template render its calls as the model writes them."""
         message = self._normalized(message)
         calls = calls_of(message)
@@ -342,7 +345,7 @@ class Renderer:
         ]
         return {**message, "content": message.get("content") or "", "tool_calls": given}
 
-    def _normalized(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _normalized(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message with a single text as its content and a role that the template supports."""
         content = message.get("content")
         if isinstance(content, list):
@@ -364,7 +367,11 @@ class Renderer:
         return list(completion_ids[:-1] if ended else completion_ids)
 
     def _answer_text(
-        self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any, template_kwargs: Mapping[str, Any] | None
+        self,
+        prompt: str,
+        messages: Sequence[Mapping[str, object]],
+        tools: object,
+        template_kwargs: Mapping[str, object] | None,
     ) -> str:
         """Return the text that the model would sample for the last message, with the end-of-turn token."""
         whole = self.text(messages, tools, generation_prompt=False, template_kwargs=template_kwargs)
@@ -382,7 +389,7 @@ class Renderer:
         return answer[: cut[0]] + cut[1]
 
 
-def _unrendered(prompt: str, message: Mapping[str, Any]) -> str:
+def _unrendered(prompt: str, message: Mapping[str, object]) -> str:
     """Return the text of a message whose rendering does not continue the prompt.
 
     DeepSeek-R1's template opens a thought in the prompt and leaves out the thoughts of finished messages.

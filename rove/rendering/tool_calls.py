@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, write_call_list
 
 Parsed = tuple[str, list[Call]]
@@ -64,7 +65,7 @@ def _has_other_calls(template: str) -> bool:
 
 def read_calls(
     text: str, how: Format, names: Collection[str] = (), before: int = 0, is_cut: bool = False
-) -> tuple[str, list[dict[str, Any]]]:
+) -> tuple[str, list[JsonObject]]:
     """Return the text of a response outside its calls, and the calls in chat form.
 
     If any call is malformed, the whole response is returned as text. Text inside <think></think> is never parsed as a call.
@@ -92,7 +93,7 @@ MAX_CUT_CHARS = 1_000_000
 on."""
 
 
-def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> tuple[str, list[dict[str, Any]]]:
+def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> tuple[str, list[dict[str, object]]]:
     for end in _thought_ends(text):
         try:
             content, calls = how.parse(text[end:]) if how.starts.search(text[end:]) else ("", [])
@@ -132,7 +133,7 @@ def sure_of(text: str, how: Format) -> int:
     return len(text[:sure].rstrip())
 
 
-def calls_of(message: Mapping[str, Any]) -> list[Call] | None:
+def calls_of(message: JsonMapping) -> list[Call] | None:
     """Return the calls of a message in chat form; None if the arguments of one are not a JSON object."""
     try:
         functions = [call["function"] for call in message.get("tool_calls") or []]
@@ -141,7 +142,7 @@ def calls_of(message: Mapping[str, Any]) -> list[Call] | None:
         return None
 
 
-def _chat_form(call: Call, salt: str) -> dict[str, Any]:
+def _chat_form(call: Call, salt: str) -> dict[str, object]:
     try:
         arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:
@@ -151,14 +152,14 @@ def _chat_form(call: Call, salt: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> object:
     raise MalformedCall(name)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models put raw line breaks into strings
 
 
-def _json(text: str, start: int = 0) -> tuple[Any, int]:
+def _json(text: str, start: int = 0) -> tuple[JsonValue, int]:
     """Return the JSON value that starts at `start`, and the position after it."""
     while text[start : start + 1].isspace():
         start += 1
@@ -168,14 +169,14 @@ def _json(text: str, start: int = 0) -> tuple[Any, int]:
         raise MalformedCall(str(error)) from error
 
 
-def _whole_json(text: str) -> Any:
+def _whole_json(text: str) -> JsonValue:
     value, end = _json(text)
     if text[end:].strip():
         raise MalformedCall("unexpected text after the JSON")
     return value
 
 
-def _arguments(value: Any) -> dict[str, Any]:
+def _arguments(value: object) -> JsonObject:
     """Return arguments that are an object or its JSON; null, as a value or as text, and an empty text are no arguments."""
     if isinstance(value, str):
         value = _whole_json(value) if value.strip() else None
@@ -191,7 +192,7 @@ _METADATA = frozenset({"name", "id", "type", "index", *ARGUMENT_KEYS})
 """Keys of a call that hold no arguments of the tool."""
 
 
-def _call(value: Any, needs_arguments: bool = False) -> Call:
+def _call(value: object, needs_arguments: bool = False) -> Call:
     """Return the call in a JSON object; its arguments are under one of `ARGUMENT_KEYS`.
 
     Null is no arguments. An object without arguments is a call only if no other key might hold them, because arguments must not

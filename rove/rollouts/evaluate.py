@@ -6,34 +6,37 @@ import gc
 import json
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import TypeVar, Unpack
 
 import msgspec
+from msgspec.structs import replace
 
 from rove.clients.limiter import AdmissionLimiter
 from rove.core.checks import Settings
 from rove.core.config import convert
 from rove.core.errors import ConfigError, TooManyErrorsError
 from rove.core.messages import text_of
-from rove.core.protocols import Client, Limits, SamplingParams
+from rove.core.plain import Identity, JsonObject, Row
+from rove.core.protocols import AnyClient, Client, Limits, SamplingParams
 from rove.core.ranges import CountOrAll, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.envs.environment import Environment, EvaluationFunctions
-from rove.envs.loading import as_environment
+from rove.envs.loading import ForeignEnvironment, as_environment
+from rove.envs.options import EvaluationOptions
 from rove.rendering.tool_calls import FORMATS, calls_of
 from rove.rollouts.export import dataset_row
 from rove.rollouts.filters import Filter
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Allowance, Job, plan
 from rove.runs.run import Run, are_consecutive
-from rove.statistics import Price, Tally
+from rove.statistics import EvaluationResult, Price, Tally
 from rove.statistics.summary import RewardErrors
 
-OnRecord = Callable[[RolloutRecord | Outcome], None]
+T = TypeVar("T", bound=RolloutRecord | Outcome)
+
 MIN_ROLLOUTS_FOR_SHARE = 20
 """Finished rollouts from which `max_errors` applies as a share."""
 
@@ -51,7 +54,7 @@ class Options(Settings, frozen=True, kw_only=True):
     """Number of rows to skip at the start of the dataset, such as rows that were used to choose the model."""
     rollouts_per_example: PositiveInt = 1
     """Rollouts per example (group size)."""
-    sampling_args: dict[str, Any] = {}
+    sampling_args: JsonObject = {}
     """Sampling parameters with OpenAI's names; they override the environment's."""
     max_concurrent: PositiveInt | None = None
     """Maximum concurrent rollouts. Default: the client's recommendation."""
@@ -115,7 +118,7 @@ class _Evaluation:
         self._errors: Counter[str] = Counter()
         self._done = 0
 
-    async def finish(self, read: Callable[[Run, int], RolloutRecord | Outcome], report: Callable[[Any], None]) -> None:
+    async def finish(self, read: Callable[[Run, int], T], report: Callable[[RolloutRecord | T], None]) -> None:
         """Run the missing rollouts; `report` gets every record, those of earlier sessions as read by `read`."""
         options, run = self.options, self.run
         rollouts = run_groups(
@@ -187,8 +190,8 @@ class _Evaluation:
 
     def _report_kept(
         self,
-        read: Callable[[Run, int], RolloutRecord | Outcome],
-        report: Callable[[Any], None],
+        read: Callable[[Run, int], T],
+        report: Callable[[RolloutRecord | T], None],
         limit: int | None = None,
     ) -> None:
         for _ in range(len(self._unreported) if limit is None else min(limit, len(self._unreported))):
@@ -219,7 +222,7 @@ class _Evaluation:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def _rare_collections() -> Generator[None]:
     """Run the garbage collector less often: with a thousand concurrent rollouts it would take a fifth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], 20_000) if before[0] else 0, *before[1:])
@@ -230,13 +233,12 @@ def _rare_collections() -> Iterator[None]:
 
 
 async def generate(
-    env: Environment,
-    client: Client,
+    env: Environment | ForeignEnvironment,
+    client: AnyClient,
     model: str = "",
     *,
-    run: Run | str | Path | None = None,
-    on_record: OnRecord | None = None,
-    **options: Any,
+    on_record: Callable[[RolloutRecord], object] | None = None,
+    **options: Unpack[EvaluationOptions],
 ) -> list[RolloutRecord]:
     """Sample rollouts of a model in an environment.
 
@@ -248,10 +250,9 @@ async def generate(
         env: A rove environment, or one of another library with a method `__rove_environment__`.
         client: Client of the model, or an `openai.AsyncOpenAI` object.
         model: Name of the model, for endpoints that serve several.
-        run: A run folder or a started `Run`, to which finished rollouts are written; those already there are not run again. A
-            folder with another identity is refused (see `run_identity`).
         on_record: Called with every record, including those already in the folder, in no particular order.
-        options: See `Options`.
+        options: The fields of `Options`, and `run`: a run folder or a started `Run`, to which finished rollouts are written;
+            those already there are not run again. A folder with another identity is refused (see `run_identity`).
 
     Returns:
         One record per rollout, ordered by example and position in the group.
@@ -261,44 +262,37 @@ async def generate(
         RunError: the folder cannot be used.
         TooManyErrorsError, RolloutError: see `max_errors` and `fail_fast`.
     """
-    report = on_record or (lambda record: None)
     records: list[RolloutRecord] = []
 
     def keep(record: RolloutRecord) -> None:
         records.append(record)
-        report(record)
+        if on_record is not None:
+            on_record(record)
 
-    with _opened(run, as_environment(env), client, model, options) as evaluation:
+    with _opened(as_environment(env), client, model, options) as evaluation:
         await evaluation.finish(Run.record_at, keep)
     return sorted(records, key=lambda record: (record.example_id, record.rollout_index))
 
 
 async def evaluate(
-    env: Environment,
-    client: Client,
+    env: Environment | ForeignEnvironment,
+    client: AnyClient,
     model: str = "",
     *,
-    run: Run | str | Path | None = None,
-    on_record: OnRecord | None = None,
-    **options: Any,
-) -> dict[str, Any]:
+    on_record: Callable[[RolloutRecord | Outcome], object] | None = None,
+    **options: Unpack[EvaluationOptions],
+) -> EvaluationResult:
     """Evaluate a model in an environment: reward and metrics with 95% intervals over the scored rollouts.
 
     Texts are not kept in memory. Arguments and errors are those of `generate`; rollouts that are already in the folder are
     passed to `on_record` as `Outcome`.
 
     Example:
-        >>> summary = await rove.evaluate(env, client, num_examples=100)
-        >>> summary["reward"]["mean"], summary["reward"]["low"], summary["reward"]["high"]
-
-    Returns:
-        A summary (see `rove.statistics.Tally.summary`) with these additions: `not_run`, the number of rollouts that the budget
-        did not allow (None if the dataset's length is unknown); `cost.spent`, the cost of all attempts including repeated
-        ones; `broken_rewards`, if any: reward function → last error, for functions that raised in every rollout and count as
-        0.0, as in environments written for `verifiers` v0.
+        >>> result = await rove.evaluate(env, client, num_examples=100)
+        >>> result.reward.mean, result.reward.low, result.reward.high
     """
-    report = on_record or (lambda record: None)
-    with _opened(run, as_environment(env), client, model, options) as evaluation:
+    env = as_environment(env)
+    with _opened(env, client, model, options) as evaluation:
         used = evaluation.options
         tally = Tally(price=used.price, pass_threshold=used.pass_threshold, role_prices=used.role_prices)
 
@@ -311,16 +305,20 @@ async def evaluate(
             rewarded = rewarded or bool(record.scores and record.scores.rewards)
             tally.add(record)
             errors.add(record)
-            report(record)
+            if on_record is not None:
+                on_record(record)
 
         await evaluation.finish(Run.outcome_at, count)
-        summary = {**tally.summary(), "not_run": evaluation.not_run(tally.rollouts)}
-        if errors.broken:
-            summary["broken_rewards"] = errors.broken
-        if "cost" in summary:
-            summary["cost"]["spent"] = evaluation.spent
+        result = tally.result()
+        result = replace(
+            result,
+            not_run=evaluation.not_run(tally.rollouts),
+            broken_rewards=errors.broken,
+            cost=None if result.cost is None else replace(result.cost, spent=evaluation.spent),
+            run=evaluation.run,
+        )
         if evaluation.run is not None and not evaluation.out_of_budget:
-            evaluation.run.finish(summary)
+            evaluation.run.finish(result.to_dict())
     if scored and not rewarded:
         name = env.env_id or type(env).__name__
         warnings.warn(
@@ -328,10 +326,10 @@ async def evaluate(
             "for a JudgeRubric its `verdict`",
             stacklevel=2,
         )
-    return summary
+    return result
 
 
-def run_identity(env: Environment, client: Any, model: str, options: Options) -> dict[str, Any]:
+def run_identity(env: Environment, client: Client | None, model: str, options: Options) -> Identity:
     """Return what must not change when a run is continued: environment (version and code), model (weights), sampling parameters.
 
     The number of examples and of rollouts per example may change: missing rollouts are run.
@@ -349,9 +347,10 @@ def run_identity(env: Environment, client: Any, model: str, options: Options) ->
 
 
 @contextmanager
-def _opened(
-    run: Run | str | Path | None, env: Environment, client: Any, model: str, values: dict[str, Any]
-) -> Iterator[_Evaluation]:
+def _opened(env: Environment, client: AnyClient, model: str, given: EvaluationOptions) -> Generator[_Evaluation]:
+    values: dict[str, object] = {**given}
+    run = given.get("run")
+    values.pop("run", None)
     for name in values.keys() & set(SamplingParams.__struct_fields__) - set(Options.__struct_fields__):
         raise ConfigError(
             f"unknown setting '{name}'; it is a sampling parameter: sampling_args={{'{name}': {values[name]!r}}}"
@@ -372,7 +371,7 @@ def _opened(
 
 def make_dataset(
     records: Iterable[RolloutRecord], min_reward: float | None = None, filter: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Return scored rollouts as dataset rows: prompt, completion, reward, answer, info, metrics.
 
     Example:
@@ -388,7 +387,7 @@ def make_dataset(
         ConfigError: the filter is not a valid expression, or uses an unknown name.
     """
     passes = Filter(filter) if filter is not None else None
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for record in records:
         if record.scores is None or (min_reward is not None and record.scores.reward < min_reward):
             continue

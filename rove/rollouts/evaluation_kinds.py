@@ -22,7 +22,7 @@ class EvaluationKind(NamedTuple):
     measure: Callable[[Environment, Client, SamplingParams, Any, int], Awaitable[dict[str, float]]]
     """(environment, client, sampling parameters, goals, seed) → metrics; raises a RolloutError if a rollout fails."""
 
-    def read_goals(self, table: Mapping[str, Any]) -> Any:
+    def read_goals(self, table: Mapping[str, object]) -> object:
         """Return the `goals` table as a struct; raise a ConfigError if it is not valid."""
         return convert(self.goals, table)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import csv
 import importlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from rove.core.errors import ConfigError, InfraError, RunError, nearest
 from rove.core.messages import text_of
+from rove.core.plain import MessageDict, Row, is_list, is_mapping
 from rove.core.records import RolloutRecord, Scores
 from rove.rollouts.filters import Filter, merged_metrics
 from rove.runs.annotations import Annotations
@@ -26,8 +27,6 @@ from rove.utils.files import atomic_replace, remove
 
 CHECKED = 100
 """So many rollouts are put to a filter before anything is written."""
-
-Row = dict[str, Any]
 
 
 def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
@@ -191,7 +190,7 @@ def check_name(name: str) -> None:
 
 
 @contextmanager
-def _draft(path: Path) -> Iterator[Path]:
+def _draft(path: Path) -> Generator[Path]:
     """Yield a temporary path that becomes `path` if the block succeeds and is deleted if it fails."""
     draft = path.with_name(f".{path.name}.draft")
     remove(draft)
@@ -238,12 +237,12 @@ def _write_csv(rows: Iterable[Row], draft: Path) -> int:
     return count
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """Return a value that fits into one cell: text and numbers as they are, one text message as its text, others as JSON."""
     if value is None or isinstance(value, (str, int, float)):
         return value
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        [message] = value
+    if is_list(value) and len(value) == 1 and isinstance(value[0], dict):
+        message = cast(MessageDict, value[0])
         if message.keys() == {"role", "content"} and isinstance(message["content"], str):
             return message["content"]
     return msgspec.json.encode(value).decode()
@@ -312,10 +311,10 @@ def _columns(row: Row) -> Row:
     return {name: row[name] for name in COLUMNS} | tools
 
 
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+def _with_text(message: dict[str, object]) -> dict[str, object]:
     content = message.get("content")
-    if isinstance(content, list):
-        if any(isinstance(part, dict) and part.get("type") != "text" for part in content):
+    if is_list(content):
+        if any(is_mapping(part) and part.get("type") != "text" for part in content):
             raise ConfigError(
                 "a message has images or other parts that are no text, which columns cannot hold: use --to jsonl"
             )

@@ -4,6 +4,9 @@ An expression has comparisons, `and`, `or`, `not`, `in`, arithmetic on numbers a
 attributes, loops or assignments and a limited length, so an untrusted expression reaches only the record and uses little CPU.
 """
 
+# simpleeval has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import ast
@@ -15,6 +18,7 @@ import msgspec
 from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonObject
 from rove.core.records import RolloutRecord, Scores
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "len": len, "max": max, "min": min}
@@ -58,7 +62,7 @@ def merged_metrics(scores: Scores) -> dict[str, float]:
     return {**scores.rewards, **scores.metrics}
 
 
-def visible(record: RolloutRecord, scores: Scores) -> dict[str, Any]:
+def visible(record: RolloutRecord, scores: Scores) -> JsonObject:
     """Return the names and values that an expression can use for a scored rollout.
 
     `metrics` has every function of the rubric by name, with any weight, as dataset rows do; `rewards` has only those
@@ -151,7 +155,7 @@ class Filter:
             )
 
 
-def _field_of(node: ast.AST) -> tuple[str, Any] | None:
+def _field_of(node: ast.AST) -> tuple[str, object] | None:
     """("metrics", "win") of `metrics.win` and of `metrics['win']`."""
     if isinstance(node, ast.Attribute):
         table, field = node.value, node.attr
@@ -169,7 +173,7 @@ def _asked_for(node: ast.Compare) -> list[Any]:
     return []
 
 
-def _no_field(table: str, field: Any, fields: Mapping[str, Any]) -> str:
+def _no_field(table: str, field: object, fields: Mapping[str, object]) -> str:
     return f"{table} has no '{field}' here; {_meant(str(field), fields)}"
 
 
@@ -180,10 +184,10 @@ def _meant(name: str, names: Iterable[str]) -> str:
     return f"{near} There are: {', '.join(known)}" if near.endswith("?") else near
 
 
-def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _on_numbers(operation: Callable[[Any, Any], object]) -> Callable[[Any, Any], Any]:
     """Arithmetic for numbers alone: on texts it can fill the memory."""
 
-    def checked(a: Any, b: Any) -> Any:
+    def checked(a: object, b: object) -> object:
         if not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
             raise TypeError(f"arithmetic is for numbers, not for {a!r:.50} and {b!r:.50}")
         return operation(a, b)
@@ -200,7 +204,7 @@ class _Evaluator(EvalWithCompoundTypes):
         self.operators.update({kind: _on_numbers(operation) for kind, operation in ARITHMETIC.items()})
         self.operators[ast.Is], self.operators[ast.IsNot] = operator.eq, operator.ne  # plain data has no identity
 
-    def _eval_attribute(self, node: ast.Attribute) -> Any:
+    def _eval_attribute(self, node: ast.Attribute) -> object:
         table = self._eval(node.value)
         if not isinstance(table, dict):
             raise InvalidExpression(f"'{ast.unparse(node.value)}' has no fields: it is {table!r:.50}")

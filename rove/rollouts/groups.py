@@ -159,7 +159,7 @@ class _Pool:
 
 
 async def _until_done(
-    workers: Sequence[Coroutine[Any, Any, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
+    workers: Sequence[Coroutine[object, object, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
 ) -> AsyncGenerator[list[RolloutRecord], None]:
     """Yield what the workers put into the queue until all are done or one fails; cancel them when the generator closes."""
     tasks = [asyncio.create_task(worker) for worker in workers]

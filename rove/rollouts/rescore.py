@@ -7,7 +7,7 @@ runs again with the same seeds, and the answers come from the records.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,19 @@ from rove.core.checks import checked
 from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.core.messages import Message, text_of
+from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Timing
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, Turn, messages_of
+from rove.envs.loading import ForeignEnvironment, as_environment
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job, make_turn, plan
 from rove.runs.run import Run, are_consecutive
 from rove.runs.serialization import decode_record, encode_record
-from rove.statistics import Price, Tally
+from rove.statistics import EvaluationResult, Price, Tally
+from rove.statistics.result import Rescored
 from rove.utils.functions import maybe_await
 
 DEFAULT_MAX_CONCURRENT = 32
@@ -53,17 +56,17 @@ class ReplayError(Error):
 
 
 async def rescore(
-    env: Environment,
+    env: Environment | ForeignEnvironment,
     source: Run,
     *,
     into: Run | str | Path,
     max_concurrent: int = DEFAULT_MAX_CONCURRENT,
     max_scoring: int | None = None,
-    on_record: Callable[[RolloutRecord | Outcome], None] | None = None,
+    on_record: Callable[[RolloutRecord | Outcome], object] | None = None,
     price: Price | None = None,
     pass_threshold: float | None = None,
     overwrite: bool = False,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     """Score the rollouts of an evaluation again by replaying them with their recorded answers.
 
     Records keep their answers, tokens, usage and times; scores and scoring times are new. A rollout that ended at a limit ends
@@ -72,7 +75,7 @@ async def rescore(
     dataset are left out and counted.
 
     Example:
-        >>> summary = await rove.rescore(env, rove.Run("runs/old"), into="runs/rescored")
+        >>> result = await rove.rescore(env, rove.Run("runs/old"), into="runs/rescored")
 
     Args:
         env: The environment with its new rubric.
@@ -85,8 +88,7 @@ async def rescore(
         overwrite: Discard the content of the folder `into`.
 
     Returns:
-        A summary as from `rove.evaluate`, with `rescored`: the `run` of `source`, the number of rollouts that had `failed`
-        there, and the number whose example is `gone` from the dataset.
+        A result as from `rove.evaluate`, with `rescored`: `source`, and the numbers of rollouts that are left out.
 
     Raises:
         ConfigError: `into` is `source`, or a number is not positive.
@@ -108,16 +110,17 @@ async def rescore(
         if on_record is not None:
             on_record(record)
 
+    env = as_environment(env)
     with _opened(env, source, into, overwrite) as run:
         async with env.used_in_run():
             await _play(_Replay(env, recorded), run, count, max_concurrent, max_scoring)
-        left_out = {"failed": recorded.failed, "gone": recorded.gone}
-        summary = {**tally.summary(), "not_run": 0, "rescored": {"run": str(source.path), **left_out}}
-        run.finish(summary)
-    return summary
+        origin = Rescored(str(source.path), recorded.failed, recorded.gone)
+        result = msgspec.structs.replace(tally.result(), rescored=origin, run=run)
+        run.finish(result.to_dict())
+    return result
 
 
-def settings_of(source: Run) -> dict[str, Any]:
+def settings_of(source: Run) -> JsonObject:
     """Return the settings of an evaluation's run folder.
 
     Raises:
@@ -129,14 +132,14 @@ def settings_of(source: Run) -> dict[str, Any]:
     return content["config"]
 
 
-def rescored_identity(env: Environment, source: Run) -> dict[str, Any]:
+def rescored_identity(env: Environment, source: Run) -> Identity:
     """The identity of `source` rescored in `env`: as it was, but for the environment, and a digest of the whole of it."""
     identity = source.config().get("identity", {})
     return {**identity, **env.identity, "rescored": fingerprint(identity)}
 
 
 @contextmanager
-def _opened(env: Environment, source: Run, into: Run | str | Path, overwrite: bool) -> Iterator[Run]:
+def _opened(env: Environment, source: Run, into: Run | str | Path, overwrite: bool) -> Generator[Run]:
     path = into.path if isinstance(into, Run) else Path(into)
     if path.resolve() == source.path.resolve():
         raise ConfigError(f"{path} cannot be rescored into itself; give another folder")
@@ -160,7 +163,7 @@ async def _play(
     """Replay the rollouts missing in `run`; `count` is called with every rollout, old or new."""
     rollouts = run_groups(
         replay,
-        ScriptedClient(lambda *_: "", "unused"),  # not called: every replay has its own answers
+        ScriptedClient(lambda messages, state, rng: "", "unused"),  # not called: every replay has its own answers
         _missing(replay, run, count),
         sampling=SamplingParams(),
         max_concurrent=max_concurrent,
@@ -363,22 +366,22 @@ class _Answers:
     def _given(self) -> int:
         return len(self.record.steps) - len(self._left)
 
-    def _place(self, where: str, now: Sequence[Any]) -> int:
+    def _place(self, where: str, now: Sequence[object]) -> int:
         """Return the position of the remaining answer to this prompt."""
-        prompts = [step.prompt for step in self._left]
+        prompts: list[Sequence[object]] = [step.prompt for step in self._left]
         if now not in prompts:
             now = self._read_back(now)
         if now not in prompts:
             self._fail(f"{where}: {_difference(now, prompts[0])}")
-        return prompts.index(list(now))
+        return next(i for i, prompt in enumerate(prompts) if prompt == now)
 
-    def _compare(self, where: str, now: Sequence[Any], then: Sequence[Any]) -> None:
+    def _compare(self, where: str, now: Sequence[object], then: Sequence[object]) -> None:
         if now != then:  # the record has the messages as read from JSON
             now = self._read_back(now)
         if now != then:
             self._fail(f"{where}: {_difference(now, then)}")
 
-    def _read_back(self, prompt: Sequence[Any]) -> list[Any]:
+    def _read_back(self, prompt: Sequence[object]) -> list[Any]:
         record = msgspec.structs.replace(self.record, prompt=list(prompt), completion=[], steps=[])
         return decode_record(encode_record(record)).prompt
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -29,6 +38,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, text_of
 from rove.core.model_roles import RoleClients, query
+from rove.core.plain import MessageDict, Row
 from rove.core.protocols import Client, Limits, Request, Response, SamplingParams
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.core.state import Bookkeeping, State, bookkeeping, prompt_of
@@ -42,14 +52,14 @@ from rove.utils.functions import maybe_await
 class Job(msgspec.Struct, frozen=True):
     """One rollout to run: an example and a position in its group."""
 
-    example: dict[str, Any]
+    example: Row
     key: str
     index: int
     seed: int
     """Run seed; the rollout's own seeds are derived from it."""
 
 
-def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: int = 0) -> Iterator[list[Job]]:
+def plan(examples: Iterable[Row], rollouts_per_example: int, seed: int = 0) -> Iterator[list[Job]]:
     """Yield the jobs of a run, one group per example.
 
     Equal rows get different keys ("…#2").
@@ -105,7 +115,7 @@ class _Turns:
     under_way: int = 0
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
+    def one_more(self) -> Generator[None]:
         """Count a turn while it runs."""
         self.begun += 1
         self.under_way += 1
@@ -121,15 +131,15 @@ class _Turns:
 
 
 def _continued(
-    steps: Sequence[TrajectoryStep], messages: Sequence[Any]
-) -> tuple[TrajectoryStep | None, list[dict[str, Any]]]:
+    steps: Sequence[TrajectoryStep], messages: Sequence[object]
+) -> tuple[TrajectoryStep | None, list[dict[str, object]]]:
     """Return the step that a conversation continues: the last of those that share the most messages with its beginning.
 
     Returns:
         The step, and the shared messages; reusing these objects saves memory.
     """
     found: TrajectoryStep | None = None
-    most: list[dict[str, Any]] = []
+    most: list[MessageDict] = []
     for step in reversed(steps):
         if found is None or len(step.prompt) + len(step.completion) > len(most):
             known = [*step.prompt, *step.completion]
@@ -189,7 +199,7 @@ def check_trainable(sampling: SamplingParams, requested: SamplingParams) -> None
             )
 
 
-def _step(request: Request, response: Response, seconds: float, shown: Any) -> TrajectoryStep:
+def _step(request: Request, response: Response, seconds: float, shown: object) -> TrajectoryStep:
     """Return the step of a request and its response; `shown` are the tools that the environment offers."""
     return TrajectoryStep(
         prompt=request.messages,
@@ -228,7 +238,7 @@ def make_turn(
         *,
         role: str | None = None,
         model: str = "",
-        sampling_args: Mapping[str, Any] | None = None,
+        sampling_args: Mapping[str, object] | None = None,
         agent_request: Request | None = None,
     ) -> Message:
         own = bookkeeping(state)
@@ -274,7 +284,7 @@ def make_turn(
 @asynccontextmanager
 async def finished_rollout(
     env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, model_roles: RoleClients | None = None
-) -> AsyncIterator[State]:
+) -> AsyncGenerator[State]:
     """Run one rollout; score it in the `async with` block. Its `@cleanup` methods run at the end of the block.
 
     Errors of the rollout and of the cleanup are recorded in its state instead of raised; see `scores_after_cleanup`.
@@ -322,7 +332,7 @@ async def _run(env: Environment, job: Job, state: State, turn: Turn, timeout_sec
 
 
 @contextmanager
-def _timed(own: Bookkeeping) -> Iterator[None]:
+def _timed(own: Bookkeeping) -> Generator[None]:
     """Add the wall time of this block to that of the rollout."""
     started = time.perf_counter()
     try:
@@ -360,18 +370,18 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
 
 def _own_copy(value: Any) -> Any:
     """Return a deep copy, much faster than `copy.deepcopy` for the usual contents of dataset rows."""
-    kind = type(value)
+    kind = cast(type[Any], type(value))
     if kind in (str, int, float, bool, type(None)):
         return value
     if kind is dict or isinstance(value, Message):
-        copied: dict[Any, Any] = dict.__new__(kind)
-        dict.update(copied, ((name, _own_copy(item)) for name, item in value.items()))
+        copied = cast(dict[Any, Any], kind.__new__(kind))
+        copied.update(((name, _own_copy(item)) for name, item in value.items()))
         return copied
     return [_own_copy(item) for item in value] if kind is list else copy.deepcopy(value)
 
 
 @contextmanager
-def _contained(*states: State) -> Iterator[None]:
+def _contained(*states: State) -> Generator[None]:
     """Record an exception of this block as the states' error, unless it `ends_task`."""
     try:
         yield

@@ -7,7 +7,7 @@ import hashlib
 import re
 import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError, OverlongPromptError
 from rove.core.messages import UserMessage, as_messages, text_of
 from rove.core.model_roles import record_query
+from rove.core.plain import Identity, JsonMapping, JsonObject
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.ranges import Seconds
 from rove.core.records import RolloutRecord, Scores
@@ -68,7 +69,7 @@ class Judge(NamedTuple):
     model: str
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What distinguishes the judgments of this judge from those of another."""
         return {"model": self.model, **getattr(self.client, "identity", {})}
 
@@ -83,7 +84,7 @@ class Reply(NamedTuple):
     """Whether another rollout already made the same request."""
 
 
-def make_judges(client: Any, model: str | Sequence[str]) -> tuple[list[Judge], list[Client]]:
+def make_judges(client: object, model: str | Sequence[str]) -> tuple[list[Judge], list[Client]]:
     """Pair clients with models; a single client or model goes with all of the other.
 
     Args:
@@ -101,7 +102,7 @@ def make_judges(client: Any, model: str | Sequence[str]) -> tuple[list[Judge], l
     from rove.clients.openai import as_client  # here, because aiohttp takes long to import
 
     models = [model] if isinstance(model, str) else list(model)
-    given = list(client) if isinstance(client, (list, tuple)) else [client]
+    given: list[Any] = [*client] if isinstance(client, (list, tuple)) else [client]
     size = max(len(models), len(given)) if models and given else 0
     if not size or len(models) not in (1, size) or len(given) not in (1, size):
         raise ConfigError(
@@ -193,7 +194,7 @@ def _digest(name: str, text: str, sampling: SamplingParams) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-Judgment = list[dict[str, Any]]
+Judgment = list[JsonObject]
 """The replies of all judges to one question: "judge", "said", "shared" (cached from another rollout), and "verdict" if
 one was read.
 """
@@ -250,9 +251,9 @@ class JudgeRubric(Rubric):
         self,
         parser: Parser | None = None,
         *,
-        judge_client: Any = None,
+        judge_client: object = None,
         judge_model: str | Sequence[str] = "gpt-4.1-nano",
-        judge_sampling_args: Mapping[str, Any] | None = None,
+        judge_sampling_args: Mapping[str, object] | None = None,
         judge_prompt: str = JUDGE_PROMPT,
         choices: Mapping[str, float] = YES_NO,
         combine: str = "majority",
@@ -292,7 +293,7 @@ class JudgeRubric(Rubric):
         for argument, value in injected.items():
             self.add_class_object(argument, value)
 
-    async def judge(self, prompt: Any, completion: Completion, answer: Any, state: State | None = None) -> str:
+    async def judge(self, prompt: object, completion: Completion, answer: object, state: State | None = None) -> str:
         """Return the reply of the judge; of several judges, the most frequent verdict.
 
         Args:
@@ -318,7 +319,9 @@ class JudgeRubric(Rubric):
             raise InvalidModelResponseError(f"the judges disagree ({', '.join(verdicts)}); use an odd number of judges")
         return first[0]
 
-    async def verdict(self, prompt: Any, completion: Completion, answer: Any, state: State | None = None) -> float:
+    async def verdict(
+        self, prompt: object, completion: Completion, answer: object, state: State | None = None
+    ) -> float:
         """Return the value of the verdict by `choices` and `combine`; usable as a reward function.
 
         Args:
@@ -379,7 +382,7 @@ class JudgeRubric(Rubric):
         answer = self.parser.parse_answer(completion)
         return "" if answer is None else visible_response(str(answer))  # the base class `Parser` keeps reasoning
 
-    def _question(self, prompt: Any, response: str, answer: Any) -> str:
+    def _question(self, prompt: object, response: str, answer: object) -> str:
         return filled_in(self.judge_prompt, question=question_of(prompt), answer=answer, response=response)
 
     async def _query_all(self, text: str, state: State | None, structured: bool) -> list[Reply]:
@@ -464,7 +467,7 @@ def question_of(prompt: Any) -> str:
     return text_of(candidates[-1]) if candidates else ""
 
 
-def filled_in(prompt: str, **fields: Any) -> str:
+def filled_in(prompt: str, **fields: object) -> str:
     """Fill in a judge prompt so that no value can end a code fence of the prompt.
 
     If a value contains a code fence (three backticks or more), the fences of the prompt become one backtick longer
@@ -490,12 +493,12 @@ def judge_agreement(records: Sequence[RolloutRecord], name: str = "judge") -> Ag
     return agreement([_verdicts(judgment) for judgments in judged for judgment in judgments])
 
 
-def _verdicts(judgment: Sequence[Mapping[str, Any]]) -> list[str]:
+def _verdicts(judgment: Sequence[JsonMapping]) -> list[str]:
     return [one["verdict"] for one in judgment if "verdict" in one]
 
 
 @contextmanager
-def _noting(states: list[State]) -> Iterator[_Notes]:
+def _noting(states: list[State]) -> Generator[_Notes]:
     notes = _Notes(states, [{} for _ in states])
     before = _notes.set(notes)
     try:

@@ -10,6 +10,9 @@ math-verify decides whether two answers are equal, with four rules around it:
   that differs from 1 by at most 1e-5 counts as 1 if one of the values is a decimal.
 """
 
+# sympy and math-verify have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import re
@@ -173,7 +176,7 @@ def _are_equal(expected: list[Any], given: list[Any]) -> bool:
     )
 
 
-def _differ(right: Any, given: Any) -> bool:
+def _differ(right: object, given: object) -> bool:
     """Return whether two values that math-verify accepts as equal have a ratio other than 1."""
     if isinstance(right, sympy.FiniteSet) and isinstance(given, sympy.FiniteSet):
         return any(all(_differ(element, counterpart) for counterpart in given.args) for element in right.args)

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar, cast
 
 from rove.core.digest import digest_code
 from rove.core.errors import ConfigError, Error, nearest, phase, short_repr
+from rove.core.plain import Arguments, JsonObject
 from rove.core.records import Scores
 from rove.core.state import INPUT_FIELDS, READABLE, State, bookkeeping, completion_of, prompt_of
 from rove.parsers.parser import Parser
@@ -69,10 +70,10 @@ class _Function:
     def phase(self) -> str:
         return f"reward {self.name}"
 
-    def arguments(self, find: Callable[[str], Any], available: Callable[[], Iterable[str]]) -> dict[str, Any]:
+    def arguments(self, find: Callable[[str], Any], available: Callable[[], Iterable[str]]) -> Arguments:
         """Return the arguments of a call: `find` looks up a name, `available` lists all names."""
         names = self.required.union(available()) - self.bound if self.takes_all else self.parameters
-        found: dict[str, Any] = {}
+        found: Arguments = {}
         for name in names:
             value = find(name)
             if value is not _ABSENT:
@@ -128,7 +129,7 @@ class Rubric:
     ):
         self.parser: Any = parser or Parser()
         self.has_own_parser = parser is not None
-        self.class_objects: dict[str, Any] = {}
+        self.class_objects: dict[str, object] = {}
         self.rubrics: list[Rubric] = []
         """Rubrics of a `RubricGroup`, whose scores are merged with those of this rubric's own functions."""
         self._functions: list[_Function] = []
@@ -154,7 +155,7 @@ class Rubric:
             raise ConfigError(f"{func!r} is not a reward function; expected a callable")
         name = name or function_name(func)
         self._check_free(name)
-        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"the weight of reward function '{name}' is {weight!r}; expected a finite number")
         self._functions.append(_inspected(func, float(weight), name))
 
@@ -173,7 +174,7 @@ class Rubric:
         if not self.has_own_parser:
             self.parser = parser
 
-    def add_class_object(self, name: str, obj: Any) -> None:
+    def add_class_object(self, name: str, obj: object) -> None:
         """Make `obj` available to every function as the argument `name`.
 
         Raises:
@@ -277,7 +278,7 @@ class Rubric:
                     f"group reward function '{function.name}' returned {short_repr(result)}; "
                     f"expected a list of {len(states)} numbers, one per state"
                 )
-            values = [_number(function.name, value) for value in result]
+            values = [_number(function.name, value) for value in cast(Iterable[object], result)]
             if len(values) != len(states):
                 raise Error(
                     f"group reward function '{function.name}' returned {len(values)} values for {len(states)} states; "
@@ -313,7 +314,7 @@ class Rubric:
         value = state.get(name, _ABSENT)
         return _FALLBACKS[name]() if value is _ABSENT and name in _FALLBACKS else value
 
-    def _find_for_group(self, name: str, states: list[State]) -> Any:
+    def _find_for_group(self, name: str, states: list[State]) -> object:
         if name == "states":
             return states
         if name in _PLURALS:
@@ -353,7 +354,7 @@ class RubricGroup(Rubric):
         self._check_free(name)
         self.rubrics[0].add_reward_func(func, weight, name)
 
-    def add_class_object(self, name: str, obj: Any) -> None:
+    def add_class_object(self, name: str, obj: object) -> None:
         """Add a class object to the first rubric; see `Rubric.add_class_object`."""
         self.rubrics[0].add_class_object(name, obj)
 
@@ -367,7 +368,7 @@ def merge_scores(parts: Sequence[Scores]) -> Scores:
     rewards: dict[str, float] = {}
     weights: dict[str, float] = {}
     metrics: dict[str, float] = {}
-    extras: dict[str, Any] = {}
+    extras: JsonObject = {}
     for part in parts:
         duplicates = (rewards.keys() | metrics.keys()) & (part.rewards.keys() | part.metrics.keys())
         if duplicates:
@@ -386,10 +387,10 @@ def _weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) ->
     return math.fsum(weights[name] * value for name, value in rewards.items())
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     # __float__ accepts numbers of numpy and torch and rejects texts.
     try:
-        number = float(value) if hasattr(value, "__float__") else math.nan
+        number = float(cast(SupportsFloat, value)) if hasattr(value, "__float__") else math.nan
     except (TypeError, ValueError, OverflowError, RuntimeError):
         number = math.nan
     if not math.isfinite(number):
@@ -408,10 +409,12 @@ def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
                 f"argument '{parameter.name}' of reward function '{name}' is positional-only, but arguments are given "
                 "by name; remove the '/' or wrap the function in a def"
             )
-    bound = frozenset(func.keywords if isinstance(func, functools.partial) else ())
+    bound: frozenset[str] = frozenset(
+        getattr(func, "keywords", ()) if isinstance(cast(object, func), functools.partial) else ()
+    )
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     inner = unwrapped(func)
-    marked = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class
+    marked: tuple[Any, ...] = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class
     return _Function(
         func=func,
         name=name,

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rove.core.errors import InvalidModelResponseError
 from rove.rubrics.quotations import (
@@ -82,7 +82,7 @@ _NEAR_WORDS = 3
 """Words after a verdict in which another choice makes it two verdicts."""
 
 
-def verdict_form(choices: Sequence[str]) -> dict[str, Any]:
+def verdict_form(choices: Sequence[str]) -> dict[str, object]:
     """Return a `response_format` for replies of the form {"verdict": one of the choices}."""
     schema = {
         "type": "object",

@@ -124,7 +124,7 @@ class Annotations:
 
     def _read(self, lines: Iterable[bytes]) -> None:
         found: dict[Place | None, Annotation] = {}
-        bad = []
+        bad: list[tuple[int, str]] = []
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 break

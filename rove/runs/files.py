@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import RunError
 from rove.core.findings import current_row
+from rove.core.plain import JsonObject, JsonValue
 from rove.runs.schema import Config, Stopped, Summary, decoded, decoded_row
 from rove.utils.files import open_regular, read_lines, read_regular
 
@@ -25,7 +25,7 @@ class RunFiles:
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonObject | None:
         """Return the summary of a completed run; None if it is incomplete.
 
         Raises:
@@ -45,11 +45,11 @@ class RunFiles:
         """Return why the run ended early; "" if it did not or the reason was not recorded."""
         return self._json("stopped.json", Stopped, {"why": ""})["why"]
 
-    def _json(self, name: str, expected: Any, default: Any) -> Any:
+    def _json(self, name: str, expected: object, default: object) -> JsonValue:
         file = self.path / name
         return decoded(file, read_regular(file), expected) if os.path.lexists(file) else default
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """Return the arguments of `Run.start`: `kind`, `identity`, `config`.
 
         Raises:
@@ -63,7 +63,7 @@ class RunFiles:
         except RunError as error:
             raise RunError(f"{self.path} is not a run folder: its config.toml cannot be read ({error})") from error
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[JsonObject]:
         """Return the metrics of every step, oldest first. Step 0 is a measurement of the initial weights.
 
         Raises:
@@ -71,12 +71,12 @@ class RunFiles:
         """
         return self._rows("metrics.jsonl")
 
-    def alerts(self) -> list[dict[str, Any]]:
+    def alerts(self) -> list[JsonObject]:
         """Return every alert, a finding with its `step`, oldest first; see `metrics`."""
         return [current_row(row) for row in self._rows("alerts.jsonl")]
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        rows = []
+    def _rows(self, name: str) -> list[JsonObject]:
+        rows: list[JsonObject] = []
         for number, line in enumerate(self.lines_of(name), start=1):
             try:
                 rows.append(decoded_row(line))

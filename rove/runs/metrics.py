@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 
 DERIVED = "derived/"
 """Prefix of metrics that `with_derived` adds."""
@@ -61,7 +63,7 @@ PANELS = (
 )
 
 
-def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def panels(rows: Sequence[Mapping[str, object]]) -> list[JsonObject]:
     """Return the charts that some rows of metrics fill.
 
     Each has `group`, `title`, `band`, `in_table`, `named` (whether its curves have names of their own) and `curves`, which maps
@@ -90,7 +92,7 @@ def _label(panel: Panel, match: re.Match[str], count: int) -> str:
     return match[0].replace("_", " ") if count > 1 else panel.title
 
 
-def with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_derived(row: JsonMapping) -> JsonObject:
     """Return a row of metrics with the share of zero-advantage groups, the seconds of the step, and trained tokens per second.
 
     Sampling and training that overlap count once.
@@ -107,17 +109,17 @@ def with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **{name: value for name, value in derived.items() if value is not None}}
 
 
-def zero_advantage_share(*rows: Mapping[str, Any]) -> float | None:
+def zero_advantage_share(*rows: JsonMapping) -> float | None:
     """Return the share of zero-advantage groups in some steps; None if they have no groups."""
     counted = [row for row in rows if _is_number(row.get("groups/all")) and _is_number(row.get("groups/zero_spread"))]
     groups = sum(row["groups/all"] for row in counted)
     return sum(row["groups/zero_spread"] for row in counted) / groups if groups else None
 
 
-def _ratio(part: Any, whole: Any) -> float | None:
+def _ratio(part: JsonValue, whole: JsonValue) -> float | None:
     return float(part) / float(whole) if _is_number(part) and _is_number(whole) and whole else None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether a value can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300

@@ -14,11 +14,11 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
+from rove.core.plain import JsonObject, is_list, is_mapping
 from rove.utils.files import atomic_write, data_folder, read_regular
 
 _Path = tuple[str | int, ...]
@@ -77,7 +77,7 @@ def is_in_run_folder(file: Path) -> bool:
     return file.name in SETTINGS_FILES or any((file.parent / name).exists() for name in RUN_FILES)
 
 
-def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None = None) -> dict[str, Any]:
+def risky_settings(values: Mapping[str, object], kind: type[msgspec.Struct] | None = None) -> JsonObject:
     """Return the settings, by dotted name, that can name code, an address, a variable, a command or a file.
 
     Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts, and so does every
@@ -88,7 +88,7 @@ def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None 
         kind: The struct of these settings, for its defaults.
     """
     defaults = dict(_leaves(_defaults(kind))) if kind is not None else {}
-    risky = {}
+    risky: JsonObject = {}
     for path, value in _leaves(values):
         is_default = path in defaults and defaults[path] == value
         if not is_default and _is_risky(path, value):
@@ -97,8 +97,8 @@ def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None 
 
 
 def foreign_settings(
-    file: Path, values: Mapping[str, Any], kind: type[msgspec.Struct] | None = None, overridden: Iterable[str] = ()
-) -> dict[str, Any]:
+    file: Path, values: Mapping[str, object], kind: type[msgspec.Struct] | None = None, overridden: Iterable[str] = ()
+) -> JsonObject:
     """Return the risky settings of a run folder's file that this user's rove did not write; {} for any other file.
 
     Args:
@@ -116,7 +116,7 @@ def foreign_settings(
     return {name: value for name, value in risky.items() if name.split(".")[0] not in overridden}
 
 
-def check_own(file: Path, values: Mapping[str, Any]) -> None:
+def check_own(file: Path, values: Mapping[str, object]) -> None:
     """Refuse settings of a run folder that this user's rove did not write and that can run code or send data.
 
     Raises:
@@ -130,7 +130,7 @@ def check_own(file: Path, values: Mapping[str, Any]) -> None:
         )
 
 
-def _is_risky(path: _Path, value: Any) -> bool:
+def _is_risky(path: _Path, value: object) -> bool:
     if HARMLESS_TABLES.intersection(path[:-1]):
         return False
     names = ".".join(part for part in path if isinstance(part, str)).split(".")
@@ -147,21 +147,21 @@ def _is_risky(path: _Path, value: Any) -> bool:
     return names[-1] not in HARMLESS
 
 
-def _leaves(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, object]]:
     """Yield the values of nested tables and lists with their paths."""
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         for key, below in value.items():
             yield from _leaves(below, (*path, key))
-    elif isinstance(value, list):
+    elif is_list(value):
         for number, below in enumerate(value):
             yield from _leaves(below, (*path, number))
     else:
         yield path, value
 
 
-def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, object]:
     """Return the defaults of a settings struct as plain values."""
-    defaults = {}
+    defaults: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         if field.default is not msgspec.NODEFAULT:
             defaults[field.name] = msgspec.to_builtins(field.default)

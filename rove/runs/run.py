@@ -26,17 +26,18 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple
 
 import msgspec
 import tomli_w
 
 from rove.core.digest import differences, plain, write_checksums
 from rove.core.errors import Error, RunError, end_reason
+from rove.core.plain import JsonObject
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
 from rove.runs.provenance import SEAL, seal
@@ -114,7 +115,7 @@ class Progress(msgspec.Struct, frozen=True):
     step: Annotated[int, msgspec.Meta(ge=0)]
     rollouts_bytes: Annotated[int, msgspec.Meta(ge=0)]
     metrics_bytes: Annotated[int, msgspec.Meta(ge=0)]
-    state: dict[str, Any] = {}
+    state: JsonObject = {}
 
 
 class Run(RunFiles):
@@ -128,7 +129,9 @@ class Run(RunFiles):
         self._lock: BinaryIO | None = None
         self._created: list[Path] = []
 
-    def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], overwrite: bool = False) -> bool:
+    def start(
+        self, kind: str, config: Mapping[str, object], identity: Mapping[str, object], overwrite: bool = False
+    ) -> bool:
         """Open the folder for writing; return whether this resumes a run with the same identity.
 
         Args:
@@ -152,7 +155,7 @@ class Run(RunFiles):
             for name in OWNED:
                 remove(self.path / name)
         self._check_files()
-        current = {"kind": kind, "identity": plain(identity), "config": plain(config)}
+        current: JsonObject = {"kind": kind, "identity": plain(identity), "config": plain(config)}
         changes = []
         if continued := file.exists():
             recorded = self.config()
@@ -248,15 +251,15 @@ class Run(RunFiles):
         """Write a finished rollout; it survives a kill of the process after this returns."""
         self._append("rollouts.jsonl", encode_record(record))
 
-    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+    def append_metrics(self, metrics: Mapping[str, object]) -> None:
         """Write the metrics of a step."""
         self._append("metrics.jsonl", msgspec.json.encode(metrics))
 
-    def append_alert(self, alert: Mapping[str, Any]) -> None:
+    def append_alert(self, alert: Mapping[str, object]) -> None:
         """Write an alert, with the `step` at which it started."""
         self._append("alerts.jsonl", msgspec.json.encode(alert))
 
-    def append_limit(self, change: Mapping[str, Any]) -> None:
+    def append_limit(self, change: Mapping[str, object]) -> None:
         """Write a change of the concurrency limit."""
         self._append("limits.jsonl", msgspec.json.encode(change))
 
@@ -325,11 +328,11 @@ class Run(RunFiles):
         """Write a file of the folder atomically."""
         atomic_write(self.path / name, content)
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         """Write a value as indented JSON, atomically."""
         self.write_bytes(name, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, object]) -> None:
         """Write the summary, which marks the run as complete."""
         self.write_json("summary.json", summary)
 
@@ -364,7 +367,7 @@ class Run(RunFiles):
             write(draft)
         return target
 
-    def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
+    def progress(self, step: int, state: Mapping[str, object]) -> Progress:
         """Return the current progress of the run."""
         sizes = [(self.path / name) for name in ("rollouts.jsonl", "metrics.jsonl")]
         rollouts, metrics = (file.stat().st_size if file.exists() else 0 for file in sizes)
@@ -421,7 +424,7 @@ class Run(RunFiles):
 
 
 @contextmanager
-def _saving(target: Path) -> Iterator[Path]:
+def _saving(target: Path) -> Generator[Path]:
     """Yield an empty draft of a folder, which becomes the folder at the end.
 
     Raises:
@@ -477,7 +480,7 @@ def end_early(folder: Path, error: BaseException, created: Sequence[Path], resum
             atomic_write(folder / "stopped.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
-def stopped_report(folder: Path, error: BaseException, resume_command: str = "") -> dict[str, Any]:
+def stopped_report(folder: Path, error: BaseException, resume_command: str = "") -> dict[str, object]:
     """Return the content of stopped.json.
 
     Args:
@@ -488,11 +491,11 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
     Returns:
         `why`; `rollouts`, their number; `step`, the last training step; `resume`, the command.
     """
-    report: dict[str, Any] = {"why": end_reason(error)}
+    report: dict[str, object] = {"why": end_reason(error)}
     with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
         report["rollouts"] = _lines(folder / "rollouts.jsonl")[0]
         if last := _lines(folder / "metrics.jsonl")[1]:
-            report["step"] = msgspec.json.decode(last, type=dict).get("step")
+            report["step"] = msgspec.json.decode(last, type=JsonObject).get("step")
     return report | ({"resume": resume_command} if resume_command else {})
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 import msgspec
 
 from rove.core.errors import RunError
+from rove.core.plain import Arguments, JsonObject, JsonValue, is_list, is_mapping
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class Settings(TypedDict, total=False):
     """Settings in config.toml that rove reads, except those that it shows as text."""
 
     env: str
-    env_args: dict[str, Any]
+    env_args: Arguments
     env_dir: str
     num_examples: int
     rollouts_per_example: int
@@ -95,7 +96,7 @@ class Config(TypedDict):
     """The content of config.toml."""
 
     kind: str
-    identity: dict[str, Any]
+    identity: JsonObject
     config: Settings
 
 
@@ -106,8 +107,8 @@ class Stopped(TypedDict):
 
 
 def decoded(
-    file: Path, content: bytes, expected: Any, decode: Callable[[bytes], Any] = msgspec.json.decode
-) -> dict[str, Any]:
+    file: Path, content: bytes, expected: object, decode: Callable[[bytes], JsonValue] = msgspec.json.decode
+) -> JsonObject:
     """Decode the content of a file and check its types; values of unknown keys are returned unchecked.
 
     Args:
@@ -128,7 +129,7 @@ def decoded(
     return found
 
 
-def decoded_row(line: bytes) -> dict[str, Any]:
+def decoded_row(line: bytes) -> JsonObject:
     """Decode a line of metrics.jsonl or alerts.jsonl: numbers and texts by name, `step` an integer if there is one.
 
     Raises:
@@ -145,7 +146,7 @@ def decoded_row(line: bytes) -> dict[str, Any]:
     return found
 
 
-def check_plain(value: Any, depth: int = 0) -> None:
+def check_plain(value: object, depth: int = 0) -> None:
     """Refuse values that cannot be shown or stored.
 
     Raises:
@@ -153,9 +154,9 @@ def check_plain(value: Any, depth: int = 0) -> None:
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"tables or lists are nested deeper than {MAX_DEPTH}")
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         value = list(value.values())
-    if isinstance(value, list):
+    if is_list(value):
         for item in value:
             check_plain(item, depth + 1)
     elif isinstance(value, int) and abs(value) >= MAX_INTEGER:

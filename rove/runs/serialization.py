@@ -6,25 +6,25 @@ that a rollout of T turns takes O(T) space. `decode_record` restores the record,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from rove.core.errors import ConfigError, RunError, short_repr
 from rove.core.messages import Message
+from rove.core.plain import JsonValue, MessageDict, ToolDefinition, is_mapping
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
 
 
-def _extends(longer: list[Any], shorter: list[Any]) -> bool:
+def _extends(longer: list[JsonValue], shorter: list[JsonValue]) -> bool:
     return len(longer) >= len(shorter) and longer[: len(shorter)] == shorter
 
 
 class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     """A step on disk: `shared_*` leading items are those of the previous step (its prompt, then its completion)."""
 
-    completion: list[dict[str, Any]]
-    prompt: list[dict[str, Any]] = []
+    completion: list[MessageDict]
+    prompt: list[MessageDict] = []
     shared_messages: int = 0
     finish_reason: str = "stop"
     usage: Usage = Usage()
@@ -37,7 +37,7 @@ class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
     version_spans: list[tuple[int, int]] = []
     attempts: list[str] = []
     reward: float | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
@@ -64,8 +64,8 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
 class RolloutListing(Outcome, frozen=True):
     """A rollout as shown in lists: an outcome with prompt, completion, expected answer, temperature and schema version."""
 
-    prompt: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    completion: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    prompt: list[MessageDict] = []
+    completion: list[MessageDict] = []
     answer: str = ""
     temperature: float | None = None
     schema_version: int = SCHEMA_VERSION
@@ -111,7 +111,7 @@ class _StoredPlace(msgspec.Struct, frozen=True):
 
 def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
     stored: list[_StoredStep] = []
-    messages: list[dict[str, Any]] = []
+    messages: list[MessageDict] = []
     ids: list[int] = []
     for step in steps:
         shared_messages = len(messages) if _extends(step.prompt, messages) else 0
@@ -143,7 +143,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
 
 def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
     steps: list[TrajectoryStep] = []
-    messages: list[dict[str, Any]] = []
+    messages: list[MessageDict] = []
     ids: list[int] = []
     for item in stored:
         tokens = None
@@ -151,7 +151,7 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
             prompt_ids = ids[: item.shared_ids] + item.prompt_ids
             tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version, item.version_spans)
         prompt = messages[: item.shared_messages] + [Message(m) for m in item.prompt]
-        completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
+        completion: list[MessageDict] = [Message(m) for m in item.completion]
         fields = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward, item.tools)
         steps.append(TrajectoryStep(prompt, completion, *fields))
         messages = prompt + completion
@@ -165,7 +165,7 @@ MAX_INTEGER = 1 << 63
 """Larger integers become texts."""
 
 
-def _storable(value: Any, parents: tuple[int, ...] = ()) -> Any:
+def _storable(value: object, parents: tuple[int, ...] = ()) -> object:
     """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?".
 
     Huge integers, structures that contain themselves and what is nested more deeply than `MAX_DEPTH` become texts.
@@ -181,10 +181,11 @@ def _storable(value: Any, parents: tuple[int, ...] = ()) -> Any:
     inside = (*parents, id(value))
     if isinstance(value, msgspec.Struct):
         return {name: _storable(getattr(value, name), inside) for name in value.__struct_fields__}
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {_storable(str(key)): _storable(item, inside) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_storable(item, inside) for item in value]
+        items: list[Any] = [*value]
+        return [_storable(item, inside) for item in items]
     to_list = getattr(value, "tolist", None)
     return _storable(str(value) if to_list is None else to_list(), inside)
 
@@ -272,7 +273,7 @@ def _check_version(version: int) -> None:
         )
 
 
-def _with_turns(stored: Any) -> Any:
+def _with_turns(stored: JsonValue) -> JsonValue:
     """Return the stored outcome with the times, retries and usage of its steps."""
     return msgspec.structs.replace(
         stored.record,

@@ -9,9 +9,9 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rove.core.errors import ConfigError, SandboxError, nearest
+from rove.core.plain import JsonMapping
 from rove.sandbox.backend import Description, SandboxLimits
 from rove.sandbox.containment import ESSENTIAL, FEATURES, LIMITING, describe
 from rove.sandbox.parent import Parent, python_folders
@@ -174,7 +174,7 @@ class LocalSession(SupervisedSession):
 
 def settings(
     packages: Sequence[str], paths: Sequence[str], environment: Mapping[str, str], without: Sequence[str]
-) -> Mapping[str, Any]:
+) -> JsonMapping:
     """Return the settings of a zygote.
 
     Raises:

@@ -10,11 +10,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import SandboxError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.sandbox.backend import SandboxLimits
 from rove.sandbox.cgroups import Groups
 
@@ -43,10 +43,10 @@ class Parent:
         self._count = 0
         self._slots: dict[int, int] = {}
         self._ends: dict[int, asyncio.Future[str]] = {}
-        self._ready: asyncio.Future[dict[str, Any]] = self.loop.create_future()
+        self._ready: asyncio.Future[JsonObject] = self.loop.create_future()
 
     @staticmethod
-    async def start(settings: Mapping[str, Any], slots: int) -> Parent:
+    async def start(settings: JsonMapping, slots: int) -> Parent:
         """Start a zygote and wait until it is ready.
 
         Raises:

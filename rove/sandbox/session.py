@@ -14,6 +14,7 @@ import msgspec
 
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, InfraError, LimitReachedError, SandboxError, SandboxFileError
+from rove.core.plain import JsonObject
 from rove.core.ranges import PositiveInt
 from rove.sandbox.backend import Functions, Result, SandboxLimits
 from rove.utils.functions import maybe_await
@@ -102,7 +103,7 @@ class SupervisedSession(ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _run(self, request: dict[str, Any], seconds: float | None, functions: Functions = NO_FUNCTIONS) -> Result:
+    async def _run(self, request: JsonObject, seconds: float | None, functions: Functions = NO_FUNCTIONS) -> Result:
         seconds = self.limits.seconds if seconds is None else seconds
         if not 0 < seconds < float("inf"):
             raise ConfigError(f"seconds is {seconds}; expected a positive, finite number")
@@ -115,7 +116,7 @@ class SupervisedSession(ABC):
             answer["error"] = answer.pop("value")
         return msgspec.convert(answer, Result)
 
-    async def _file(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _file(self, request: JsonObject) -> JsonObject:
         answer = await self._call(request, self.limits.seconds)
         if "lost" in answer:
             raise SandboxError(f"the sandbox died: {answer['lost']}")
@@ -124,8 +125,8 @@ class SupervisedSession(ABC):
         return answer
 
     async def _call(
-        self, request: dict[str, Any], seconds: float, functions: Functions = NO_FUNCTIONS
-    ) -> dict[str, Any]:
+        self, request: dict[str, object], seconds: float, functions: Functions = NO_FUNCTIONS
+    ) -> JsonObject:
         """Send a request to the supervisor; return its answer, or {"lost": reason} if the session is dead.
 
         While host functions run, the time limit is suspended; the supervisor then reports the remaining time as `left`.
@@ -159,21 +160,21 @@ class SupervisedSession(ABC):
                 await self._end()
                 raise
 
-    async def _write(self, message: dict[str, Any]) -> None:
+    async def _write(self, message: JsonObject) -> None:
         if self._streams is None:
             raise EOFError("closed while a host function was running")
         body = json.dumps(message).encode()  # json, because msgspec refuses lone surrogates, which models do write
         self._streams[1].write(LENGTH.pack(len(body)) + body)
         await self._streams[1].drain()
 
-    async def _read(self) -> dict[str, Any]:
+    async def _read(self) -> JsonObject:
         assert self._streams is not None
         reader = self._streams[0]
         length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
         limits = self.limits
         if length > 2 * limits.file_bytes + 16 * limits.output_chars + 8 * limits.message_bytes + 65536:
             raise EOFError(f"an answer of {length} bytes")
-        return msgspec.json.decode(await reader.readexactly(length), type=dict[str, Any])
+        return msgspec.json.decode(await reader.readexactly(length), type=JsonObject)
 
     async def _end(self) -> str:
         streams, self._streams = self._streams, None
@@ -222,7 +223,7 @@ class HostCall(msgspec.Struct, frozen=True):
     id: int = 0
     """Number of the call, repeated in the reply."""
     args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    kwargs: JsonObject = {}
 
 
 async def reply_to(call_json: str, functions: Functions, max_bytes: int) -> str:

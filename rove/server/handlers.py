@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import JsonObject
 from rove.core.protocols import Response, Token
 from rove.core.records import Usage
 from rove.server.request_queue import RequestQueue, tokens_of
@@ -22,7 +23,6 @@ from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,
     Head,
-    Json,
     Logprobs,
     ServingRequest,
     TokenLogprob,
@@ -41,24 +41,24 @@ Item = Token | str | Response | Exception
 class Wire(Protocol):
     """The functions that a wire module offers to a server."""
 
-    def read_request(self, body: Any) -> ServingRequest: ...  # noqa: D102
+    def read_request(self, body: object) -> ServingRequest: ...  # noqa: D102
     def response_body(  # noqa: D102
         self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs
-    ) -> Json: ...
-    def first_chunks(self, head: Head, index: int) -> list[Json]: ...  # noqa: D102
+    ) -> JsonObject: ...
+    def first_chunks(self, head: Head, index: int) -> list[JsonObject]: ...  # noqa: D102
     def text_chunks(  # noqa: D102
         self, head: Head, index: int, text: str, before: str, logprobs: Logprobs, /
-    ) -> list[Json]: ...
+    ) -> list[JsonObject]: ...
     def last_chunks(  # noqa: D102
         self, head: Head, index: int, response: Response, before: str, logprobs: Logprobs, earlier: Tokens = (), /
-    ) -> list[Json]: ...
+    ) -> list[JsonObject]: ...
 
 
 @runtime_checkable
 class UsageWire(Protocol):
     """A wire module whose streams end with token counts on request; the other APIs always send them."""
 
-    def usage_chunk(self, head: Head, usage: Usage) -> dict[str, Any]: ...  # noqa: D102
+    def usage_chunk(self, head: Head, usage: Usage) -> dict[str, object]: ...  # noqa: D102
 
 
 @runtime_checkable
@@ -66,16 +66,20 @@ class TokenWire(Protocol):
     """A wire module whose bodies can hold token ids and the log-probabilities of prompts."""
 
     def with_tokens(  # noqa: D102
-        self, body: Json, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
-    ) -> Json: ...
-    def chunk_with_prompt(self, chunk: Json, prompt_token_ids: list[int] | None) -> Json: ...  # noqa: D102
+        self,
+        body: JsonObject,
+        responses: Sequence[Response],
+        token_ids: bool,
+        prompt_logprobs: Sequence[list[object]] | None,
+    ) -> JsonObject: ...
+    def chunk_with_prompt(self, chunk: JsonObject, prompt_token_ids: list[int] | None) -> JsonObject: ...  # noqa: D102
 
 
 BODY_TIMEOUT_S = 60.0
 """Time for a request's body to arrive, after which its connection is closed."""
 
 
-async def read_json(request: web.Request) -> Any:
+async def read_json(request: web.Request) -> object:
     """Return the decoded body of a request.
 
     Raises:
@@ -99,7 +103,7 @@ async def read_json(request: web.Request) -> Any:
         ) from error
 
 
-def json_response(body: Any) -> web.Response:
+def json_response(body: object) -> web.Response:
     """Return a JSON response with status 200."""
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
@@ -238,7 +242,7 @@ class _Stream:
         if not self.parsed.api:
             await self.reply.write(b"data: [DONE]\n\n")
 
-    def _chunks(self, index: int, item: Token | str | Response) -> list[Json]:
+    def _chunks(self, index: int, item: Token | str | Response) -> list[JsonObject]:
         """Return the events for one item of a choice; a token waits for the text that contains it."""
         choice = self.choices[index]
         if isinstance(item, Response):
@@ -267,7 +271,7 @@ class _Stream:
         choice.waiting = []
         return sent, ids
 
-    def _with_ids(self, chunks: list[Json], ids: list[int], response: Response | None = None) -> list[Json]:
+    def _with_ids(self, chunks: list[JsonObject], ids: list[int], response: Response | None = None) -> list[JsonObject]:
         """Return the chunks of a choice with token ids, if they were requested; the last chunk also has those of the prompt."""
         if not (self.parsed.return_token_ids and chunks):
             return chunks
@@ -281,7 +285,7 @@ class _Stream:
             chunks[-1] = self.wire.chunk_with_prompt(chunks[-1], prompt)
         return chunks
 
-    async def _send(self, *chunks: dict[str, Any]) -> None:
+    async def _send(self, *chunks: dict[str, object]) -> None:
         for chunk in chunks:
             if self.parsed.api == "responses":
                 chunk = {**chunk, "sequence_number": self._sent}
@@ -293,10 +297,10 @@ class _Stream:
 class _Tokenize(msgspec.Struct):
     model: str = ""
     prompt: str | None = None
-    messages: list[Json] | None = None
-    tools: list[Json] | None = None
+    messages: list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class _Detokenize(msgspec.Struct):

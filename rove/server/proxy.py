@@ -189,7 +189,7 @@ def _fingerprint(message: Message) -> str:
     return msgspec.json.encode([text_of(message), parts], order="deterministic", enc_hook=str).decode()
 
 
-def _arguments(call: Any) -> Any:
+def _arguments(call: object) -> Any:
     try:
         return call_arguments(call)
     except (ToolParseError, LookupError, TypeError):  # the model may write arguments that are not valid JSON

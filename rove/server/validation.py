@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -17,6 +16,7 @@ from rove.core.errors import (
     RejectedError,
     StructuredOutputError,
 )
+from rove.core.plain import JsonObject
 from rove.wire.common import excerpt
 from rove.wire.serving import error_body
 from rove.wire.serving_anthropic import error_body as anthropic_error
@@ -36,7 +36,7 @@ def error_response(error: Exception, api: str = "") -> tuple[int, dict[str, obje
     return status, {**body["error"], **body, "type": "error"} if api == "responses" else body
 
 
-def _openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
+def _openai_error(error: Exception) -> tuple[int, JsonObject]:
     message = excerpt(error, 1000)
     if isinstance(error, RejectedError):
         return error.status, error_body(message, _type(error.status), error.code)
@@ -57,7 +57,7 @@ def _openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body(f"{type(error).__name__}: {message}", "server_error")
 
 
-def _http_error(error: web.HTTPException) -> tuple[int, dict[str, Any]]:
+def _http_error(error: web.HTTPException) -> tuple[int, dict[str, object]]:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
     if isinstance(error, web.HTTPMethodNotAllowed):

@@ -14,8 +14,8 @@ from rove.core.records import Outcome
 from rove.envs.question_files import is_question_file
 from rove.runs.run import Run
 from rove.statistics import Comparison
-from rove.viewer.format import caveats
-from rove.viewer.tables import comparison_row
+from rove.statistics.format import caveats
+from rove.statistics.tables import comparison_row
 
 ANY_FLAG = "--any-environment"
 ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")

@@ -25,9 +25,9 @@ from rove.stages.clients import API_KEY_VAR, find_endpoint, is_folder, make_clie
 from rove.stages.naming import run_folder, short
 from rove.stages.reporter import Reporter, TaskProgress
 from rove.statistics import Price
+from rove.statistics.format import number
 from rove.utils.console import styled
 from rove.utils.event_loop import run_async
-from rove.viewer.format import number
 
 
 class EvalConfig(Options, frozen=True, kw_only=True):
@@ -189,7 +189,8 @@ def _evaluate(
 
     async def run_all(watch: EvalProgress) -> dict[str, Any]:
         try:
-            return await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
+            result = await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
+            return result.to_dict()
         finally:
             await client.close()
 

@@ -17,9 +17,9 @@ from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.models import run_model_new, show_model
 from rove.stages.recipe import FULL, Column, Recipe, RLStage
 from rove.stages.reporter import Reporter
+from rove.statistics.format import interval, percent
 from rove.utils.console import styled
 from rove.utils.processes import peak_memory, release_memory
-from rove.viewer.format import interval, percent
 
 if TYPE_CHECKING:
     from rove.train.worker_group import Ranks

@@ -20,8 +20,8 @@ from rove.runs.provenance import is_own, risky_settings
 from rove.runs.run import Run
 from rove.stages.clients import embedded
 from rove.stages.reporter import Reporter, TaskProgress
+from rove.statistics.format import interval
 from rove.utils.event_loop import run_async
-from rove.viewer.format import interval
 
 if TYPE_CHECKING:
     from rove.core.protocols import Client

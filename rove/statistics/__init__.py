@@ -13,6 +13,7 @@ from rove.statistics.intervals import (
     sample_variance,
     t_quantile,
 )
+from rove.statistics.result import EvaluationResult
 from rove.statistics.summary import Column, Price, Tally
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Comparison",
     "Difference",
     "Estimate",
+    "EvaluationResult",
     "Mover",
     "Price",
     "Tally",

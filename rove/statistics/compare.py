@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from rove.statistics.intervals import (
     widened_t,
 )
 from rove.statistics.summary import TOLERANCE, Column, Columns
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 REWARD = "reward"
 MOVERS = 10
@@ -102,6 +106,13 @@ class Comparison(msgspec.Struct, frozen=True):
     twenty equal values, one is expected to appear different."""
     notes: list[str]
     """Limitations of the comparison: differing weights or functions, excluded examples."""
+
+    @property
+    def table(self) -> Table:
+        """A table for `rich.print`: all common values, their differences, and the direction, if any."""
+        from rove.statistics.tables import comparison_table
+
+        return comparison_table(self)
 
 
 class _Side:
@@ -209,9 +220,20 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
         estimate = _unpaired(*columns)
         variance = sum(sample_variance(column.example_means()) for column in columns)
     if _are_binary(*columns) and math.isfinite(estimate.low):
-        estimate = estimate._replace(low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
+        estimate = msgspec.structs.replace(estimate, low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
     means = mean(list(in_a.values())), mean(list(in_b.values()))
-    return Difference(name, *means, *estimate, len(shared), _sign_of(estimate), weight), needed_examples(variance)
+    difference = Difference(
+        name,
+        *means,
+        difference=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        caveat=estimate.caveat,
+        examples=len(shared),
+        direction=_sign_of(estimate),
+        weight=weight,
+    )
+    return difference, needed_examples(variance)
 
 
 def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:
@@ -247,8 +269,8 @@ def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> Estima
     else:
         estimate = widened_t(gaps)
     if math.isfinite(estimate.low) and sign_flip_test(gaps) > SIGNIFICANT:
-        estimate = estimate._replace(low=min(0.0, estimate.low), high=max(0.0, estimate.high))
-    return estimate._replace(caveat=estimate.caveat or (FEW if n < FEWEST_COMPARED else None))
+        estimate = msgspec.structs.replace(estimate, low=min(0.0, estimate.low), high=max(0.0, estimate.high))
+    return msgspec.structs.replace(estimate, caveat=estimate.caveat or (FEW if n < FEWEST_COMPARED else None))
 
 
 def _equal(gap: float, n: int, limits: tuple[float, float] | None) -> Estimate:
@@ -257,8 +279,9 @@ def _equal(gap: float, n: int, limits: tuple[float, float] | None) -> Estimate:
         return Estimate(gap, *equal_limits(gap, n, -1.0, 1.0))
     if limits is None:  # too few examples: the others may differ by any amount
         return no_interval(gap, EQUAL)
-    _, low, high, _ = bonett_price(n, 0, n)
-    return Estimate(gap, min(gap * low, gap * high), max(gap * low, gap * high))
+    unit = bonett_price(n, 0, n)
+    limits_of_gap = gap * unit.low, gap * unit.high
+    return Estimate(gap, min(limits_of_gap), max(limits_of_gap))
 
 
 def _is_near(a: float, b: float) -> bool:
@@ -281,7 +304,7 @@ def _run_estimate(column: Column, limits: tuple[float, float] | None) -> Estimat
         return Estimate(estimate.mean, *equal_limits(estimate.mean, len(values), *limits))
     if math.isnan(estimate.low):
         return estimate
-    return widened_t(values)._replace(caveat=FEW if len(values) < FEWEST_COMPARED else None)
+    return msgspec.structs.replace(widened_t(values), caveat=FEW if len(values) < FEWEST_COMPARED else None)
 
 
 def _sign_of(estimate: Estimate) -> int:

@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+
+import msgspec
 
 from rove.core.errors import ConfigError
 
@@ -123,7 +124,7 @@ LARGEST = 1e100
 HUGE = f"no interval: a value exceeds {LARGEST:g}"
 
 
-class Estimate(NamedTuple):
+class Estimate(msgspec.Struct, frozen=True):
     """A mean with its 95% confidence interval."""
 
     mean: float

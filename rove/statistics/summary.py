@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import astuple
 
 from rove.core.checks import check_fields
 from rove.core.ranges import NonNegativeFloat
@@ -24,6 +24,16 @@ from rove.statistics.intervals import (
     pass_hat_k,
     percentiles,
     sample_variance,
+)
+from rove.statistics.result import (
+    Cost,
+    EnvironmentEstimate,
+    EvaluationResult,
+    FunctionEstimate,
+    PassEstimate,
+    Percentiles,
+    RoleSummary,
+    TokenMeans,
 )
 
 TOLERANCE = 1e-9
@@ -146,14 +156,17 @@ class RoleUsage:
             self.calls[role] += len(used)
             self.usage[role] = sum(used, self.usage.get(role, Usage()))
 
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Return `calls`, `prompt_tokens`, `completion_tokens` and, for roles with a price, `cost`, by role."""
-        found: dict[str, dict[str, float]] = {}
-        for role, used in self.usage.items():
-            found[role] = {"calls": self.calls[role], **msgspec.structs.asdict(used)}
-            if role in self.prices:
-                found[role]["cost"] = self.prices[role].of(used)
-        return found
+    def summary(self) -> dict[str, RoleSummary]:
+        """Return the sums by role."""
+        return {
+            role: RoleSummary(
+                calls=self.calls[role],
+                prompt_tokens=used.prompt_tokens,
+                completion_tokens=used.completion_tokens,
+                cost=self.prices[role].of(used) if role in self.prices else None,
+            )
+            for role, used in self.usage.items()
+        }
 
 
 class Tally:
@@ -163,7 +176,7 @@ class Tally:
 
     Args:
         pass_threshold: Minimum reward of a passing rollout.
-        price: Price of the model's tokens. Default: no cost in the summary.
+        price: Price of the model's tokens. Default: no cost in the result.
         role_prices: Prices of model roles, such as a judge.
     """
 
@@ -210,96 +223,73 @@ class Tally:
         if record.env_id:
             self.environments.setdefault(record.env_id, Column()).add(place, record.scores.reward)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the statistics as plain values; JSON writes nan as null.
-
-        Estimates are over the scored rollouts: `mean`, `low` and `high` of a 95% interval over examples, and `caveat`, the
-        reason why the interval may be invalid or is missing (see `mean_estimate`), else None:
-
-        - `reward`, `functions` (with `weight`, 0 for a metric)
-        - `pass@k`, `pass^k`: for k = 1, 2, 4, … and the size of the largest group, the probability that one, or all, of k
-          rollouts pass (reward ≥ `pass_threshold`); `left_out` examples have fewer than k scored rollouts
-
-        Further keys:
-
-        - `retries` (failed attempts), `error_share` and `truncation_share` of all rollouts, `tokens_per_rollout` (means)
-        - `latency`: percentiles in seconds of `answer` (every model turn) and `rollout` (scored rollouts)
-        - `cost` of the model's tokens, if a price is set
-        - `model_roles`: calls, tokens and cost of other models, if there are any
-        - `environments`: reward by environment of an `EnvGroup`
-        - `needed_examples`: examples per run to detect a difference of 0.02 in the mean reward (unpaired, see
-          `needed_examples`); `too_few` is a message if the run has fewer
-        """
+    def result(self) -> EvaluationResult:
+        """Return the statistics of the rollouts so far."""
         reward = self._columns.reward
         examples = reward.examples
         variance = sample_variance(reward.example_means())
         needed = needed_examples(2 * variance)
+        has_enough = needed is not None and examples >= needed
         weights = self._columns.weights
-        summary: dict[str, Any] = {
-            "rollouts": self.rollouts,
-            "scored": self.rollouts - self.failed,
-            "failed": self.failed,
-            "truncated": self.truncated,
-            "retries": self.retries,
-            "error_share": _share(self.failed, self.rollouts),
-            "truncation_share": _share(self.truncated, self.rollouts),
-            "examples": examples,
-            "reward": reward.estimate._asdict(),
-            "functions": {
-                name: {**column.estimate._asdict(), "weight": weights.get(name, 0.0)}
+        any_of, all_of = self._passes()
+        return EvaluationResult(
+            rollouts=self.rollouts,
+            scored=self.rollouts - self.failed,
+            failed=self.failed,
+            truncated=self.truncated,
+            retries=self.retries,
+            error_share=_share(self.failed, self.rollouts),
+            truncation_share=_share(self.truncated, self.rollouts),
+            examples=examples,
+            reward=reward.estimate,
+            functions={
+                name: FunctionEstimate(*astuple(column.estimate), weight=weights.get(name, 0.0))
                 for name, column in self._columns.named.items()
             },
-            "pass_threshold": self.pass_threshold,
-            **self._passes(),
-            "stops": self.stops,
-            "errors": self.errors,
-            "prompt_tokens": self.usage.prompt_tokens,
-            "completion_tokens": self.usage.completion_tokens,
-            "tokens_per_rollout": {
-                "prompt": _share(self.usage.prompt_tokens, self.rollouts),
-                "completion": _share(self.usage.completion_tokens, self.rollouts),
-            },
-            "latency": {
-                name: dict(zip(("p50", "p90", "p99"), percentiles(seconds)))
-                for name, seconds in self._seconds.items()
-                if seconds
-            },
-            "needed_examples": needed,
-        }
-        if needed is None or examples < needed:
-            summary["too_few"] = _too_few(examples, needed, variance < NO_VARIANCE)
-        return summary | self._optional_parts()
-
-    def _optional_parts(self) -> dict[str, Any]:
-        """Return the optional parts: model roles, environments, cost."""
-        found: dict[str, Any] = {}
-        if self.model_roles.usage:
-            found["model_roles"] = self.model_roles.summary()
-        if self.environments:
-            found["environments"] = {
-                name: {**column.estimate._asdict(), "examples": column.examples, "rollouts": sum(column.counts)}
+            pass_threshold=self.pass_threshold,
+            pass_at_k=any_of,
+            pass_hat_k=all_of,
+            stops=self.stops,
+            errors=self.errors,
+            prompt_tokens=self.usage.prompt_tokens,
+            completion_tokens=self.usage.completion_tokens,
+            tokens_per_rollout=TokenMeans(
+                _share(self.usage.prompt_tokens, self.rollouts), _share(self.usage.completion_tokens, self.rollouts)
+            ),
+            latency={name: Percentiles(*percentiles(seconds)) for name, seconds in self._seconds.items() if seconds},
+            needed_examples=needed,
+            too_few=None if has_enough else _too_few(examples, needed, variance < NO_VARIANCE),
+            model_roles=self.model_roles.summary(),
+            environments={
+                name: EnvironmentEstimate(
+                    *astuple(column.estimate), examples=column.examples, rollouts=sum(column.counts)
+                )
                 for name, column in self.environments.items()
-            }
-        if self.price is not None:
-            total = self.price.of(self.usage)
-            found["cost"] = {"total": total, "per_rollout": _share(total, self.rollouts)}
-        return found
+            },
+            cost=self._cost(),
+            not_run=0,
+        )
 
-    def _passes(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Return pass@k and pass^k by k, with text keys as in JSON."""
+    def _cost(self) -> Cost | None:
+        if self.price is None:
+            return None
+        total = self.price.of(self.usage)
+        return Cost(total, _share(total, self.rollouts))
+
+    def _passes(self) -> tuple[dict[int, PassEstimate], dict[int, PassEstimate]]:
+        """Return pass@k and pass^k by k."""
         counts, passed = self._columns.reward.counts, self._passed.sums
         groups = {(n, c) for n, c in zip(counts, passed) if n}
         examples, size = self._columns.reward.examples, max(counts, default=0)
         tries = [2**i for i in range(size.bit_length()) if 2**i < size] + ([size] if size else [])
-        found: dict[str, dict[str, dict[str, float]]] = {"pass@k": {}, "pass^k": {}}
-        for name, probability in (("pass@k", pass_at_k), ("pass^k", pass_hat_k)):
-            for k in tries:
-                chance = {(n, c): probability(n, int(c), k) for n, c in groups if n >= k}
-                values = array("d", (chance[group] for group in zip(counts, passed) if group in chance))
-                estimate = mean_estimate(values, {0.0, 1.0}, sum(n // k for n in counts if n >= k))
-                left_out = examples - len(values)
-                found[name][str(k)] = {**estimate._asdict(), "examples": len(values), "left_out": left_out}
-        return found
+
+        def estimate(probability: Callable[[int, int, int], float], k: int) -> PassEstimate:
+            chance = {(n, c): probability(n, int(c), k) for n, c in groups if n >= k}
+            values = array("d", (chance[group] for group in zip(counts, passed) if group in chance))
+            interval = mean_estimate(values, {0.0, 1.0}, sum(n // k for n in counts if n >= k))
+            return PassEstimate(*astuple(interval), examples=len(values), left_out=examples - len(values))
+
+        return {k: estimate(pass_at_k, k) for k in tries}, {k: estimate(pass_hat_k, k) for k in tries}
 
 
 def _rounded(seconds: float) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+
+from rove.core.plain import JsonMapping, JsonObject
 
 
-def example_value(schema: Mapping[str, Any]) -> Any:
+def example_value(schema: JsonMapping) -> object:
     """Return a small value that fits a JSON schema."""
     for name in ("default", "const"):
         if name in schema:
@@ -29,7 +29,7 @@ def example_value(schema: Mapping[str, Any]) -> Any:
     return {"integer": 1, "number": 1.0, "boolean": True, "null": None}.get(kind, "a")
 
 
-def example_call(tool: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+def example_call(tool: JsonMapping, call_id: str) -> JsonObject:
     """Return a call of a tool in OpenAI's form, with arguments that fit its schema."""
     function = tool["function"]
     arguments = json.dumps(example_value(function.get("parameters") or {}))

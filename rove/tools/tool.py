@@ -21,6 +21,7 @@ import msgspec
 
 from rove.core.digest import digest_code, fingerprint
 from rove.core.errors import ConfigError, ToolParseError, nearest
+from rove.core.plain import Arguments, JsonObject, JsonValue
 from rove.utils.functions import function_name, read_docstring, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -29,8 +30,8 @@ QUOTED = 120
 """Characters of model output in an error message."""
 PART_TYPES = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
 """Types of content parts in the OpenAI wire format."""
-
-Arguments = dict[str, Any]
+ToolFunction = Callable[..., Any]
+"""A function that a model may call; it may be async."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +48,11 @@ class Tool:
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     """JSON schema of the arguments, an object."""
-    func: Callable[..., Any]
+    func: ToolFunction
     """Called with keyword arguments; may be async."""
-    type: Any = None
+    type: object = None
     """TypedDict that arguments are converted to; None passes them on unchecked."""
     required: frozenset[str] = frozenset()
     """Arguments without a default, including hidden ones."""
@@ -59,12 +60,12 @@ class Tool:
     """Arguments that are not shown to the model and that it cannot set."""
 
     @property
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JsonObject:
         """The tool definition for the model, in the OpenAI wire format."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
-    def read(self, arguments: Mapping[str, Any]) -> Arguments:
+    def read(self, arguments: Mapping[str, object]) -> Arguments:
         """Check and convert the arguments of a call.
 
         Raises:
@@ -87,7 +88,7 @@ class Tool:
         except RecursionError as error:
             raise ToolParseError(f"{self.name}: the arguments are nested too deeply") from error
 
-    def check_call(self, arguments: Mapping[str, Any]) -> None:
+    def check_call(self, arguments: Mapping[str, object]) -> None:
         """Check the names of the arguments for a call, including hidden ones.
 
         Raises:
@@ -118,7 +119,7 @@ class Tool:
 
 
 def make_tool(
-    func: Callable[..., Any] | Tool,
+    func: ToolFunction | Tool,
     *,
     name: str | None = None,
     description: str | None = None,
@@ -193,7 +194,7 @@ def tool_identity(tool: Tool) -> str:
     return f"{tool.name} #{digest_code(unwrapped(func))} #{fingerprint(content)}"
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     """Return a plain value as JSON; for any other the name of its type, which is the same in every process."""
     try:
         return msgspec.json.encode(value, order="deterministic").decode()
@@ -201,7 +202,7 @@ def _as_json(value: Any) -> str:
         return type(value).__qualname__
 
 
-def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
+def _parameters(func: ToolFunction, name: str) -> dict[str, inspect.Parameter]:
     try:
         parameters = dict(inspect.signature(func).parameters)
     except (TypeError, ValueError) as error:
@@ -220,7 +221,7 @@ def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parame
     return {key: parameter for key, parameter in parameters.items() if key not in bound}
 
 
-def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], name: str) -> dict[str, Any]:
+def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Parameter], name: str) -> JsonObject:
     inner = unwrapped(func)
     target = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     try:
@@ -240,7 +241,7 @@ def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
     return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  `hint` may be any object
 
 
-def _only(target: Any, names: Iterable[str]) -> Any:
+def _only(target: object, names: Iterable[str]) -> object:
     """Return a stand-in for a function with only some of its annotations: the others need not be resolvable."""
     if inspect.isclass(target):
         return target
@@ -253,7 +254,7 @@ def _only(target: Any, names: Iterable[str]) -> Any:
     )
 
 
-def _schema(arguments: Any, hints: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _schema(arguments: object, hints: Mapping[str, object], name: str) -> JsonObject:
     for key, hint in hints.items():
         try:
             msgspec.json.schema(hint)
@@ -280,7 +281,7 @@ class _Recursive(Exception):
     """A type contains itself."""
 
 
-def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...]) -> Any:
+def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str, ...]) -> JsonValue:
     """Return a schema with its definitions inlined: not every server and model follows references."""
     if isinstance(node, list):
         return [_inlined(item, definitions, within) for item in node]
@@ -296,13 +297,11 @@ def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...])
     return {**_inlined(definitions[name], definitions, (*within, name)), **rest}
 
 
-def _annotated(
-    schema: dict[str, Any], parameter: inspect.Parameter, description: str | None, hint: Any
-) -> dict[str, Any]:
+def _annotated(schema: JsonObject, parameter: inspect.Parameter, description: str | None, hint: object) -> JsonObject:
     """Return the schema of a parameter with its description and default."""
     annotations = (note for part in (hint, *typing.get_args(hint)) for note in getattr(part, "__metadata__", ()))
     own = next((note for note in annotations if isinstance(note, str)), None)
-    more: dict[str, Any] = {}
+    more: JsonObject = {}
     if (own or description) and "description" not in schema:
         more["description"] = own or description
     if parameter.default is not parameter.empty:
@@ -314,24 +313,24 @@ def _annotated(
     return {**schema, **more}
 
 
-def _type_name(hint: Any) -> str:
+def _type_name(hint: object) -> str:
     return hint.__name__ if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else str(hint)
 
 
-def call_id(call: Any) -> str:
+def call_id(call: object) -> str:
     """Return the id of a tool call; "" without one."""
     given = call.get("id") if isinstance(call, Mapping) else None
     return given if isinstance(given, str) else ""
 
 
-def call_name(call: Any) -> str | None:
+def call_name(call: object) -> str | None:
     """Return the function name of a tool call; None without one."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) and name else None
 
 
-def call_arguments(call: Any) -> Arguments:
+def call_arguments(call: JsonValue) -> Arguments:
     """Return the arguments of a tool call: a JSON object, as a dict, as its text, or as the JSON text of that text.
 
     None, null and a blank text are no arguments.
@@ -355,7 +354,7 @@ def call_arguments(call: Any) -> Arguments:
     return arguments
 
 
-def _decoded(name: str | None, text: str) -> Any:
+def _decoded(name: str | None, text: str) -> JsonValue:
     """Return the JSON value of a text; None for a blank text."""
     if not text.strip():
         return None
@@ -367,7 +366,7 @@ def _decoded(name: str | None, text: str) -> Any:
         ) from error
 
 
-def as_content(value: Any) -> str | list[Any]:
+def as_content(value: object) -> str | list[JsonValue]:
     """Convert the result of a tool to message content: a text, a list of content parts, or JSON of anything else."""
     if isinstance(value, str):
         return value
@@ -376,7 +375,7 @@ def as_content(value: Any) -> str | list[Any]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
 
-    def plain(part: Any) -> Any:
+    def plain(part: object) -> JsonValue:
         if hasattr(part, "tolist"):  # numpy, torch
             return part.tolist()
         if part is value:
@@ -389,7 +388,7 @@ def as_content(value: Any) -> str | list[Any]:
         return str(value)
 
 
-def _is_part(part: Any) -> bool:
+def _is_part(part: JsonValue) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     # Other dicts may have a type "file" or "text", too.
     return isinstance(kind, str) and kind in PART_TYPES and kind in part

@@ -100,7 +100,7 @@ def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> di
     return state
 
 
-def _copy(weights: Mapping[str, torch.Tensor], model: Any) -> None:
+def _copy(weights: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
     copy_weights(model, weights)
 
 

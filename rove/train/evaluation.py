@@ -27,7 +27,7 @@ from rove.rollouts.evaluate import evaluate
 from rove.rollouts.evaluation_kinds import EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.runs.run import Run
-from rove.statistics import Estimate, t_quantile
+from rove.statistics import Estimate, EvaluationResult, t_quantile
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import VALIDATION_LOSS, EvaluationConfig, Goal
 
@@ -232,7 +232,7 @@ class HeldOutEvaluations:
                 failures.append(record)
 
         try:
-            summary = await evaluate(
+            result = await evaluate(
                 env,
                 self.client,
                 run=folder,
@@ -245,14 +245,14 @@ class HeldOutEvaluations:
         finally:
             if isinstance(env, RemoteEnv):
                 env.close()
-        if not summary["scored"] and failures:
+        if not result.scored and failures:
             error = failures[0].error
             assert error is not None
             raise RunError(
                 f"every rollout of evaluation '{config.label}' after step {step} failed; the first: {error.phase}: "
                 f"{error.message}\n{error.traceback}"
             )
-        return _metrics(summary)
+        return _metrics(result)
 
     async def _registered(self, step: int, config: EvaluationConfig, kind: EvaluationKind) -> dict[str, float]:
         assert self.client is not None
@@ -267,18 +267,18 @@ class HeldOutEvaluations:
             await env.tear_down()
 
 
-def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of an evaluation's summary; unknown values (nan) are left out."""
+def _metrics(result: EvaluationResult) -> dict[str, float]:
+    """Return the metrics of an evaluation; unknown values (nan) are left out."""
     found = {
-        "reward/mean": summary["reward"]["mean"],
-        "reward/interval_low": summary["reward"]["low"],
-        "reward/interval_high": summary["reward"]["high"],
-        "length/mean": summary["tokens_per_rollout"]["completion"],
-        "truncated": summary["truncation_share"],
-        "failed": summary["error_share"],
+        "reward/mean": result.reward.mean,
+        "reward/interval_low": result.reward.low,
+        "reward/interval_high": result.reward.high,
+        "length/mean": result.tokens_per_rollout.completion,
+        "truncated": result.truncation_share,
+        "failed": result.error_share,
     }
-    for name, function in summary["functions"].items():
-        found[f"{'reward' if function['weight'] else 'metrics'}/{name}"] = function["mean"]
+    for name, function in result.functions.items():
+        found[f"{'reward' if function.weight else 'metrics'}/{name}"] = function.mean
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 

@@ -54,7 +54,7 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 @contextmanager
-def adapter_dropout(model: Any, seed: int) -> Iterator[None]:
+def adapter_dropout(model: torch.nn.Module, seed: int) -> Iterator[None]:
     """Return a context in which the adapter's dropout is active, with its own random stream."""
     layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
@@ -256,7 +256,7 @@ class Learner:
 
     def _batches(self, samples: Sequence[TrainingSequence]) -> list[Batch]:
         model = self.trainer.model
-        device = torch.device(self.ranks.device) if self.ranks.size > 1 else model.device
+        device = torch.device(self.ranks.device) if self.ranks.size > 1 else next(model.parameters()).device
         return micro_batches(samples, self.config.micro_batch_tokens, device, can_pack(model), self.ranks)
 
 

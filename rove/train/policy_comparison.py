@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.rendering.renderer import Renderer
 from rove.rollouts.evaluate import evaluate
+from rove.statistics import Estimate, EvaluationResult
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.conversations import Conversation
 
@@ -92,7 +92,7 @@ async def measure_policy(
             errors.append(record.error)
 
     sampling = {"temperature": 0.0, "max_tokens": max_tokens}
-    summary = await evaluate(
+    result = await evaluate(
         env,
         client,
         on_record=on_record,
@@ -101,33 +101,33 @@ async def measure_policy(
         sampling_args=sampling,
         seed=seed,
     )
-    if not summary["scored"]:
+    if not result.scored:
         reason = f"{errors[0].phase}: {errors[0].message}" if errors else "there are no examples"
         raise RunError(f"no rollout of {name} was scored; the first error: {reason}")
-    return result_of(name, summary)
+    return result_of(name, result)
 
 
-def result_of(name: str, summary: dict[str, Any]) -> PolicyResult:
-    """Return the result from a summary of `rove.evaluate`."""
-    functions = summary["functions"]
-    formats = [one["mean"] for key, one in functions.items() if "format" in key]
-    tasks = {key: one for key, one in functions.items() if "format" not in key and one["weight"]}
+def result_of(name: str, result: EvaluationResult) -> PolicyResult:
+    """Return the result of a policy from its evaluation."""
+    functions = result.functions
+    formats = [one.mean for key, one in functions.items() if "format" in key]
+    tasks = {key: one for key, one in functions.items() if "format" not in key and one.weight}
     return PolicyResult(
         name,
-        reward=summary["reward"]["mean"],
-        low=summary["reward"]["low"],
-        high=summary["reward"]["high"],
+        reward=result.reward.mean,
+        low=result.reward.low,
+        high=result.reward.high,
         format=math.fsum(formats) / len(formats) if formats else None,
-        task=math.fsum(one["weight"] * one["mean"] for one in tasks.values()),
-        task_margin=math.hypot(*(one["weight"] * _margin(one) for one in tasks.values())),
+        task=math.fsum(one.weight * one.mean for one in tasks.values()),
+        task_margin=math.hypot(*(one.weight * _margin(one) for one in tasks.values())),
         task_names=[*tasks],
-        scored=summary["scored"],
+        scored=result.scored,
     )
 
 
-def _margin(estimate: dict[str, Any]) -> float:
+def _margin(estimate: Estimate) -> float:
     """Return half the width of an interval; 0 where there is none."""
-    half = (estimate["high"] - estimate["low"]) / 2
+    half = (estimate.high - estimate.low) / 2
     return half if math.isfinite(half) else 0.0
 
 

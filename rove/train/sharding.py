@@ -81,7 +81,7 @@ def shard_model(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bo
     register_fsdp_forward_method(model, "score")
 
 
-def is_sharded(model: Any) -> bool:
+def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether a model is sharded."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
@@ -91,7 +91,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather_weights(model: Any, into: Any | None) -> None:
+def gather_weights(model: torch.nn.Module, into: Any | None) -> None:
     """Copy the trained weights of a sharded model to a whole one; `into` is None in processes that do not need them."""
     targets = {} if into is None else trainable_parameters(into)
     for name, parameter in trainable_parameters(model).items():
@@ -100,14 +100,14 @@ def gather_weights(model: Any, into: Any | None) -> None:
             targets[name].data.copy_(tensor)
 
 
-def scatter_weights(weights: Mapping[str, torch.Tensor], model: Any) -> None:
+def scatter_weights(weights: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
     """Copy whole weights, present in every process, to the shards of a model."""
     for name, parameter in trainable_parameters(model).items():
         assert isinstance(parameter, DTensor)
         parameter.data.copy_(_part(weights[name].detach(), parameter))
 
 
-def scatter_optimizer(state: Mapping[str, Any], model: Any, optimizer: torch.optim.Optimizer) -> None:
+def scatter_optimizer(state: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Copy the optimizer state of a whole model to the shards."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     own = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
@@ -120,12 +120,12 @@ def _part(tensor: torch.Tensor, like: DTensor) -> DTensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def write_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
+def write_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: Any | None) -> None:
     """Write the shard of every process to `path`; returns when all are written."""
     save(_state(model, optimizer, reference), checkpoint_id=path / SHARDS_FOLDER)
 
 
-def read_shards(path: Path, model: Any, optimizer: Any, reference: Any | None) -> None:
+def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: Any | None) -> None:
     """Restore shards written by any number of processes into a model with any number of shards, or a whole one.
 
     Raises:
@@ -183,7 +183,7 @@ def check_shards(path: Path) -> None:
             raise RunError(f"{SHARDS_FOLDER}/{name} has {size:,} bytes; expected {end:,}")
 
 
-def _state(model: Any, optimizer: Any, reference: Any | None) -> dict[str, Any]:
+def _state(model: torch.nn.Module, optimizer: Any, reference: Any | None) -> dict[str, Any]:
     """Return the trained tensors by name, not copied: loading writes into them."""
     state = {"model": trainable_parameters(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     return state if reference is None else {**state, "reference": trainable_parameters(reference)}

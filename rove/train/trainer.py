@@ -137,7 +137,7 @@ def _score(model: Any, batch: Batch, entropy_gradient: bool) -> tuple[torch.Tens
 
 
 @torch.no_grad()
-def frozen_logprobs(model: Any, batch: Batch) -> torch.Tensor:
+def frozen_logprobs(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Return log-probabilities [M] of the trained tokens without gradients."""
     return token_logprobs(model, batch)[0]
 
@@ -190,7 +190,7 @@ def _score_in_chunks(
     return torch.cat(logprobs), torch.cat(entropy)
 
 
-def scores_natively(head: Any) -> bool:
+def scores_natively(head: torch.nn.Module) -> bool:
     """Return whether `_TokenScores` computes the log-probabilities of a language model head."""
     return (
         type(head) is FastLinear
@@ -288,7 +288,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         learning_rate: float,
         max_grad_norm: float = 1.0,
         weight_decay: float = 0.0,
@@ -316,7 +316,7 @@ class Trainer:
             for moment in state.values():
                 moment.zero_()
 
-    def training_precision(self, model: Any) -> AbstractContextManager[object]:
+    def training_precision(self, model: torch.nn.Module) -> AbstractContextManager[object]:
         """Return a context in which a model's layers compute in this trainer's precision."""
         return mixed_precision(model) if self.mixed_precision else nullcontext()
 

@@ -97,25 +97,25 @@ def _joined(lines: Iterable[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def unwrapped(func: Any) -> Any:
+def unwrapped(func: object) -> Any:
     """Return the function inside functools.partial."""
     while isinstance(func, functools.partial):
         func = func.func
     return func
 
 
-def function_name(func: Any) -> str:
+def function_name(func: object) -> str:
     """Return a function's default name: its own, that of the function in a partial, or that of its class."""
     inner = unwrapped(func)
     return getattr(func, "__name__", None) or getattr(inner, "__name__", None) or type(inner).__name__
 
 
-def is_async(func: Any) -> bool:
+def is_async(func: object) -> bool:
     """Return whether a function is a coroutine function, as far as can be seen without calling it."""
     inner = unwrapped(func)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
-async def maybe_await(value: Any) -> Any:
+async def maybe_await(value: object) -> Any:
     """Return `value`, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value

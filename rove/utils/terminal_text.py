@@ -17,8 +17,8 @@ import threading
 import traceback
 import unicodedata
 import warnings
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories that are shown as escapes: control, format (such as bidirectional overrides), surrogates, separators."""
@@ -125,7 +125,7 @@ def make_logs_inert() -> None:
             handler.setFormatter(_InertFormatter(handler.formatter))
 
 
-def make_encodable(*streams: Any) -> None:
+def make_encodable(*streams: object) -> None:
     """Make streams print every text: what their encoding lacks is replaced instead of raising a UnicodeEncodeError."""
     codecs.register_error(ENCODING_ERRORS, _replace_unencodable)
     for stream in streams:
@@ -159,10 +159,10 @@ class _InertWarnings:
         inner: Formats the warning.
     """
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner: Callable[..., str]):
         self._inner = inner
 
-    def __call__(self, *args: Any, **named: Any) -> str:
+    def __call__(self, *args: object, **named: object) -> str:
         return inert(self._inner(*args, **named))
 
 

@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from rove.core.errors import InfraError
+
+T = TypeVar("T")
 
 IDLE_SECONDS = 2.0
 """Idle threads end after this time."""
@@ -26,7 +28,7 @@ class _Job:
 
     __slots__ = ("abandoned", "call", "context", "finished", "future", "loop", "started")
 
-    def __init__(self, call: Callable[[], Any], loop: asyncio.AbstractEventLoop):
+    def __init__(self, call: Callable[[], object], loop: asyncio.AbstractEventLoop):
         self.call = call
         self.loop = loop
         self.future: asyncio.Future[_Outcome] = loop.create_future()
@@ -72,7 +74,7 @@ class Threads:
         self._threads = 0
         self._unfinished = 0
 
-    async def run(self, call: Callable[[], Any], pending: PendingCalls | None = None) -> Any:
+    async def run(self, call: Callable[[], T], pending: PendingCalls | None = None) -> T:
         """Run a function in a thread; return its value or raise its error.
 
         Args:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
+from rove.core.plain import JsonObject, JsonValue
 from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
@@ -80,7 +81,7 @@ class QueryParams:
         return int(given)
 
 
-def runs(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def runs(store: RunStore, params: QueryParams) -> JsonObject:
     """List runs, one row each.
 
     Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (`run_table.Wanted`); `column=metric.win` for values to
@@ -88,7 +89,7 @@ def runs(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """
     shown = {value for key, value in params.pairs if key == "column"}
     known: set[str] = set()
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for name in store.names():
         try:
             row = store.run_summary(name)
@@ -121,7 +122,7 @@ def runs(store: RunStore, params: QueryParams) -> dict[str, Any]:
     }
 
 
-def run(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def run(store: RunStore, params: QueryParams) -> JsonObject:
     """Describe one run: settings, versions, summary, and the columns of its rollouts."""
     name = params.text("run")
     folder = store.run(name)
@@ -148,7 +149,7 @@ def run(store: RunStore, params: QueryParams) -> dict[str, Any]:
     }
 
 
-def overview(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Return what the first page of a run shows (`rove.viewer.overview`)."""
     name = params.text("run")
     folder = store.run(name)
@@ -162,13 +163,13 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {**found, "progress": _progress(progress), "range": queries.reward_range(index) if progress.size else [0, 1]}
 
 
-def settings(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def settings(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the settings in which runs differ."""
     names = [value for key, value in params.pairs if key == "run"][:MAX_GROUP_MEMBERS]
     return differences([(name, store.run(name)) for name in names])
 
 
-def reasons(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def reasons(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Group the failing rollouts of a filter (`queries.reasons`)."""
     index, progress, rows_filter = _filtered(store, params)
     return queries.reasons(index, rows_filter) if progress.size else {"total": 0, "groups": []}
@@ -180,7 +181,7 @@ def _state(folder: Run) -> dict[str, str]:
     return {"status": now, **_read_or(lambda: {"why": stop_reason(folder, now)}, {"why": ""})}
 
 
-def _read_or(read: Callable[[], Any], otherwise: Any) -> Any:
+def _read_or(read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
     """Return what `read` returns; if the file cannot be read, `otherwise` with the reason."""
     try:
         return read()
@@ -188,7 +189,7 @@ def _read_or(read: Callable[[], Any], otherwise: Any) -> Any:
         return otherwise if otherwise is None else {**otherwise, "trouble": utf8_text(str(error))[:MAX_TROUBLE_CHARS]}
 
 
-def _progress(progress: Progress) -> dict[str, Any]:
+def _progress(progress: Progress) -> JsonObject:
     return {key: value for key, value in progress._asdict().items() if key != "stamp"}
 
 
@@ -199,7 +200,7 @@ def _filtered(store: RunStore, params: QueryParams) -> tuple[Index, Progress, Fi
     return index, progress, queries.parse_filter(queries.columns(index), params.pairs)
 
 
-def rollouts(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def rollouts(store: RunStore, params: QueryParams) -> JsonObject:
     """Return a page of rollouts."""
     index, progress, rows_filter = _filtered(store, params)
     offset, limit = params.integer("offset", 0), params.integer("limit", 50)
@@ -211,7 +212,7 @@ def rollouts(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {**found, "progress": _progress(progress)}
 
 
-def facet(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def facet(store: RunStore, params: QueryParams) -> JsonObject:
     """Count the rollouts per value of a column; `others=1` ignores the filter of the column itself."""
     name = params.text("name")
     if params.text("others", "") == "1":
@@ -221,14 +222,14 @@ def facet(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return queries.facet(index, rows_filter, name) if progress.size else {"name": name, "values": [], "others": 0}
 
 
-def histogram(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def histogram(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the histogram of a number."""
     index, progress, rows_filter = _filtered(store, params)
     name = params.text("name")
     return queries.histogram(index, rows_filter, name) if progress.size else {"name": name, "count": 0, "bars": []}
 
 
-def bad_lines(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def bad_lines(store: RunStore, params: QueryParams) -> JsonObject:
     """List the lines that are not rollouts, with the reason and their start."""
     index, progress = store.index(params.text("run"))
     sql = "SELECT line, offset, size, why FROM bad ORDER BY line LIMIT ?"
@@ -246,7 +247,7 @@ def _line(index: Index, progress: Progress, number: int) -> bytes:
     return read_line(index.file, *found[0])
 
 
-def rollout(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def rollout(store: RunStore, params: QueryParams) -> JsonObject:
     """Describe one rollout, with its advantage and the other members of its group.
 
     Its tokens have the trainer's statistics if the run recorded them; otherwise `kept` lists the rollouts of this step that
@@ -272,7 +273,7 @@ def rollout(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {**found, **known, "tags": annotation.tags, "note": annotation.note}
 
 
-def tokens(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def tokens(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the tokens of a rollout, colored (`rove.viewer.token_colors`)."""
     found = rollout(store, params)
     return color_tokens(found["tokens"], found["advantage"], params.text("color", ""))
@@ -287,7 +288,7 @@ def _lines_of(index: Index, step: int | None, places: Sequence[tuple[str, int]])
     return [line for place in places[:MAX_GROUP_MEMBERS] for (line,) in index.query(sql, [*place, step])]
 
 
-def _group_members(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
+def _group_members(index: Index, key: str, step: int | None) -> list[JsonObject]:
     sql = (
         "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND step IS ? AND superseded = 0 "
         "ORDER BY rollout, line LIMIT 256"
@@ -295,7 +296,7 @@ def _group_members(index: Index, key: str, step: int | None) -> list[dict[str, A
     return queries.rows(index, [line for (line,) in index.query(sql, [key, step])])
 
 
-def group(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def group(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the rollouts of an example side by side, each with the place of its first difference from the first rollout.
 
     `with` names another run: then this rollout stands beside those of the same example there, which have that `run`.
@@ -303,7 +304,7 @@ def group(store: RunStore, params: QueryParams) -> dict[str, Any]:
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     number, other = params.integer("line"), params.text("with", "")
     first = group_of(_line(index, progress, number))
-    members: list[tuple[Index, Progress, dict[str, Any]]]
+    members: list[tuple[Index, Progress, JsonObject]]
     if other:
         beside = store.index(other, READ_TIMEOUT_S)
         members = [(index, progress, row) for row in queries.rows(index, [number])]
@@ -331,7 +332,7 @@ def group(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {"rollouts": shown, "left_out": len(members) - len(shown)}
 
 
-def _example_rows(index: Index, key: str) -> list[dict[str, Any]]:
+def _example_rows(index: Index, key: str) -> list[JsonObject]:
     """Return the last rollouts of an example, of any training step."""
     sql = "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND superseded = 0 ORDER BY line DESC LIMIT 4"
     return queries.rows(index, [line for (line,) in index.query(sql, [key])])
@@ -343,14 +344,14 @@ def group_of(line: bytes) -> tuple[str, int | None]:
     return record["example_key"], record.get("step")
 
 
-def raw(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def raw(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Return a line as indented JSON, without its middle if it is too long for a page."""
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     line = _line(index, progress, params.integer("line"))
     return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), MAX_RAW_CHARS)}
 
 
-def copied(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def copied(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the text that a rollout's page copies (`rollouts.copied_text`)."""
     name = params.text("run")
     index, progress = store.index(name, READ_TIMEOUT_S)
@@ -359,7 +360,7 @@ def copied(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {"text": copied_text(line, params.text("as"), about["env"], about["model"])}
 
 
-def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def metrics(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band.
 
     `life` counts how often the file was replaced; `panels` are the charts (`rove.runs.metrics`), None if there is no new row.
@@ -388,7 +389,7 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     }
 
 
-def groups(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def groups(store: RunStore, params: QueryParams) -> JsonObject:
     """Return statistics of the groups of some training steps."""
     index, progress = store.index(params.text("run"))
     if not progress.size:
@@ -396,7 +397,7 @@ def groups(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return training_steps.groups(index, params.integer("first", 0), params.integer("last", queries.MAX_INTEGER >> 8))
 
 
-def compare(store: RunStore, params: QueryParams) -> dict[str, Any]:
+def compare(store: RunStore, params: QueryParams) -> dict[str, object]:
     """Compare two runs, example by example."""
     names = params.text("a"), params.text("b")
     indexes, readings = zip(*(store.index(name, READ_TIMEOUT_S) for name in names))
@@ -456,7 +457,7 @@ class AnnotationRequest(msgspec.Struct, frozen=True):
     note: str | None = None
 
 
-def annotate(store: RunStore, body: bytes) -> dict[str, Any]:
+def annotate(store: RunStore, body: bytes) -> JsonObject:
     """Apply the annotation in the body of a request.
 
     Raises:
@@ -472,7 +473,7 @@ def annotate(store: RunStore, body: bytes) -> dict[str, Any]:
     return add_annotation(store, request)
 
 
-def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, Any]:
+def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, object]:
     """Tag a run or a rollout, or write a note; return its tags and note.
 
     Raises:
@@ -493,7 +494,7 @@ def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, Any
     return {"tags": now.tags, "note": now.note, "known_tags": annotation.tags()}
 
 
-ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], dict[str, Any]]] = {
+ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], JsonObject]] = {
     "runs": runs,
     "run": run,
     "rollouts": rollouts,

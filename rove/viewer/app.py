@@ -10,13 +10,13 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.errors import ConfigError, RejectedError, RunError
+from rove.core.plain import JsonObject
 from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
 from rove.viewer.api import ENDPOINTS, QueryParams, ReadOnly, annotate
@@ -205,7 +205,7 @@ def refusal(error: Exception) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def _error_of(error: Exception) -> tuple[int, str, dict[str, Any]]:
+def _error_of(error: Exception) -> tuple[int, str, JsonObject]:
     if isinstance(error, RejectedError):
         return error.status, str(error), {}
     if isinstance(error, web.HTTPException):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ MAX_MOVERS = 200
 """Examples listed per direction."""
 
 
-def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], comparisons: int = 1) -> dict[str, Any]:
+def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], comparisons: int = 1) -> dict[str, object]:
     """Compare the scored rollouts of two runs (`rove.statistics.compare`).
 
     Each example that moved gets its question, and a line of each run: its rollout with the lowest reward.

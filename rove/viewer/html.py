@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from rove.viewer.format import number
+from rove.core.plain import JsonValue
+from rove.statistics.format import number
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -39,7 +39,7 @@ IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(?:vendor/)?(\w+)\.js";\n', r
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 
 
-def shown(value: Any) -> str:
+def shown(value: JsonValue) -> str:
     """Format a number; None or non-finite → "–"."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
@@ -65,7 +65,7 @@ def excerpt(value: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def whole_page(title: str, plain_text: str, data: Mapping[str, Any]) -> str:
+def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:
     """Return a page in one file that works offline.
 
     Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own

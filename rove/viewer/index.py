@@ -15,13 +15,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
 from rove.core.errors import RunError
 from rove.core.findings import Finding, current_row
 from rove.core.messages import text_of
+from rove.core.plain import JsonObject, JsonValue
 from rove.runs.annotations import Annotations
 from rove.runs.schema import decoded_row
 from rove.runs.serialization import RolloutListing, decode_listing
@@ -49,7 +50,7 @@ class JsonlTail:
 
     def __init__(self, file: Path):
         self.file = file
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[JsonObject] = []
         self.bad = 0
         """Number of unreadable lines."""
         self.life = 0
@@ -95,14 +96,14 @@ class JsonlTail:
         self.rows, self.bad, self._end, self._seen = [], 0, 0, ()
 
 
-def alert_rows(folder: Path) -> tuple[list[dict[str, Any]], int]:
+def alert_rows(folder: Path) -> tuple[list[JsonObject], int]:
     """Return the alerts of a run, each with `line`, its text for people; and the number of damaged lines."""
     lines = JsonlTail(folder / "alerts.jsonl")
     lines.catch_up()
     return [{**current_row(row), "line": _alert_line(row)} for row in lines.rows], lines.bad
 
 
-def _alert_line(row: Mapping[str, Any]) -> str:
+def _alert_line(row: Mapping[str, object]) -> str:
     if "severity" in row:
         with suppress(msgspec.ValidationError, KeyError):  # edited by somebody
             return str(msgspec.convert(row, Finding))
@@ -203,12 +204,12 @@ class Index:
         self._unreadable: tuple[tuple[int, ...], str] = ((), "")
         """State of a file that cannot be read, and why: reading gigabytes again at every request would block the viewer."""
         self._born = 0
-        self._cache: dict[Hashable, Any] = {}
-        self._stamp: tuple[Any, ...] = ()
+        self._cache: dict[Hashable, JsonValue] = {}
+        self._stamp: tuple[JsonValue, ...] = ()
         self.annotations = Annotations(file.parent)
         self.pass_threshold = 1.0
         """Reward from which a rollout has passed."""
-        self._annotated: tuple[Any, ...] = ()
+        self._annotated: tuple[JsonValue, ...] = ()
         self._lock = RLock()
 
     def close(self) -> None:
@@ -228,7 +229,7 @@ class Index:
                 self._in_memory = True
                 return self._catch_up(time.monotonic() + seconds)
 
-    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[JsonValue, ...]]:
         """Return the rows of an SQL query.
 
         Raises:
@@ -395,7 +396,7 @@ class _Batch:
     def __init__(self, database: sqlite3.Connection):
         self.database = database
         self.places = {name: place for place, name in database.execute("SELECT place, name FROM names")}
-        self.rows: list[list[Any]] = []
+        self.rows: list[list[JsonValue]] = []
         self.questions: list[tuple[int, str, str | None, str | None]] = []
         self.bad: list[tuple[int, int, int, str]] = []
 
@@ -431,7 +432,7 @@ class _Batch:
         self.rows, self.questions, self.bad = [], [], []
 
 
-def _scalars(listed: RolloutListing) -> Iterator[Any]:
+def _scalars(listed: RolloutListing) -> Iterator[object]:
     """Yield the values of FIXED after the first four.
 
     Raises:

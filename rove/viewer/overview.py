@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
+from rove.core.plain import JsonObject
 from rove.runs.metrics import SECONDS
 from rove.runs.run import Run
+from rove.statistics.format import duration
 from rove.viewer import queries
-from rove.viewer.format import duration
 from rove.viewer.html import shown
 from rove.viewer.index import Index, alert_rows
 from rove.viewer.report import RunReport, cards, table_rows
@@ -20,7 +20,7 @@ MAX_FILES = 200
 """Files of a run folder that are listed."""
 
 
-def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
+def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
     """Return the contents of a run's first page.
 
     Args:
@@ -63,9 +63,9 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
     }
 
 
-def _evaluation(report: RunReport) -> dict[str, Any]:
+def _evaluation(report: RunReport) -> JsonObject:
     head, values = table_rows(report)
-    counted: dict[str, Any] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
+    counted: dict[str, object] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
     return {"cards": list(cards(report.summary)), "head": head, "values": values, **counted}
 
 

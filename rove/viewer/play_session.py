@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage, UserMessage, text_of
+from rove.core.plain import JsonObject, MessageDict
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -53,7 +54,7 @@ class PlayerPrompt(NamedTuple):
     board: Rendering | None
     role: str = ""
     """The model role that the person plays; "" for the opponent or the model itself."""
-    messages: list[dict[str, Any]] = []  # never changed
+    messages: list[MessageDict] = []  # never changed
     """The conversation of that role."""
 
 
@@ -79,7 +80,7 @@ class PlaySession:
         self.answer_field = answer_field
         self.number = 0
         """Version of the state."""
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[MessageDict] = []
         self.renderings: Mapping[int, Rendering] = {}
         """Renderings of the environment, by the number of messages before them."""
         self.prompt: PlayerPrompt | None = None
@@ -97,7 +98,7 @@ class PlaySession:
         self._changed_event.set()
         self._changed_event = asyncio.Event()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return everything that the page shows."""
         record = self.record
         return {
@@ -156,7 +157,7 @@ class PlaySession:
         reward = "–" if record.reward is None else f"{record.reward:.4g}"
         return f"The game is over{told} Reward of {who}: {reward}"
 
-    async def state_after(self, number: str) -> dict[str, Any]:
+    async def state_after(self, number: str) -> dict[str, object]:
         """Return the state once its version differs from `number`, or after `POLL_TIMEOUT_S`."""
         if str(self.number) == number:
             changed_event = self._changed_event
@@ -166,7 +167,7 @@ class PlaySession:
 
     # called by the game
 
-    def show(self, messages: Sequence[Mapping[str, Any]], boards: Mapping[int, Rendering]) -> None:
+    def show(self, messages: Sequence[Mapping[str, object]], boards: Mapping[int, Rendering]) -> None:
         """Show the conversation and its renderings."""
         self.messages = [dict(message) for message in messages]
         self.renderings = dict(boards)
@@ -350,5 +351,5 @@ def _act(session: PlaySession, name: str, body: bytes, save: Callable[[RolloutRe
         raise ConfigError(f"the body of '{name}' is invalid: {error}") from error
 
 
-def _json(value: Any) -> web.Response:
+def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rove.core.errors import ConfigError, RunError, nearest
+from rove.core.plain import JsonObject, JsonValue
 from rove.runs.serialization import decode_outcome
 from rove.viewer.index import FIXED, Index
 from rove.viewer.rollouts import read_line
@@ -73,10 +74,10 @@ class Filter(NamedTuple):
     """A selection of rollouts, as SQL."""
 
     where: str
-    values: list[Any]
+    values: list[JsonValue]
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[JsonValue, ...]:
         """A hashable key of the filter."""
         return self.where, *self.values
 
@@ -106,7 +107,7 @@ def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]
     Raises:
         ConfigError: A column does not exist, or a value is not a number.
     """
-    any_of: dict[str, list[Any]] = {}
+    any_of: dict[str, list[object]] = {}
     parts, values = [], []
     for key, value in wanted:
         kind, dot, name = key.partition(".")
@@ -148,7 +149,7 @@ def _column(available: Mapping[str, str], name: str) -> str:
     return available[name]
 
 
-def _value(name: str, value: str) -> Any:
+def _value(name: str, value: str) -> object:
     if value == "" and name != "env":
         return None
     return value if name in TEXT_COLUMNS else _number(name, value)
@@ -166,7 +167,7 @@ def _number(name: str, value: str) -> float:
 
 def page(
     index: Index, rows_filter: Filter, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return `total` and `rows` of a filter.
 
     A row has the values of FIXED, `question`, `answer` (the expected one), `reply` (the model's), `scores`, `tags` and `note`.
@@ -210,7 +211,7 @@ def _sorted_lines(index: Index, rows_filter: Filter, column: str) -> array[int]:
     return array("q", compress(lines, map(selected.__getitem__, lines)))
 
 
-def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
+def rows(index: Index, lines: Sequence[int]) -> list[JsonObject]:
     """Return the rows of these lines, in this order."""
     scores = index.columns()
     names = [*FIXED, "question", "answer", "reply", *scores]
@@ -218,7 +219,7 @@ def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     marks = ", ".join("?" * len(lines))
     sql = f"SELECT {columns} FROM rollouts LEFT JOIN questions USING (line) WHERE rollouts.line IN ({marks})"
     fixed = len(FIXED) + 3
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, JsonObject] = {}
     for row in index.query(sql, lines):
         row_values = dict(zip(names[:fixed], row))
         row_values["scores"] = {name: value for name, value in zip(names[fixed:], row[fixed:]) if value is not None}
@@ -230,7 +231,7 @@ def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     return [found[line] for line in lines if line in found]
 
 
-def facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def facet(index: Index, rows_filter: Filter, name: str) -> JsonObject:
     """Count the rollouts per value of a column: `values` of [value, count], and the number of other values.
 
     A rollout with several tags counts for each.
@@ -239,7 +240,7 @@ def facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     return index.cached(("facet", name, *rows_filter.key), answer)
 
 
-def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
     column = _column(columns(index), name)
     available = _column_values(index, column)
     if available is None:
@@ -275,7 +276,7 @@ class _CodedColumn(NamedTuple):
     """
 
     codes: bytes
-    values: list[Any]
+    values: list[JsonValue]
 
     def counts(self, mask: bytes) -> list[int]:
         """Count the selected rollouts per value."""
@@ -300,7 +301,7 @@ def _column_values(index: Index, column: str) -> _CodedColumn | None:
     return index.cached(("values", column), lambda: _code([value for (value,) in index.query(sql)]))
 
 
-def _code(values: Sequence[Any]) -> _CodedColumn | None:
+def _code(values: Sequence[object]) -> _CodedColumn | None:
     if len(set(values[: 2 * MAX_CODED_VALUES])) > MAX_CODED_VALUES:
         return None
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
@@ -309,7 +310,7 @@ def _code(values: Sequence[Any]) -> _CodedColumn | None:
     )
 
 
-def _tags(index: Index, rows_filter: Filter) -> dict[str, Any]:
+def _tags(index: Index, rows_filter: Filter) -> dict[str, object]:
     sql = (
         "SELECT tag, COUNT(*) FROM tagged JOIN (SELECT line AS seen FROM rollouts "
         f"WHERE line IN (SELECT line FROM tagged) AND {rows_filter.where}) ON seen = line GROUP BY tag ORDER BY 2 DESC, 1"
@@ -321,7 +322,7 @@ def _tags(index: Index, rows_filter: Filter) -> dict[str, Any]:
     return {"name": TAG, "values": found[:MAX_FACET_VALUES], "others": max(0, len(found) - MAX_FACET_VALUES)}
 
 
-def histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def histogram(index: Index, rows_filter: Filter, name: str) -> JsonObject:
     """Return the histogram of a numeric column; the bars are the same for every filter.
 
     Returns:
@@ -334,7 +335,7 @@ def histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     return index.cached(("histogram", name, *rows_filter.key), partial(_histogram, index, rows_filter, name))
 
 
-def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
     column = _column(columns(index), name)
     if name in TEXT_COLUMNS:
         raise ConfigError(f"the column '{name}' is not numeric; choose one like 'reward'")
@@ -375,7 +376,7 @@ class _BarColumn(NamedTuple):
     low: float
     high: float
     width: float
-    single: dict[int, Any] | None
+    single: dict[int, JsonValue] | None
     """The value of each bar if no bar has two different ones."""
 
 
@@ -409,8 +410,8 @@ def _bars(index: Index, column: str) -> _BarColumn | None:
     return _BarColumn(_CodedColumn(codes, list(range(NUM_BARS + 1))), array("d", finite), low, high, width, single)
 
 
-def _bar(place: int, low: float, width: float, count: int) -> dict[str, Any]:
-    bar: dict[str, Any] = {"from": _edge(place, low, width), "count": count}
+def _bar(place: int, low: float, width: float, count: int) -> dict[str, object]:
+    bar: dict[str, object] = {"from": _edge(place, low, width), "count": count}
     return {**bar, "to": _edge(place + 1, low, width)} if place < NUM_BARS - 1 else bar
 
 
@@ -455,7 +456,7 @@ def reward_weights(index: Index) -> dict[str, float]:
     return scores.weights
 
 
-def reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
+def reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
     """Group the rollouts that failed or are below the pass threshold.
 
     Returns:
@@ -465,7 +466,7 @@ def reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
     return index.cached(("reasons", *rows_filter.key), partial(_reasons, index, rows_filter))
 
 
-def _reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
+def _reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
     known = columns(index)
     weighted = [SCORE_PREFIX + name for name, weight in reward_weights(index).items() if weight]
     scores = [name for name in known if name.startswith(SCORE_PREFIX)]
@@ -486,8 +487,8 @@ def _reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
 class _Values(NamedTuple):
     """A column as values, or as codes that `values` decodes."""
 
-    codes: Sequence[Any]
-    values: Sequence[Any] | None = None
+    codes: Sequence[JsonValue]
+    values: Sequence[JsonValue] | None = None
 
 
 def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
@@ -496,7 +497,7 @@ def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
     Columns that are not in memory are read together.
     """
     known = columns(index)
-    read: dict[str, Sequence[Any]] = {}
+    read: dict[str, Sequence[object]] = {}
 
     def together(name: str) -> _CodedColumn | None:
         if not read:
@@ -504,7 +505,7 @@ def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
             read.update(zip(names, zip(*found), strict=True) if found else dict.fromkeys(names, ()))
         return _code(read[name])
 
-    def uncoded(name: str) -> Sequence[Any]:
+    def uncoded(name: str) -> Sequence[object]:
         if read or name.startswith(SCORE_PREFIX):
             return read.get(name, ())
         sql = (
@@ -518,7 +519,7 @@ def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
     return [_Values(uncoded(name)) if coded is None else _Values(coded.codes, coded.values) for name, coded in found]
 
 
-def _is_any(column: _Values, wanted: Sequence[Any]) -> bytes:
+def _is_any(column: _Values, wanted: Sequence[object]) -> bytes:
     """Return one byte per rollout: 1 if the column has one of the values, else 0."""
     if column.values is None:
         return bytes(value in wanted for value in column.codes)
@@ -532,13 +533,13 @@ def _both(one: bytes, other: bytes) -> bytes:
 
 def _largest(
     kind: str, chosen: Mapping[str, _Values], mask: bytes, lines: Sequence[int], fewest: int = 1
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield the largest groups of selected rollouts, on these lines, with equal values; a missing value is no value."""
     parts = [compress(column.codes, mask) for column in chosen.values()]
     keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])
-    found: list[tuple[Any, int, list[Any]]] = []
+    found: list[tuple[JsonValue, int, list[JsonValue]]] = []
     for key, count in Counter(keys).most_common():
-        codes: Sequence[Any] = key if len(parts) != 1 else [key]
+        codes: Sequence[JsonValue] = key if len(parts) != 1 else [key]
         values = [
             code if one.values is None else one.values[code] for code, one in zip(codes, chosen.values(), strict=True)
         ]

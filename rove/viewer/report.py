@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import stdev
-from typing import Any
 
 import msgspec
 import tomli_w
 
 from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
+from rove.statistics.format import caveats, duration, limits
 from rove.utils.files import atomic_write
 from rove.viewer import queries, training_steps
-from rove.viewer.format import caveats, duration, limits
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
@@ -62,21 +62,21 @@ class RunReport:
         self.run = run
         content = describe_run(run)
         self.kind: str = content["kind"]
-        self.config: dict[str, Any] = content["config"]
+        self.config: JsonObject = content["config"]
         self.versions = _last_versions(run)
         finished = run.summary()
         self.complete = finished is not None
         self.num_rollouts = 0
         """Rollouts in the run folder without superseded ones."""
-        self.summary: dict[str, Any] = finished or {}
+        self.summary: JsonObject = finished or {}
         if self.kind == "eval":
             try:
                 tally = self._tally()
-                self.summary = finished or tally.summary()
+                self.summary = finished or tally.result().to_dict()
             except OverflowError as error:
                 raise RunError(f"{run.path}: the rewards are too large for a mean ({error})") from error
 
-    def training(self, steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    def training(self, steps: Sequence[Mapping[str, object]] = ()) -> JsonObject:
         """Return the metrics and alerts of a training run; damaged lines are counted and omitted."""
         metrics = JsonlTail(self.run.path / "metrics.jsonl")
         metrics.catch_up()
@@ -237,16 +237,16 @@ def _on_one_line(text: str) -> str:
 # Summaries of older versions lack some keys; these are omitted.
 
 
-def _values(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _values(summary: Mapping[str, object]) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, mean, interval and weight of every estimate, the reward first."""
     for name, seen, weight in _estimates(summary):
         yield name, shown(seen.get("mean")), _interval(seen), weight
 
 
-def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def _estimates(summary: JsonMapping) -> Iterator[tuple[str, Mapping[str, object], str]]:
     """Yield name, estimate and weight of every estimate, the reward first."""
     yield "reward", summary.get("reward") or {}, ""
-    functions: dict[str, Any] = summary.get("functions") or {}
+    functions: JsonObject = summary.get("functions") or {}
     for name, seen in sorted(functions.items(), key=lambda item: -abs(item[1].get("weight") or 0.0)):
         weight = seen.get("weight")
         yield name, seen, f"{weight:g}" if weight else "metric"
@@ -255,7 +255,7 @@ def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
             yield f"{kind[:-1]}{k}", seen, ""
 
 
-def _interval(seen: Mapping[str, Any]) -> str:
+def _interval(seen: Mapping[str, object]) -> str:
     found, mark = limits(seen), "*" if seen.get("caveat") else ""
     return f"[{shown(found[0])}, {shown(found[1])}]{mark}" if found else f"–{mark}"
 
@@ -285,7 +285,7 @@ def table_rows(report: RunReport) -> tuple[Sequence[str], list[tuple[str, str, s
     return TABLE_HEAD, list(_values(report.summary))
 
 
-def cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
     """Yield the main numbers with their labels."""
     reward = summary.get("reward") or {}
     yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95% interval"
@@ -304,7 +304,7 @@ def cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 # What the page shows, see static/report.js
 
 
-def _common(report: RunReport) -> dict[str, Any]:
+def _common(report: RunReport) -> JsonObject:
     rove = report.versions.get("rove")
     return {
         "title": report.title,
@@ -323,7 +323,7 @@ def _common(report: RunReport) -> dict[str, Any]:
     }
 
 
-def _evaluation(report: RunReport, index: Index) -> dict[str, Any]:
+def _evaluation(report: RunReport, index: Index) -> JsonObject:
     listed, left_out = _examples(index) if report.num_rollouts else ([], 0)
     note = f"{left_out:,} examples with higher rewards are omitted. " if left_out else ""
     note += "The spread is the standard deviation of the rewards of one example."
@@ -338,7 +338,7 @@ def _evaluation(report: RunReport, index: Index) -> dict[str, Any]:
     }
 
 
-def _training(report: RunReport, index: Index) -> dict[str, Any]:
+def _training(report: RunReport, index: Index) -> JsonObject:
     steps = training_steps.steps(index) if index.file.exists() else []
     data = report.training(steps)
     weights = queries.reward_weights(index) if steps else {}
@@ -349,7 +349,7 @@ def _training(report: RunReport, index: Index) -> dict[str, Any]:
     return data
 
 
-def _histograms(index: Index) -> list[dict[str, Any]]:
+def _histograms(index: Index) -> list[JsonObject]:
     """Return the histograms of the reward, every score, and the turns of scored rollouts."""
     known = queries.columns(index)
     scored = queries.parse_filter(known, [("is.error", "")])
@@ -363,7 +363,7 @@ def _histograms(index: Index) -> list[dict[str, Any]]:
     ]
 
 
-def _examples(index: Index) -> tuple[list[dict[str, Any]], int]:
+def _examples(index: Index) -> tuple[list[JsonObject], int]:
     """Return the examples with the lowest mean rewards, those with only failures first, and the number of omitted ones."""
     sql = (
         f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {TABLE_SCAN} "
@@ -381,7 +381,7 @@ def _examples(index: Index) -> tuple[list[dict[str, Any]], int]:
     return listed, max(0, len(found) - MAX_EXAMPLES)
 
 
-def _rollouts(report: RunReport, index: Index, limit: int) -> dict[str, Any]:
+def _rollouts(report: RunReport, index: Index, limit: int) -> JsonObject:
     """Return the displayed rollouts and a note on their choice."""
     if not index.file.exists():
         return {"rollouts": [], "rollouts_note": ""}
@@ -397,7 +397,7 @@ def _rollouts(report: RunReport, index: Index, limit: int) -> dict[str, Any]:
     }
 
 
-def _rollout(index: Index, number: int) -> dict[str, Any]:
+def _rollout(index: Index, number: int) -> JsonObject:
     [(offset, size)] = index.query("SELECT offset, size FROM rollouts WHERE line = ?", [number])
     found = describe_rollout(read_line(index.file, offset, size), max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
     return {
@@ -426,11 +426,11 @@ MAX_ALERTS = 100
 
 
 def training_data(
-    rows: Sequence[Mapping[str, Any]],
-    alerts: Sequence[Mapping[str, Any]],
+    rows: Sequence[JsonMapping],
+    alerts: Sequence[JsonMapping],
     planned: int | None = None,
-    steps: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+    steps: Sequence[JsonMapping] = (),
+) -> JsonObject:
     """Return the data of a training run for `static/report.js` and Markdown.
 
     Args:
@@ -461,14 +461,14 @@ def training_data(
     }
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the main metrics that the rows have, then the held-out rewards."""
     known = {name for row in rows for name in row}
     measured = ([name for name in names if name in known] for names in MAIN_METRICS)
     return next(filter(None, measured), []) + sorted(filter(HELD_OUT.fullmatch, known))
 
 
-def _row(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] | None:
+def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | None:
     """Return a row of `METRICS_HEAD`; the best loss is the lowest."""
     found = [(value, row.get("step")) for row in rows if (value := _number(row.get(name))) is not None]
     if not found:
@@ -479,16 +479,16 @@ def _row(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] | None
     return title, shown(found[0][0]), shown(found[-1][0]), shown(best), shown(step)
 
 
-def _seconds(row: Mapping[str, Any]) -> float:
+def _seconds(row: Mapping[str, object]) -> float:
     """Return the seconds of a step. `time/step` counts overlapping sampling and training once."""
     names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
     return sum(_number(row.get(name)) or 0.0 for name in names)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> object:
     """Round a number to the digits that a curve can show."""
     return float(f"{value:.{METRIC_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value

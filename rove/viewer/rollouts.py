@@ -6,16 +6,16 @@ import shlex
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
+from rove.core.plain import JsonObject, JsonValue
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
+from rove.statistics.format import version_words
 from rove.utils.files import open_regular
-from rove.viewer.format import version_words
 from rove.viewer.html import cut
 
 MAX_TEXT_CHARS = 20_000
@@ -53,7 +53,7 @@ def describe_rollout(
     decode: TokenDecoder | None = None,
     whole: bool = False,
     max_chars: tuple[int, int] = (MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS),
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the contents of a rollout as plain values.
 
     Args:
@@ -137,7 +137,7 @@ def stop_words(record: RolloutRecord) -> str:
     return f"After {turns}: {stop}{f'; truncated{note}' if record.is_truncated else ''}."
 
 
-def tool_results(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[int | None]]:
+def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int | None]]:
     """Return the results of tool calls by the position of the message with the calls: the position of the result per call.
 
     The result of a call is the first tool message with its id before the next message of the model; None if there is none.
@@ -160,7 +160,7 @@ def tool_results(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[int | 
     return found
 
 
-def renderings_of(messages: Sequence[Mapping[str, Any]], recorded: Mapping[Any, Any]) -> dict[str, Any]:
+def renderings_of(messages: Sequence[Mapping[str, object]], recorded: Mapping[object, object]) -> JsonObject:
     """Return the renderings of a rollout by the position of their message.
 
     Records of Tic-Tac-Toe from before environments recorded renderings have the board as text; it is read from there.
@@ -182,7 +182,7 @@ def _board(text: str) -> list[list[tuple[str, str]]]:
     return [[(cell, {"X": "first", "O": "second"}.get(cell, "free")) for cell in row] for row in rows]
 
 
-def shortened(value: Any, limit: int, depth: int = MAX_DEPTH) -> Any:
+def shortened(value: object, limit: int, depth: int = MAX_DEPTH) -> JsonValue:
     """Return a value with texts of at most about `limit` characters."""
     if isinstance(value, str):
         return cut(value, limit)
@@ -195,7 +195,7 @@ def shortened(value: Any, limit: int, depth: int = MAX_DEPTH) -> Any:
     return value
 
 
-def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> dict[str, Any]:
+def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> JsonObject:
     return {
         "seconds": step.seconds,
         "finish_reason": step.finish_reason,
@@ -207,13 +207,13 @@ def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> dict[str, An
     }
 
 
-def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> list[dict[str, Any]]:
+def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> list[JsonObject]:
     """Return the tokens that each turn added: the new prompt ids, then the sampled ids with log-probabilities and versions.
 
     For example, a turn with prompt [1, 2] that sampled [7], followed by one with prompt [1, 2, 7, 3] that sampled [8], gives
     [1, 2] + [7] and [3] + [8]. Joined they are the training sequence, in which [7] and [8] are trained.
     """
-    turns: list[dict[str, Any]] = []
+    turns: list[dict[str, object]] = []
     before: list[int] = []
     budget = MAX_TOKENS
     for turn, step in enumerate(steps):
@@ -238,7 +238,7 @@ def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> lis
     return turns
 
 
-def add_trained(tokens: Sequence[dict[str, Any]], trained: TrainedRollout) -> None:
+def add_trained(tokens: Sequence[JsonObject], trained: TrainedRollout) -> None:
     """Add the trainer's statistics of sampled tokens as `trained` to the turns that have them."""
     of_turn = {turn.turn: turn for turn in trained.turns}
     for shown in tokens:
@@ -249,11 +249,13 @@ def add_trained(tokens: Sequence[dict[str, Any]], trained: TrainedRollout) -> No
             shown["trained"] = found
 
 
-def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[Any]]:
+def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[object]]:
     return [[id, None if decode is None else decode(id)] for id in ids]
 
 
-def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+def first_difference(
+    one: Sequence[Mapping[str, object]], other: Sequence[Mapping[str, object]]
+) -> tuple[int, int] | None:
     """Return the message and the character where two conversations first differ; None if they are equal.
 
     A message that only one of them has differs at character 0.
@@ -266,7 +268,7 @@ def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[s
     return None
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text(message: Mapping[str, object]) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else ""
 

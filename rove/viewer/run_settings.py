@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import msgspec
 import tomli_w
 
 from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.core.plain import JsonObject, JsonValue
 from rove.runs.run import Run
 
 OUTSIDE_SETTINGS = ("run_dir", "overwrite")
@@ -22,7 +22,7 @@ MAX_SETTINGS = 2000
 _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+def describe_run(run: Run) -> JsonObject:
     """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords.
 
     Raises:
@@ -34,16 +34,16 @@ def describe_run(run: Run) -> dict[str, Any]:
     return {"kind": content["kind"], "env": str(env), "model": str(config.get("model") or ""), "config": config}
 
 
-def _first_of(value: Any) -> Any:
+def _first_of(value: object) -> JsonValue:
     return value[0] if isinstance(value, list) and value else value
 
 
-def masked(value: Any) -> Any:
+def masked(value: object) -> JsonValue:
     """Return a setting with secrets masked: passwords in URLs, and what `without_secrets` masks."""
     return without_secrets(_without_passwords(value))
 
 
-def _without_passwords(value: Any) -> Any:
+def _without_passwords(value: object) -> object:
     if isinstance(value, str):
         return _PASSWORD.sub("://…@", value)
     if isinstance(value, dict):
@@ -51,7 +51,7 @@ def _without_passwords(value: Any) -> Any:
     return [_without_passwords(item) for item in value] if isinstance(value, list) else value
 
 
-def settings_of(run: Run) -> list[dict[str, Any]]:
+def settings_of(run: Run) -> list[JsonObject]:
     """Return the settings of a run: `name`, `value`, `default` (None if there is none) and `changed`; changed ones first."""
     content = describe_run(run)
     known = _defaults_of(content["kind"], content["config"])
@@ -63,7 +63,7 @@ def settings_of(run: Run) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (not row["changed"], row["name"] not in ("env", "model"), row["name"]))
 
 
-def _defaults_of(kind: str, config: Mapping[str, Any]) -> dict[str, str]:
+def _defaults_of(kind: str, config: Mapping[str, object]) -> dict[str, str]:
     """Return the defaults of a run's settings by dotted name, those of its `[[evaluation]]` tables included."""
     known = dict(flat(defaults().get(kind, {})))
     tables = config.get("evaluation")
@@ -76,7 +76,7 @@ def _is_changed(name: str, value: str, known: Mapping[str, str]) -> bool:
     return name not in OUTSIDE_SETTINGS and value != known.get(name, "")
 
 
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the settings of nested tables by dotted name, values as in a settings file; empty tables and lists are omitted."""
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -88,19 +88,19 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else _written(value)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:.10g}" if isinstance(value, float) else str(value)
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
 
 
 @cache
-def defaults() -> dict[str, dict[str, Any]]:
+def defaults() -> dict[str, dict[str, object]]:
     """Return the default settings by kind of run; `make settings-page` writes the file."""
     return msgspec.json.decode((resources.files("rove.viewer") / "defaults.json").read_bytes())
 
 
-def differences(runs: Sequence[tuple[str, Run]]) -> dict[str, Any]:
+def differences(runs: Sequence[tuple[str, Run]]) -> JsonObject:
     """Return the settings in which runs differ: their names, and a row of `name` and `values` for each."""
     found = []
     for _, run in runs:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, Error, RunError, nearest
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.runs.annotations import FILE, Annotations
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
@@ -91,7 +91,7 @@ class RunStore:
         self.base = folder.resolve().parent if self.only else folder.resolve()
         self._indexes: dict[str, Index] = {}
         self._metrics: dict[str, JsonlTail] = {}
-        self._summaries: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._summaries: dict[str, tuple[JsonValue, JsonObject]] = {}
         self._lock = Lock()
         self._prepared: dict[str, Thread] = {}
         self._closing = Event()
@@ -179,7 +179,7 @@ class RunStore:
 
     # summaries
 
-    def run_summary(self, name: str) -> dict[str, Any]:
+    def run_summary(self, name: str) -> JsonObject:
         """Return a row of the table of runs; `trouble` says which of its files cannot be read.
 
         Raises:
@@ -196,7 +196,7 @@ class RunStore:
             return _unreadable(name, error)
         return row
 
-    def _cached_summary(self, name: str) -> dict[str, Any]:
+    def _cached_summary(self, name: str) -> dict[str, object]:
         run = self.run(name)
         stats = [_stat(run.path / file) for file in READ_FILES]
         stamp = (status(run), *((stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else None for stat in stats))
@@ -207,8 +207,8 @@ class RunStore:
             self._summaries[name] = stamp, row
         return self._summaries[name][1]
 
-    def _summarize(self, name: str, run: Run, now: str) -> dict[str, Any]:
-        row: dict[str, Any] = {"name": name, "status": now, "changed": last_changed(run.path)}
+    def _summarize(self, name: str, run: Run, now: str) -> JsonObject:
+        row: dict[str, object] = {"name": name, "status": now, "changed": last_changed(run.path)}
         content = describe_run(run)
         summary = run.summary()
         row["why"] = stop_reason(run, now)
@@ -222,7 +222,7 @@ class RunStore:
         more["values"] = row["values"] | {f"metric.{key}": value for key, value in more["values"].items()}
         return row | more
 
-    def _training_summary(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    def _training_summary(self, name: str, content: JsonMapping) -> JsonObject:
         rows = self.metrics(name).rows
         main = "reward/mean" if content["kind"] == "rl" else "loss"
         curve = [row[main] for row in rows if isinstance(row.get(main), (int, float))]
@@ -239,9 +239,9 @@ class RunStore:
             "values": _numbers(rows[-1] if rows else {}),
         }
 
-    def _evaluation_summary(self, name: str, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _evaluation_summary(self, name: str, summary: Mapping[str, object] | None) -> JsonObject:
         index, progress = self.index(name, 0.05)
-        row: dict[str, Any] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
+        row: dict[str, object] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
         if progress.size:
             counts = f"COUNT(*), COUNT(error), SUM(reward >= {index.pass_threshold!r})"
             [(count, failed, passed)] = index.query(f"SELECT {counts} FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS}")
@@ -253,15 +253,15 @@ class RunStore:
         return row
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the finite numbers among some values."""
     found = [(key, value) for key, value in values.items() if isinstance(value, (int, float)) and abs(value) < 1e300]
     return dict(found[:MAX_ROW_VALUES])
 
 
-def _estimates(summary: Mapping[str, Any] | None) -> dict[str, float]:
+def _estimates(summary: Mapping[str, object] | None) -> dict[str, float]:
     """Return the means of an evaluation's scores and of pass@k."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for kind, prefix in (("functions", ""), ("pass@k", "pass@"), ("pass^k", "pass^")):
         estimates = (summary or {}).get(kind)
         for name, estimate in (estimates if isinstance(estimates, dict) else {}).items():
@@ -269,7 +269,7 @@ def _estimates(summary: Mapping[str, Any] | None) -> dict[str, float]:
     return _numbers(found)
 
 
-def _unreadable(name: str, error: Exception) -> dict[str, Any]:
+def _unreadable(name: str, error: Exception) -> dict[str, object]:
     """Return the row of an unreadable run."""
     message = str(error) if isinstance(error, (Error, OSError)) else f"{type(error).__name__}: {error}"
     row = {"name": utf8_text(name), "kind": "unreadable", "status": "unreadable", "changed": 0.0}
@@ -298,7 +298,7 @@ def _pass_threshold(run: Run) -> float:
     return float(value) if is_number else 1.0
 
 
-def mean_reward(index: Index) -> dict[str, Any]:
+def mean_reward(index: Index) -> JsonObject:
     """Return the mean reward with its interval over examples, for a run without a summary."""
     places: dict[str, int] = {}
     rewards = Column()
@@ -307,12 +307,12 @@ def mean_reward(index: Index) -> dict[str, Any]:
     ):
         rewards.add(places.setdefault(str(key), len(places)), float(reward))  # pyright: ignore[reportArgumentType]
     try:
-        return rewards.estimate._asdict()
+        return msgspec.structs.asdict(rewards.estimate)
     except OverflowError as error:
         raise RunError(f"{index.file}: the rewards are too large for a mean ({error})") from error
 
 
-def bar_heights(histogram_data: Mapping[str, Any]) -> dict[str, Any]:
+def bar_heights(histogram_data: JsonMapping) -> dict[str, object]:
     """Return a histogram as `low`, `high`, and `counts` in bars of equal width, empty ones included."""
     if not histogram_data["bars"]:
         return {"low": 0.0, "high": 0.0, "counts": []}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
+
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.statistics import Estimate
 from rove.statistics.compare import difference_estimate
-from rove.viewer.format import limits
+from rove.statistics.format import limits
 
 MEASUREMENT = re.compile(r"/evaluations/")
 """Runs with this in their names are evaluations that a training run has made."""
-SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+SORTS: Mapping[str, Callable[[JsonMapping], JsonValue]] = {
     "environment": lambda row: str(row.get("env", "")),
     "reward": lambda row: _mean(row),
     "name": lambda row: row["name"],
@@ -23,7 +26,7 @@ SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "changed": lambda row: row["changed"],
 }
 
-Row = Mapping[str, Any]
+Row = JsonMapping
 
 
 class Wanted(NamedTuple):
@@ -51,7 +54,7 @@ def arrange(rows: Sequence[Row], wanted: Wanted) -> list[Row]:
     return known + [row for row in listed if value(row) is None]
 
 
-def _sort_key(value: Any) -> tuple[bool, float, str]:
+def _sort_key(value: object) -> tuple[bool, float, str]:
     is_number = isinstance(value, (int, float)) and math.isfinite(value)
     return (not is_number, value if is_number else 0.0, "" if is_number else str(value))
 
@@ -92,7 +95,7 @@ def reward_ranges(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-def with_difference(row: Row, base: Row) -> dict[str, Any]:
+def with_difference(row: Row, base: Row) -> JsonObject:
     """Return a row with the difference of its mean reward to a baseline's and its unpaired 95% interval.
 
     `difference` is None for another environment, and for a run without a reward.
@@ -100,7 +103,7 @@ def with_difference(row: Row, base: Row) -> dict[str, Any]:
     comparable = row.get("env") == base.get("env") and row.get("measure") == base.get("measure") == "reward"
     if not comparable or _mean(row) is None or _mean(base) is None:
         return {**row, "difference": None}
-    return {**row, "difference": difference_estimate(_estimate(base), _estimate(row))._asdict()}
+    return {**row, "difference": msgspec.structs.asdict(difference_estimate(_estimate(base), _estimate(row)))}
 
 
 def _estimate(row: Row) -> Estimate:
@@ -108,7 +111,7 @@ def _estimate(row: Row) -> Estimate:
     return Estimate(_mean(row) or 0.0, low, high, row["reward"].get("caveat"))
 
 
-def matrix(rows: Sequence[Row]) -> dict[str, Any]:
+def matrix(rows: Sequence[Row]) -> JsonObject:
     """Return `models`, `envs`, and `cells`: the latest evaluation of a model in an environment, and the number of its `runs`."""
     scored = sorted(
         (row for row in rows if row["kind"] == "eval" and _mean(row) is not None), key=lambda row: row["changed"]
@@ -118,7 +121,7 @@ def matrix(rows: Sequence[Row]) -> dict[str, Any]:
     for row in scored:
         found.setdefault((row["model"], row["env"]), []).append(row)
 
-    def cell(model: str, env: str) -> dict[str, Any] | None:
+    def cell(model: str, env: str) -> JsonObject | None:
         runs = found.get((model, env))
         return {"name": runs[-1]["name"], "reward": runs[-1]["reward"], "runs": len(runs)} if runs else None
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -52,7 +52,7 @@ class Query(msgspec.Struct, frozen=True):
             raise ConfigError(f"the pattern is not a regular expression: {error}") from error
 
 
-def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, Any]]:
+def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
     """Yield hits, as {"line", "role", "before", "found", "after"}, and reports, as {"bytes"}; the last has `done` and `hits`.
 
     A rollout yields one hit, for the first message that matches.
@@ -84,7 +84,7 @@ def _line_filter(query: Query) -> Callable[[bytes], bool]:
     return lambda line: low in line.lower()
 
 
-def _hit(line: bytes, pattern: re.Pattern[str]) -> dict[str, Any] | None:
+def _hit(line: bytes, pattern: re.Pattern[str]) -> dict[str, object] | None:
     try:
         record = decode_record(line[:-1])
     except RunError:

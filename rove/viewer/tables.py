@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,53 +12,14 @@ from rich.text import Text
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.runs.metrics import DERIVED, panels, with_derived
-from rove.statistics import Comparison, Difference
+from rove.statistics import Comparison
+from rove.statistics.format import number, percent, seconds, signed, sparkline
+from rove.statistics.tables import folded, name_width
 from rove.utils.console import styled
-from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
 from rove.viewer.html import cut
 
-NUMBER_COLUMNS = 53
-"""Columns of a comparison for numbers, the direction and borders."""
-SUMMARY_NAME = 26
-"""Columns for a name in the table of a summary."""
 MAX_COLUMNS = 100
 """Width of the lines below a table."""
-
-
-def summary_table(summary: Mapping[str, Any], title: str) -> Table:
-    """Return the table of an evaluation's summary: reward, pass@k, reward functions and metrics with their intervals.
-
-    pass@k is shown if groups have two or more members and only some pass.
-    """
-    rows: list[tuple[str, Mapping[str, Any], str]] = [("reward", summary["reward"], "")]
-    rows += [(name, seen, "") for name, seen in _passes(summary)]
-    for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
-        rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
-    rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
-    noted = caveats(seen for _, seen, _ in rows)
-    table = Table(title=title, title_justify="left", width=72, caption=noted or None, caption_justify="left")
-    table.add_column("", style="bold")
-    table.add_column("mean", justify="right")
-    table.add_column("95% interval", justify="right", no_wrap=True)
-    table.add_column("weight", justify="right")
-    for name, seen, weight in rows:
-        table.add_row(folded(name, SUMMARY_NAME), number(seen["mean"]), interval(seen), weight)
-    return table
-
-
-def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
-    """Return pass@1, pass@k and pass^k for the whole group size k."""
-    any_of, all_of = summary.get("pass@k", {}), summary.get("pass^k", {})
-    largest = max(map(int, any_of), default=0)
-    if largest < 2 or not 0.0 < (any_of["1"]["mean"] or 0.0) < 1.0:
-        return []
-    threshold = f"reward ≥ {summary['pass_threshold']:g}"
-    whole = str(largest)
-    return [
-        (f"pass@1 ({threshold})", any_of["1"]),
-        (f"pass@{whole} (one of {whole})", any_of[whole]),
-        (f"pass^{whole} (all of {whole})", all_of[whole]),
-    ]
 
 
 def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> Text:
@@ -125,54 +85,6 @@ def _packed(parts: Sequence[Text]) -> list[Text]:
     return lines
 
 
-def folded(name: str, width: int) -> str:
-    """Return a name with line breaks after its separators, so that a narrow column does not break it inside a word."""
-    lines = [""]
-    for part in re.findall(r"[^-_./ ]+[-_./ ]*|[-_./ ]+", name):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
-
-
-def _name_width(width: int) -> int:
-    """Return the width of a name in a comparison of `width` columns: three columns have names, the others numbers."""
-    return (width - NUMBER_COLUMNS) // 3
-
-
-def comparison_table(comparison: Comparison, width: int = 98) -> Table:
-    """Return a table of two runs: all common values, their differences, and the direction, if any.
-
-    Args:
-        comparison: The comparison.
-        width: Width of the terminal.
-    """
-    width = min(98, width)
-    examples = "the examples of both" if comparison.paired else "different examples"
-    title = f"means over {examples}; a direction if the interval excludes 0"
-    values = (comparison.main, *comparison.others)
-    noted = caveats({"caveat": one.caveat} for one in values)
-    table = Table(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
-    table.add_column("", style="bold", overflow="fold")
-    run_width = min(_name_width(width), max(map(len, comparison.names)))
-    for name in comparison.names:
-        table.add_column(folded(name, run_width), justify="right", overflow="fold")
-    table.add_column("difference", justify="right", no_wrap=True)
-    table.add_column("95% interval", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for one in values:
-        name, *cells = comparison_row(one)
-        table.add_row(folded(name, width - NUMBER_COLUMNS - 2 * run_width), *cells)
-    return table
-
-
-def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
-    """Return name, both means, difference, interval and direction ("higher", "lower" or "") of a compared value."""
-    direction = {1: "higher", 0: "", -1: "lower"}[one.direction]
-    reach = interval({"low": one.low, "high": one.high, "caveat": one.caveat})
-    return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction
-
-
 def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingProxyType({}), width: int = 98) -> Table:
     """Return a table of the examples that changed most, in both directions.
 
@@ -185,7 +97,7 @@ def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingP
     table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=width)
     table.add_column("example_id", justify="right", no_wrap=True)
     for name in comparison.names:
-        table.add_column(folded(name, _name_width(width)), justify="right", no_wrap=True)
+        table.add_column(folded(name, name_width(width)), justify="right", no_wrap=True)
     table.add_column("difference", justify="right", no_wrap=True)
     table.add_column("question", no_wrap=True, overflow="ellipsis", ratio=1)
     for group in (comparison.up, comparison.down):

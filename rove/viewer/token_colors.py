@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rove.viewer.format import signed, version_words
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
+from rove.statistics.format import signed, version_words
 
 
 class Token(NamedTuple):
@@ -69,7 +70,7 @@ OLDEST = 5
 """Versions older than this many others look alike."""
 
 
-def color_tokens(turns: Sequence[Mapping[str, Any]], advantage: float | None, color: str) -> dict[str, Any]:
+def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: str) -> JsonObject:
     """Return a rollout's tokens as the page shows them.
 
     Args:
@@ -119,12 +120,12 @@ def color_tokens(turns: Sequence[Mapping[str, Any]], advantage: float | None, co
     }
 
 
-def _sampled(turn: Mapping[str, Any]) -> Iterator[Token]:
+def _sampled(turn: JsonMapping) -> Iterator[Token]:
     """Yield the sampled tokens of a turn with what is known of each."""
     trained = turn.get("trained") or {"logprobs": [], "entropies": []}
     versions = [version for version, count in turn["versions"] for _ in range(min(count, len(turn["sampled"])))]
 
-    def at(values: Sequence[Any], place: int) -> Any:
+    def at(values: Sequence[object], place: int) -> JsonValue:
         return values[place] if place < len(values) else None
 
     for i, (id, text) in enumerate(turn["sampled"]):

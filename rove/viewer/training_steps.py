@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonObject, JsonValue
 from rove.statistics import t_quantile
 from rove.viewer.index import Index
 from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN
@@ -13,7 +13,7 @@ from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN
 BANDS = ("spread", "interval", "quantiles")
 
 
-def steps(index: Index, band: str = "spread") -> list[dict[str, Any]]:
+def steps(index: Index, band: str = "spread") -> list[JsonObject]:
     """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures.
 
     Args:
@@ -34,21 +34,21 @@ def steps(index: Index, band: str = "spread") -> list[dict[str, Any]]:
     return found
 
 
-def _intervals(index: Index) -> dict[Any, tuple[float, float]]:
+def _intervals(index: Index) -> dict[JsonValue, tuple[float, float]]:
     sql = (
         "SELECT step, COUNT(*), AVG(mean), AVG(mean * mean) FROM (SELECT step, AVG(reward) AS mean "
         f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL GROUP BY step, example_key) "
         "GROUP BY step HAVING COUNT(*) > 1"
     )
-    found: dict[Any, tuple[float, float]] = {}
+    found: dict[object, tuple[float, float]] = {}
     for step, count, mean, squares in index.query(sql):
         half = t_quantile(0.975, count - 1) * math.sqrt(max(0.0, squares - mean * mean) / (count - 1))
         found[step] = mean - half, mean + half
     return found
 
 
-def _quantiles(index: Index) -> dict[Any, tuple[float, float]]:
-    rewards: dict[Any, list[float]] = {}
+def _quantiles(index: Index) -> dict[JsonValue, tuple[float, float]]:
+    rewards: dict[object, list[float]] = {}
     sql = f"SELECT step, reward FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL"
     for step, reward in index.query(sql):
         rewards.setdefault(step, []).append(reward)  # pyright: ignore[reportArgumentType]
@@ -59,7 +59,7 @@ def _quantiles(index: Index) -> dict[Any, tuple[float, float]]:
     return ends
 
 
-def _steps(index: Index) -> list[dict[str, Any]]:
+def _steps(index: Index) -> list[JsonObject]:
     sql = (
         "SELECT step, COUNT(*), COUNT(reward), AVG(reward), AVG(reward * reward), MIN(line), SUM(truncated) "
         f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL GROUP BY step ORDER BY step"
@@ -78,7 +78,7 @@ def _steps(index: Index) -> list[dict[str, Any]]:
     ]
 
 
-def groups(index: Index, step_from: int, step_to: int) -> dict[str, Any]:
+def groups(index: Index, step_from: int, step_to: int) -> JsonObject:
     """Return a histogram of the mean rewards of groups in some steps, and the number of zero-advantage groups.
 
     Args:

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from rove.core.findings import Finding
+from rove.core.plain import JsonMapping
 from rove.runs.metrics import SECONDS
-from rove.viewer.format import duration, number, signed
+from rove.statistics.format import duration, number, signed
 
 MAX_WINDOW = 10
 """Steps that are averaged at either end of a run, and for the time left."""
@@ -22,10 +22,10 @@ MAX_LOSS_SINCE_BEST = 0.2
 """Share of a curve's range that it may lose after its best step."""
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[JsonMapping]
 
 
-def time_left(rows: Rows, planned: Any) -> str:
+def time_left(rows: Rows, planned: object) -> str:
     """Return in words the time to the last planned step at the pace of the last ones; "" if it is not known.
 
     Args:
@@ -51,7 +51,7 @@ def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()
     """
     sentences = [*_main(rows, weights), *_held_out(rows), *_policy(rows)]
     if alerts:
-        first_steps: dict[str, Any] = {}
+        first_steps: dict[str, object] = {}
         for alert in alerts:
             first_steps.setdefault(str(alert.get("id", "alert")), alert.get("step", "?"))
         listed = ", ".join(f"{name} (from step {step})" for name, step in first_steps.items())
@@ -59,7 +59,7 @@ def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()
     return sentences
 
 
-def _curve(rows: Rows, name: str) -> list[tuple[Any, float]]:
+def _curve(rows: Rows, name: str) -> list[tuple[object, float]]:
     """Return the steps and the finite values of a metric."""
     found = [(row.get("step"), row.get(name)) for row in rows if not isinstance(row.get("step"), (list, dict))]
     return [
@@ -82,7 +82,7 @@ def _main(rows: Rows, weights: Mapping[str, float]) -> list[str]:
     return _change("loss", loss, -1) if loss else []
 
 
-def _change(name: str, curve: Sequence[tuple[Any, float]], better: int) -> list[str]:
+def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> list[str]:
     """Return whether a metric has changed between the first and the last steps; `better` is −1 if lower is better."""
     values = [value for _, value in curve]
     if len(values) < 2:

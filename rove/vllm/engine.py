@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -141,7 +140,7 @@ class VLLMEngine:
         return prompt_logprobs(answer, ids)
 
     def update_weights(
-        self, version: int, weights: Mapping[str, Any] | Path | None = None, adapter: Path | None = None
+        self, version: int, weights: Mapping[str, object] | Path | None = None, adapter: Path | None = None
     ) -> None:
         """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue.
 
@@ -198,7 +197,7 @@ class VLLMEngine:
     def release(self) -> None:
         """Do nothing: servers manage their own memory."""
 
-    def _params(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[dict[str, Any], StopChecker]:
+    def _params(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[dict[str, object], StopChecker]:
         """Return vLLM's sampling parameters and the stop checker of a request."""
         max_new_tokens = available_tokens(prompt_ids, self.vocab, self.context)
         unknown = [name for name in UNSUPPORTED if getattr(sampling, name)]
@@ -226,8 +225,8 @@ class VLLMEngine:
         return params, StopChecker(sampling, max_tokens, self.stop_ids, decode)
 
     async def _generate(
-        self, server: Server, ids: Sequence[int], params: Mapping[str, Any]
-    ) -> tuple[Server, dict[str, Any]]:
+        self, server: Server, ids: Sequence[int], params: Mapping[str, object]
+    ) -> tuple[Server, dict[str, object]]:
         """Return a response and its server; after a failure, retry on the least busy server."""
         attempts: list[str] = []
         while True:
@@ -272,7 +271,7 @@ class VLLMEngine:
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
-    async def _post(self, server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, server: Server, body: dict[str, object]) -> dict[str, object]:
         async with self._open_session().post(f"{server.url}/inference/v1/generate", json=body) as response:
             if response.status >= 500:
                 raise InfraError(f"HTTP {response.status}: {(await response.text())[:300]}")

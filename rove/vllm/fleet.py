@@ -18,12 +18,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import InfraError, RunError
+from rove.core.plain import JsonObject
 from rove.vllm.server import LoRAShape, ParityCheck, RefusedError, Server, VLLMConfig, max_differences
 
 MAX_STARTS = 3
@@ -88,12 +89,12 @@ class Fleet:
         """Return whether a server is starting or loading weights."""
         return self._locks[server.number].locked()
 
-    def request_body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
+    def request_body(self, ids: Sequence[int], params: Mapping[str, object]) -> JsonObject:
         """Return the body of a generate request for the newest weights."""
         body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self._updates}"}
         return {**body, "model": self._adapter_name} if self._has_adapter else body
 
-    def scoring_body(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
+    def scoring_body(self, ids: Sequence[int], temperature: float) -> JsonObject:
         """Return the body of a request that scores `ids` and samples one token. It has priority, since training waits for it."""
         params = {"max_tokens": 1, "temperature": temperature, "prompt_logprobs": 0, "logprobs": 0}
         body = self.request_body(ids, {**params, "detokenize": False, "ignore_eos": True})

@@ -75,7 +75,7 @@ class HealthMonitor:
         self._cancelled: set[asyncio.Future[Any]] = set()
         self._monitor: asyncio.Task[None] | None = None
 
-    async def run(self, session: aiohttp.ClientSession, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def run(self, session: aiohttp.ClientSession, request: Coroutine[object, object, Answer]) -> Answer:
         """Return the result of a request to the server.
 
         Raises:

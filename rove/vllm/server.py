@@ -27,6 +27,7 @@ import msgspec
 
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, InfraError, ModelError
+from rove.core.plain import JsonMapping
 from rove.core.protocols import Generation, SamplingParams
 from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.engine.stop_checker import StopChecker
@@ -46,7 +47,7 @@ class ParityCheck(NamedTuple):
     temperature: float = 0.5
 
 
-def max_differences(answer: Mapping[str, Any], check: ParityCheck) -> tuple[float, float]:
+def max_differences(answer: JsonMapping, check: ParityCheck) -> tuple[float, float]:
     """Return the largest difference between a server and the trainer: on the given tokens, and on the token the server
     sampled.
     """
@@ -57,7 +58,7 @@ def max_differences(answer: Mapping[str, Any], check: ParityCheck) -> tuple[floa
 
 
 def parse_generation(
-    answer: Mapping[str, Any], prompt_ids: Sequence[int], params: SamplingParams, ending: StopChecker, version: int
+    answer: JsonMapping, prompt_ids: Sequence[int], params: SamplingParams, ending: StopChecker, version: int
 ) -> Generation:
     """Return the generation of a response, cut where it ends.
 
@@ -103,18 +104,18 @@ def parse_generation(
     )
 
 
-def _spans(entries: Sequence[Mapping[str, Any]] | None, count: int, version: int) -> list[tuple[int, int]]:
+def _spans(entries: Sequence[JsonMapping] | None, count: int, version: int) -> list[tuple[int, int]]:
     """Return (version, number of tokens) for the first `count` tokens, oldest version first."""
     found = [(int(one["version"]), min(one["end"], count) - one["start"]) for one in entries or ()]
     return [one for one in found if one[1] > 0] or [(version, count)]
 
 
-def _likeliest(entries: Sequence[Mapping[str, Any]], count: int | None) -> list[tuple[int, float]]:
+def _likeliest(entries: Sequence[JsonMapping], count: int | None) -> list[tuple[int, float]]:
     found = sorted(((one["token_id"], one["logprob"]) for one in entries), key=lambda one: -one[1])
     return found[:count]
 
 
-def prompt_logprobs(answer: Mapping[str, Any], ids: Sequence[int]) -> list[float]:
+def prompt_logprobs(answer: JsonMapping, ids: Sequence[int]) -> list[float]:
     """Return the log-probability of each prompt token but the first."""
     entries = answer["prompt_logprobs"]
     return [position[str(token)]["logprob"] for position, token in zip(entries[1:], ids[1:], strict=True)]
@@ -366,7 +367,7 @@ class Server:
         self.stop()
 
     def request_json(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = REQUEST_TIMEOUT_S
+        self, method: str, path: str, body: Mapping[str, object] | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> Any:
         """Return the JSON response of a request; None if it is empty.
 
@@ -381,7 +382,7 @@ class Server:
             raise InfraError(f"{self.name} answers {method} {path} with what is no JSON: {content[:99]!r}") from error
 
     def request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, seconds: float = REQUEST_TIMEOUT_S
+        self, method: str, path: str, body: Mapping[str, object] | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> bytes:
         """Return the body of the response; see `request_json`."""
         data = None if body is None else msgspec.json.encode(body)

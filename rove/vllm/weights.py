@@ -72,7 +72,7 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
     return weights
 
 
-def base_weights(model: Any) -> dict[str, torch.Tensor]:
+def base_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights by name, without the adapter."""
     weights = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
     return {name.replace(".base_layer.", "."): tensor for name, tensor in weights.items()}

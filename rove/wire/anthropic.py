@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -56,21 +56,21 @@ class _Thinking(msgspec.Struct):
 
 
 class _ToolUse(msgspec.Struct):
-    id: Any = None
-    name: Any = None
-    input: Any = None
+    id: JsonValue = None
+    name: JsonValue = None
+    input: JsonValue = None
 
 
 class _Message(msgspec.Struct):
     """Parts of an answer that are read."""
 
-    content: list[dict[str, Any]]
+    content: list[JsonObject]
     stop_reason: str | None = None
-    stop_details: Any = None
-    usage: Any = None
+    stop_details: JsonValue = None
+    usage: JsonValue = None
 
 
-def request_body(request: Request) -> dict[str, Any]:
+def request_body(request: Request) -> dict[str, object]:
     """Return the JSON body of a Messages request, to be sent with `anthropic-version: API_VERSION`.
 
     - System and developer messages become the top-level `system`: few models accept them inside a conversation.
@@ -87,8 +87,8 @@ def request_body(request: Request) -> dict[str, Any]:
             not supported.
     """
     refuse_unsupported(request, "Anthropic's Messages API", "response_format")
-    system: list[dict[str, Any]] = []
-    turns: list[dict[str, Any]] = []
+    system: list[JsonObject] = []
+    turns: list[JsonObject] = []
     for message in request.messages:
         role, blocks = _turn(message)
         if role == "system":
@@ -100,7 +100,7 @@ def request_body(request: Request) -> dict[str, Any]:
     sampling = request.sampling_params
     if sampling.max_tokens == 0:
         raise ConfigError("max_tokens is 0; expected 1 or more: Anthropic's Messages API always generates")
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "model": request.model or None,
         "max_tokens": DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
         "system": system or None,
@@ -116,7 +116,7 @@ def request_body(request: Request) -> dict[str, Any]:
     return without_none(body)
 
 
-def _tool_choice(request: Request) -> dict[str, Any] | None:
+def _tool_choice(request: Request) -> JsonObject | None:
     if request.tool_choice is None:
         return None
     name = only_tool(request)
@@ -124,7 +124,7 @@ def _tool_choice(request: Request) -> dict[str, Any] | None:
     return choice | ({"disable_parallel_tool_use": True} if forces_one_call(request) else {})
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the answer in a decoded Messages response.
 
     Text blocks are joined, thinking becomes `reasoning_content`, tool use becomes `tool_calls` in chat form. If that loses
@@ -155,7 +155,7 @@ def read_response(body: Any) -> Response:
     )
 
 
-def _turn(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+def _turn(message: Mapping[str, object]) -> tuple[str, list[dict[str, object]]]:
     """Return the role of the turn that a message belongs to, or "system", and the message's blocks."""
     role = message.get("role")
     if role == "assistant":
@@ -167,7 +167,7 @@ def _turn(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     return "system" if role in _INSTRUCTIONS else "user", blocks
 
 
-def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _from_assistant(message: JsonMapping) -> list[JsonObject]:
     original = message.get(CONTENT)
     if original and is_unedited(message, _text(original), _tool_calls(original)):
         return _without_blanks(original)
@@ -177,7 +177,7 @@ def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return blocks + [_tool_use(call) for call in tool_calls_of(message)]
 
 
-def _block(part: dict[str, Any]) -> dict[str, Any]:
+def _block(part: JsonObject) -> dict[str, object]:
     text = text_or_refusal(part)
     if text is not None:
         return {"type": "text", "text": text}
@@ -186,7 +186,7 @@ def _block(part: dict[str, Any]) -> dict[str, Any]:
     raise unsendable(part, "Anthropic's Messages API", "text or image_url")
 
 
-def _source(part: dict[str, Any], url: str) -> dict[str, Any]:
+def _source(part: JsonObject, url: str) -> JsonObject:
     head, _, data = url.partition(",")
     media_type, *options = head.removeprefix("data:").split(";")
     if head.startswith("data:") and media_type and "base64" in options:
@@ -196,10 +196,10 @@ def _source(part: dict[str, Any], url: str) -> dict[str, Any]:
     raise unsendable(part, "Anthropic's Messages API", "a URL like data:image/png;base64,… or https://…")
 
 
-def _tool_use(call: ToolCall) -> dict[str, Any]:
+def _tool_use(call: ToolCall) -> dict[str, object]:
     given = call.function.arguments
     try:
-        arguments = msgspec.json.decode(given.strip() or "{}", type=dict[str, Any])
+        arguments = msgspec.json.decode(given.strip() or "{}", type=JsonObject)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"arguments of tool call {call.id!r} are {excerpt(given)} ({error}); expected the text of a JSON object, "
@@ -208,7 +208,7 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: JsonObject) -> JsonObject:
     function = function_of(tool)
     if function is None:
         return tool
@@ -222,29 +222,29 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _text(blocks: list[dict[str, Any]]) -> str:
+def _text(blocks: list[JsonObject]) -> str:
     return "".join(msgspec.convert(block, _Text).text for block in blocks if block.get("type") == "text")
 
 
-def _tool_calls(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _tool_calls(blocks: list[JsonObject]) -> list[dict[str, object]]:
     uses = [msgspec.convert(block, _ToolUse) for block in blocks if block.get("type") == "tool_use"]
     return [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
 
 
-def _refusal(details: Any) -> str:
+def _refusal(details: object) -> str:
     details = details if isinstance(details, dict) else {}
     return next(
         (details[name] for name in ("explanation", "category") if is_text(details.get(name))), "no reason given"
     )
 
 
-def _needs_original(blocks: list[dict[str, Any]]) -> bool:
+def _needs_original(blocks: list[dict[str, object]]) -> bool:
     """Return whether other fields lose information of the blocks, and the API accepts the blocks in a request."""
     types = [block.get("type") for block in _without_blanks(blocks)]
     plain = all(type in ("text", "tool_use") for type in types)
     return not (plain or types[-1] in _THINKING)  # the API refuses messages that end with thinking
 
 
-def _without_blanks(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_blanks(blocks: list[JsonObject]) -> list[dict[str, object]]:
     """Return the blocks without blank texts, which the API sends but does not accept."""
     return [block for block in blocks if block.get("type") != "text" or block["text"].strip()]

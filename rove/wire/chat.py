@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
 from rove.core.messages import FIELDS, ROLES, text_of
+from rove.core.plain import JsonObject, JsonValue, MessageDict, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -29,7 +30,6 @@ from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,
     Head,
-    Json,
     Logprobs,
     ServingRequest,
     TokenLogprob,
@@ -69,12 +69,12 @@ RESERVED = frozenset(
 
 
 class _Message(msgspec.Struct):
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[Any] | None = None
-    function_call: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    refusal: Any = None
+    content: str | list[JsonObject] | None = None
+    tool_calls: list[JsonValue] | None = None
+    function_call: JsonValue = None
+    reasoning_content: JsonValue = None
+    reasoning: JsonValue = None
+    refusal: JsonValue = None
 
 
 class _Choice(msgspec.Struct):
@@ -86,10 +86,10 @@ class _Completion(msgspec.Struct):
     """Parts of a chat completion that are read; others are ignored."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
-    usage: Any = None
+    usage: JsonValue = None
 
 
-def request_body(request: Request) -> Json:
+def request_body(request: Request) -> JsonObject:
     """Return the JSON body of a chat-completions request.
 
     None is left out of the body and of each message, but not deeper, since null has a meaning inside a tool's schema.
@@ -97,7 +97,7 @@ def request_body(request: Request) -> Json:
     `state`, `previous` and `seed` of the request are not sent; `sampling_params.seed` is.
     """
     sampling = request.sampling_params
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],
         "tools": request.tools or None,
@@ -113,14 +113,14 @@ def request_body(request: Request) -> Json:
     return without_none(body)
 
 
-def _tool_choice(request: Request) -> str | dict[str, Any] | None:
+def _tool_choice(request: Request) -> str | JsonObject | None:
     if request.tool_choice is None:
         return None
     name = only_tool(request)
     return "required" if name is None else {"type": "function", "function": {"name": name}}
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the answer in a decoded chat completion.
 
     Text parts are joined. Tool calls are read as in `normalized_calls`, or from the older field `function_call`. Reasoning is
@@ -158,18 +158,18 @@ def read_response(body: Any) -> Response:
 class _Body(TokenOptions):
     """Fields of a chat-completions request that are read."""
 
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    messages: Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
 
 
-def read_request(body: Any) -> ServingRequest:
+def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a chat-completions request.
 
     Contents that consist of text parts become one text. `tool_choice` "none" drops the tools. Unknown fields
@@ -211,7 +211,9 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
+) -> JsonObject:
     """Return the JSON of a chat completion; `logprobs` are the tokens of each choice."""
     choices = [
         {
@@ -226,8 +228,8 @@ def response_body(head: Head, responses: Sequence[Response], usage: Usage, logpr
 
 
 def with_tokens(
-    body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
-) -> Json:
+    body: JsonObject, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[JsonValue]] | None
+) -> JsonObject:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
     if prompt_logprobs is not None:
         body = {**body, "prompt_logprobs": prompt_logprobs[0]}
@@ -238,24 +240,24 @@ def with_tokens(
     return body
 
 
-def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> Json:
+def chunk_with_prompt(chunk: dict[str, object], prompt_token_ids: list[int] | None) -> JsonObject:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
     return {**chunk, "prompt_token_ids": prompt_token_ids}
 
 
-def first_chunks(head: Head, index: int) -> list[Json]:
+def first_chunks(head: Head, index: int) -> list[JsonObject]:
     """Return the first chunk of the stream of a choice."""
     return [_chunk(head, index, {"role": "assistant", "content": ""})]
 
 
-def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[JsonObject]:
     """Return the chunks for a new piece of a choice's text after the text `sent`, with its tokens."""
     return [_chunk(head, index, {"content": text}, logprobs=logprobs)]
 
 
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
-) -> list[Json]:
+) -> list[JsonObject]:
     """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
     message = response.message
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
@@ -265,7 +267,7 @@ def last_chunks(
     return [*rest, _chunk(head, index, {}, response.finish_reason)]
 
 
-def usage_chunk(head: Head, usage: Usage) -> Json:
+def usage_chunk(head: Head, usage: Usage) -> JsonObject:
     """Return the last chunk of a stream, with token counts."""
     return completion_object(head, "chat.completion.chunk", []) | {"usage": usage_body(usage)}
 
@@ -273,20 +275,20 @@ def usage_chunk(head: Head, usage: Usage) -> Json:
 def _chunk(
     head: Head,
     index: int,
-    delta: dict[str, Any],
+    delta: JsonObject,
     finish_reason: str | None = None,
     logprobs: Logprobs = None,
-) -> Json:
+) -> JsonObject:
     listed = None if logprobs is None else _logprobs(logprobs)
     choice = {"index": index, "delta": delta, "logprobs": listed, "finish_reason": finish_reason}
     return completion_object(head, "chat.completion.chunk", [choice])
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> Json:
+def _logprobs(tokens: list[TokenLogprob]) -> JsonObject:
     return {"content": logprobs_content(tokens), "refusal": None}
 
 
-def checked_template_kwargs(given: dict[str, Any] | None) -> Json | None:
+def checked_template_kwargs(given: JsonObject | None) -> JsonObject | None:
     """Return the variables of a chat template; None if there are none.
 
     Raises:
@@ -300,7 +302,7 @@ def checked_template_kwargs(given: dict[str, Any] | None) -> Json | None:
     return given or None
 
 
-def checked_messages(messages: Sequence[dict[str, Any]]) -> list[Json]:
+def checked_messages(messages: Sequence[MessageDict]) -> list[JsonObject]:
     """Check messages of a request and join lists of text parts.
 
     Raises:
@@ -315,7 +317,7 @@ def checked_messages(messages: Sequence[dict[str, Any]]) -> list[Json]:
     return checked
 
 
-def _checked_message(message: dict[str, Any]) -> Json:
+def _checked_message(message: dict[str, object]) -> JsonObject:
     role = message.get("role")
     if role not in ROLES:
         raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")

@@ -11,6 +11,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, as_json
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 
@@ -44,12 +45,12 @@ class ToolCall(msgspec.Struct):
     function: Function
 
 
-def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+def tool_call(id: str, name: str, arguments: str) -> JsonObject:
     """Return a tool call in chat form, for `tool_calls` of a message."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
+def tool_calls_of(message: Mapping[str, object]) -> list[ToolCall]:
     """Return the tool calls of a message.
 
     Raises:
@@ -64,7 +65,7 @@ def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
         ) from error
 
 
-def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+def function_of(tool: Mapping[str, object]) -> dict[str, object] | None:
     """Return the function of a chat tool definition; None for a tool of another type (an API's own).
 
     Raises:
@@ -81,7 +82,7 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
     return function
 
 
-def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def parts_of(message: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the content of a message as content parts; a plain text is one text part.
 
     Raises:
@@ -94,18 +95,18 @@ def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-def text_or_refusal(part: Mapping[str, Any]) -> str | None:
+def text_or_refusal(part: JsonMapping) -> str | None:
     """Return the text of a text or refusal part; None for a part of another type."""
     return text_in(part, part["type"]) if part.get("type") in ("text", "refusal") else None
 
 
-def text_in(part: Mapping[str, Any], *path: str) -> str:
+def text_in(part: Mapping[str, object], *path: str) -> str:
     """Return the text at a path inside a content part.
 
     Raises:
         ConfigError: there is no text at this path.
     """
-    value: Any = part
+    value: JsonValue = part
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     if not isinstance(value, str):
@@ -113,17 +114,17 @@ def text_in(part: Mapping[str, Any], *path: str) -> str:
     return value
 
 
-def unsendable(part: Mapping[str, Any], api: str, known: str) -> ConfigError:
+def unsendable(part: Mapping[str, object], api: str, known: str) -> ConfigError:
     """Return the error for a content part that an API does not support; `known` lists the parts that it supports."""
     return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {known}")
 
 
-def is_unedited(message: Mapping[str, Any], text: str, tool_calls: list[dict[str, Any]]) -> bool:
+def is_unedited(message: Mapping[str, object], text: str, tool_calls: list[JsonObject]) -> bool:
     """Return whether a message still has this text and these tool calls."""
     return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
 
 
-def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+def sampling_fields(sampling: SamplingParams) -> dict[str, object]:
     """Return sampling parameters under the names of (chat) completions APIs; some are None.
 
     Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ there.
@@ -190,7 +191,7 @@ def refuse_unsupported(request: Request, api: str, *names: str) -> None:
         raise ConfigError(f"{name} is given, but {api} has no such argument; leave it out or use chat completions")
 
 
-def build_response(body: Any, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:
+def build_response(body: object, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:
     """Return a response with this text and the message fields that are not empty.
 
     An empty answer is an answer, as it is for a local model: its message has the text "". Otherwise a model that stays silent
@@ -213,7 +214,7 @@ def build_response(body: Any, text: str, usage: Usage, finish_reason: str, **fie
     return Response(message, usage, finish_reason)
 
 
-def normalized_calls(calls: Sequence[Any]) -> list[dict[str, Any]]:
+def normalized_calls(calls: Sequence[object]) -> list[dict[str, object]]:
     """Return the tool calls of a server in chat form, whatever their ids and arguments look like.
 
     Ids are made by servers and do not change what the model called. A missing, null or empty id, or one that an earlier call
@@ -227,7 +228,7 @@ def normalized_calls(calls: Sequence[Any]) -> list[dict[str, Any]]:
     given_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
     new_ids = _new_ids(calls)
     used_ids: set[str] = set()
-    normalized: list[dict[str, Any]] = []
+    normalized: list[JsonObject] = []
     for call in calls:
         if not isinstance(call, Mapping):
             raise InvalidModelResponseError(
@@ -241,14 +242,14 @@ def normalized_calls(calls: Sequence[Any]) -> list[dict[str, Any]]:
     return normalized
 
 
-def _id_text(id: Any) -> str:
+def _id_text(id: object) -> str:
     """Return the id of a call as text; "" if it has none."""
     if isinstance(id, int) and not isinstance(id, bool):
         return str(id)
     return id if isinstance(id, str) else ""
 
 
-def _new_ids(calls: Sequence[Any]) -> Iterator[str]:
+def _new_ids(calls: Sequence[object]) -> Iterator[str]:
     """Yield ids for the calls of a message; equal messages get equal ids."""
     digest = hashlib.sha1(as_json(list(calls)).encode(errors="replace"), usedforsecurity=False).hexdigest()
     for number in itertools.count():
@@ -256,7 +257,7 @@ def _new_ids(calls: Sequence[Any]) -> Iterator[str]:
         yield hashlib.sha1(f"{number} {digest}".encode(), usedforsecurity=False).hexdigest()[:9]
 
 
-def _function(call: Mapping[str, Any]) -> dict[str, Any]:
+def _function(call: Mapping[str, object]) -> dict[str, object]:
     """Return the function of a call, with its name and arguments as texts; some servers put both next to the id."""
     function = call.get("function")
     if not isinstance(function, Mapping):
@@ -269,19 +270,19 @@ def _function(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def arguments_text(arguments: Any) -> str:
+def arguments_text(arguments: object) -> str:
     """Return the arguments of a call as JSON text; null is no arguments."""
     if arguments is None:
         return "{}"
     return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
 
 
-def finish_reason(hit_limit: bool, tool_calls: Any) -> str:
+def finish_reason(hit_limit: bool, tool_calls: object) -> str:
     """Return the finish reason of an answer; a length limit takes precedence, since it may have cut the tool calls."""
     return "length" if hit_limit else "tool_calls" if tool_calls else "stop"
 
 
-def excerpt(value: Any, limit: int = 200) -> str:
+def excerpt(value: object, limit: int = 200) -> str:
     """Return the first `limit` characters of a value on one line, as JSON unless it is a text, for an error message."""
     if value is None or isinstance(value, bool | dict | list):
         value = as_json(value)
@@ -290,17 +291,17 @@ def excerpt(value: Any, limit: int = 200) -> str:
     return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
 
 
-def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+def without_none(fields: JsonObject) -> dict[str, object]:
     """Return a copy without the fields that are None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     """Return whether a value is a text that is not empty."""
     return isinstance(value, str) and value != ""
 
 
-def count(usage: Any, name: str) -> int:
+def count(usage: object, name: str) -> int:
     """Return a token count of a server's usage; 0 if it is missing or impossible (see `MAX_TOKENS`)."""
     value = usage.get(name) if isinstance(usage, dict) else None
     if not isinstance(value, int) or isinstance(value, bool):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
 from rove.core.messages import text_of
+from rove.core.plain import JsonObject, JsonValue, MessageDict
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -28,7 +29,6 @@ from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,
     Head,
-    Json,
     Logprobs,
     ServingRequest,
     TokenLogprob,
@@ -55,10 +55,10 @@ class _Completion(msgspec.Struct):
     """Parts of a completion that are read."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
-    usage: Any = None
+    usage: JsonValue = None
 
 
-def request_body(request: Request) -> Json:
+def request_body(request: Request) -> JsonObject:
     """Return the JSON body of a completions request; the prompt is the text of its only message, a user's.
 
     None is left out; many servers then stop after 16 tokens, so give `max_tokens`. `sampling_params.extra` takes precedence;
@@ -70,7 +70,7 @@ def request_body(request: Request) -> Json:
     if request.tools:
         raise ConfigError(f"{len(request.tools)} tools given; expected none, the completions API cannot call tools")
     sampling = request.sampling_params
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model or None,
         "prompt": _prompt(request.messages),
         **sampling_fields(sampling),
@@ -80,7 +80,7 @@ def request_body(request: Request) -> Json:
     return without_none(body)
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the continuation in a decoded completion as an assistant message.
 
     Missing usage counts as 0 tokens, a missing text as "". Any finish reason but "length"
@@ -102,7 +102,7 @@ def read_response(body: Any) -> Response:
     return build_response(body, choice.text or "", usage, reason)
 
 
-def _prompt(messages: list[dict[str, Any]]) -> str:
+def _prompt(messages: list[MessageDict]) -> str:
     roles = [message.get("role") for message in messages]
     if roles != ["user"]:
         raise ConfigError(
@@ -127,7 +127,7 @@ Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_lengt
 class _Body(TokenOptions, kw_only=True):
     """Fields of a completions request that are read."""
 
-    prompt: str | list[Any]
+    prompt: str | list[JsonValue]
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
@@ -135,7 +135,7 @@ class _Body(TokenOptions, kw_only=True):
     best_of: int | None = None
 
 
-def read_request(body: Any) -> ServingRequest:
+def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a completions request: one text, several, one list of token ids, or several.
 
     Unknown fields are passed to the client as `sampling_params.extra`.
@@ -175,7 +175,9 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
+) -> JsonObject:
     """Return the JSON of a completion; `logprobs` are the tokens of each choice."""
     choices = [
         _choice(i, text_of(response.message), response.finish_reason, None if logprobs is None else logprobs[i])
@@ -185,10 +187,10 @@ def response_body(head: Head, responses: Sequence[Response], usage: Usage, logpr
 
 
 def with_tokens(
-    body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
-) -> Json:
+    body: JsonObject, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[JsonValue]] | None
+) -> JsonObject:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
-    choices: list[dict[str, Any]] = body["choices"]
+    choices: list[JsonObject] = body["choices"]
     if prompt_logprobs is not None:
         choices = [{**choice, "prompt_logprobs": one} for choice, one in zip(choices, prompt_logprobs, strict=True)]
     if token_ids:
@@ -197,41 +199,41 @@ def with_tokens(
     return {**body, "choices": choices}
 
 
-def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> Json:
+def chunk_with_prompt(chunk: JsonObject, prompt_token_ids: list[int] | None) -> JsonObject:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
     return {**chunk, "choices": [{**choice, "prompt_token_ids": prompt_token_ids} for choice in chunk["choices"]]}
 
 
-def first_chunks(head: Head, index: int) -> list[Json]:
+def first_chunks(head: Head, index: int) -> list[JsonObject]:
     """Return the first chunks of a choice: none before its text."""
     return []
 
 
-def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[JsonObject]:
     """Return the chunks for a new piece of a choice's text after the text `sent`, with its tokens."""
     return [completion_object(head, KIND, [_choice(index, text, logprobs=logprobs)])]
 
 
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
-) -> list[Json]:
+) -> list[JsonObject]:
     """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
     return [
         completion_object(head, KIND, [_choice(index, unsent_text(response, sent), response.finish_reason, logprobs)])
     ]
 
 
-def usage_chunk(head: Head, usage: Usage) -> Json:
+def usage_chunk(head: Head, usage: Usage) -> JsonObject:
     """Return the last chunk of a stream, with token counts."""
     return completion_object(head, KIND, []) | {"usage": usage_body(usage)}
 
 
-def _choice(index: int, text: str, finish_reason: str | None = None, logprobs: Logprobs = None) -> Json:
+def _choice(index: int, text: str, finish_reason: str | None = None, logprobs: Logprobs = None) -> JsonObject:
     listed = None if logprobs is None else _logprobs(logprobs)
     return {"index": index, "text": text, "logprobs": listed, "finish_reason": finish_reason}
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> Json:
+def _logprobs(tokens: list[TokenLogprob]) -> JsonObject:
     tops = [None if token.logprob is None else _by_text(token.top) for token in tokens]
     return {
         "tokens": [token.token for token in tokens],
@@ -249,7 +251,7 @@ def _by_text(tokens: Tokens) -> dict[str, float | None]:
     return found
 
 
-def _prompts(given: str | list[Any]) -> list[str] | list[list[int]]:
+def _prompts(given: str | list[JsonValue]) -> list[str] | list[list[int]]:
     for kind, one in ((str, True), (Ids, True), (list[str], False), (list[Ids], False)):
         try:
             prompts = msgspec.convert([given] if one else given, list[kind] if one else kind)

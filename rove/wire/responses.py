@@ -6,11 +6,11 @@ Stateless: every request contains the whole conversation, and the server stores 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import InvalidModelResponseError, ModelError
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
@@ -40,10 +40,10 @@ OUTPUT = "responses_output"
 
 
 class _FunctionCall(msgspec.Struct):
-    call_id: Any = None
-    id: Any = None
-    name: Any = None
-    arguments: Any = None
+    call_id: JsonValue = None
+    id: JsonValue = None
+    name: JsonValue = None
+    arguments: JsonValue = None
 
 
 class _Text(msgspec.Struct):
@@ -55,7 +55,7 @@ class _Refusal(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    content: list[dict[str, Any]]
+    content: list[JsonObject]
 
 
 class _Reasoning(msgspec.Struct):
@@ -67,14 +67,14 @@ class _Reasoning(msgspec.Struct):
 class _Result(msgspec.Struct):
     """Parts of a response that are read."""
 
-    output: list[dict[str, Any]] | None = None
+    output: list[JsonObject] | None = None
     status: str | None = None
-    error: Any = None
-    incomplete_details: Any = None
-    usage: Any = None
+    error: JsonValue = None
+    incomplete_details: JsonValue = None
+    usage: JsonValue = None
 
 
-def request_body(request: Request) -> dict[str, Any]:
+def request_body(request: Request) -> dict[str, object]:
     """Return the JSON body of a Responses request.
 
     - System and developer messages stay input items, since `instructions` preserves neither their order nor their parts.
@@ -92,7 +92,7 @@ def request_body(request: Request) -> dict[str, Any]:
     """
     sampling = request.sampling_params
     refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],
         "tools": [_tool(tool) for tool in request.tools or []] or None,
@@ -110,20 +110,20 @@ def request_body(request: Request) -> dict[str, Any]:
     return without_none(body)
 
 
-def _tool_choice(request: Request) -> str | dict[str, Any] | None:
+def _tool_choice(request: Request) -> str | JsonObject | None:
     if request.tool_choice is None:
         return None
     name = only_tool(request)
     return "required" if name is None else {"type": "function", "name": name}
 
 
-def _format(response_format: Mapping[str, Any]) -> dict[str, Any]:
+def _format(response_format: Mapping[str, object]) -> dict[str, object]:
     """Return chat's `response_format` in this API's form, with the schema next to the type."""
     inner = response_format.get("json_schema")
     return {"type": response_format.get("type"), **(inner if isinstance(inner, Mapping) else {})}
 
 
-def read_response(body: Any) -> Response:
+def read_response(body: object) -> Response:
     """Return the answer in a decoded Responses object.
 
     Output texts are joined, function calls become `tool_calls` in chat form, reasoning or its summary becomes
@@ -162,7 +162,7 @@ def read_response(body: Any) -> Response:
     )
 
 
-def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _items(message: Mapping[str, object]) -> list[dict[str, object]]:
     role = message.get("role")
     if role == "assistant":
         return _from_assistant(message)
@@ -172,7 +172,7 @@ def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"role": role, "content": _content(message)}]
 
 
-def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _from_assistant(message: JsonMapping) -> list[JsonObject]:
     original = message.get(OUTPUT)
     if original and is_unedited(message, _text(original), _tool_calls(original)):
         return list(original)
@@ -184,21 +184,21 @@ def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         text += part_text
     if not text and is_text(message.get("refusal")):
         text = message["refusal"]
-    items: list[dict[str, Any]] = [{"role": "assistant", "content": text}] if text else []
+    items: list[JsonObject] = [{"role": "assistant", "content": text}] if text else []
     for call in tool_calls_of(message):
         function = {"name": call.function.name, "arguments": call.function.arguments}
         items.append({"type": "function_call", "call_id": call.id, **function})
     return items
 
 
-def _content(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+def _content(message: Mapping[str, object]) -> str | list[JsonObject]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
     return [_part(part, message.get("role") == "tool") for part in parts_of(message)]
 
 
-def _part(part: dict[str, Any], of_tool: bool) -> dict[str, Any]:
+def _part(part: JsonObject, of_tool: bool) -> dict[str, object]:
     text, kind = text_or_refusal(part), part.get("type")
     if text is not None:
         return {"type": "input_text", "text": text}
@@ -215,7 +215,7 @@ def _part(part: dict[str, Any], of_tool: bool) -> dict[str, Any]:
     )
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(tool: JsonObject) -> JsonObject:
     function = function_of(tool)
     if function is None:
         return tool
@@ -229,21 +229,21 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return without_none(converted)
 
 
-def _parts(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def _parts(items: list[dict[str, object]], kind: str) -> list[dict[str, object]]:
     messages = [msgspec.convert(item, _Message) for item in items if item.get("type") == "message"]
     return [part for message in messages for part in message.content if part.get("type") == kind]
 
 
-def _text(items: list[dict[str, Any]]) -> str:
+def _text(items: list[JsonObject]) -> str:
     return "".join(msgspec.convert(part, _Text).text for part in _parts(items, "output_text"))
 
 
-def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _tool_calls(items: list[JsonObject]) -> list[dict[str, object]]:
     calls = [msgspec.convert(item, _FunctionCall) for item in items if item.get("type") == "function_call"]
     return [tool_call(call.call_id or call.id, call.name, arguments_text(call.arguments)) for call in calls]
 
 
-def _needs_original(items: list[dict[str, Any]], reasoning: list[_Reasoning]) -> bool:
+def _needs_original(items: list[dict[str, object]], reasoning: list[_Reasoning]) -> bool:
     """Return whether other fields lose information of the items, and the API accepts the items in a request."""
     plain = all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items)
     # The API refuses reasoning without content, since the server stores nothing under its id, and reasoning at the end.

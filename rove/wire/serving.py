@@ -14,6 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, SamplingParams, ToolChoice
 from rove.core.records import Usage
 from rove.wire.common import excerpt
@@ -25,7 +26,7 @@ IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
 )
 """Fields that do not change the answer; other unknown fields are passed to the client unchanged."""
-HARMLESS: dict[str, Any] = {"modalities": ["text"], "functions": []}
+HARMLESS: JsonObject = {"modalities": ["text"], "functions": []}
 """Values with which these fields have no effect."""
 ONLY_ENDPOINTS = frozenset(("reasoning_effort",))
 """Fields that some endpoints use and the embedded engine ignores."""
@@ -138,7 +139,6 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Bytes of the token if it is a part of a character, whose text shows U+FFFD instead; else b""."""
 
 
-Json = dict[str, Any]
 Tokens = Sequence[TokenLogprob]
 Logprobs = list[TokenLogprob] | None
 """Tokens of one choice; None if no log-probabilities were requested."""
@@ -153,12 +153,12 @@ def new_head(prefix: str, model: str) -> Head:
     return Head(f"{prefix}-{uuid.uuid4().hex}", model, int(time.time()))
 
 
-def completion_object(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def completion_object(head: Head, kind: str, choices: list[JsonObject]) -> dict[str, object]:
     """Return the JSON object of a completion, or of one chunk of its stream."""
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
 
 
-def read_body(body: Any, kind: type[T]) -> T:
+def read_body(body: object, kind: type[T]) -> T:
     """Convert a decoded body to a struct.
 
     Raises:
@@ -172,7 +172,7 @@ def read_body(body: Any, kind: type[T]) -> T:
         raise ConfigError(f"{error}; given: {_given(body, str(error))}") from error
 
 
-def _given(body: Any, error: str) -> str:
+def _given(body: JsonValue, error: str) -> str:
     """Return an excerpt of the value at the path that msgspec's error names, such as "… - at `$.messages[0]`"."""
     path = re.search(r"`\$([^`]*)`$", error)
     for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path[1] if path else ""):
@@ -183,7 +183,7 @@ def _given(body: Any, error: str) -> str:
     return excerpt(msgspec.json.encode(body), 100)
 
 
-def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any) -> SamplingParams:
+def sampling_of(body: Mapping[str, object], options: msgspec.Struct, **fields: Any) -> SamplingParams:
     """Return the sampling parameters of a request: its options, unknown fields of the body (as `extra`), and `fields`.
 
     Raises:
@@ -274,24 +274,24 @@ def usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
-def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, object]]:
     """Return log-probabilities in the form of chat completions and the Responses API.
 
     The bytes of all tokens together are the UTF-8 text, also where a character consists of several tokens.
     """
 
-    def entry(one: TokenLogprob) -> dict[str, Any]:
+    def entry(one: TokenLogprob) -> JsonObject:
         return {"token": one.token, "logprob": one.logprob, "bytes": list(one.utf8 or one.token.encode())}
 
     return [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in tokens]
 
 
-def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any] | None]:
+def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[JsonObject | None]:
     """Return a prompt's log-probabilities in vLLM's form: token id → log-probability; null for the first token.
 
     The rank is null for a token that is not among the requested likeliest ones.
     """
-    body: list[dict[str, Any] | None] = []
+    body: list[dict[str, object] | None] = []
     for token in tokens:
         if token.logprob is None:
             body.append(None)
@@ -322,13 +322,13 @@ def unsent_text(response: Response, sent: str) -> str:
     return text[len(sent) :] if text.startswith(sent) else ""
 
 
-def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
+def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, object]:
     """Return an error in OpenAI's form."""
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
 
 
 def tool_choice_of(
-    given: Any, tools: Sequence[Mapping[str, Any]] | None, parallel: bool | None = None
+    given: JsonValue, tools: Sequence[JsonMapping] | None, parallel: bool | None = None
 ) -> ToolChoice | None:
     """Return which tools must be called, according to OpenAI's `tool_choice`; None if none must.
 
@@ -363,7 +363,7 @@ def tool_choice_of(
     return ToolChoice((name,), False)
 
 
-def joined_content(content: Any, read_part: Callable[[Any], dict[str, Any]]) -> Any:
+def joined_content(content: object, read_part: Callable[[JsonValue], JsonObject]) -> object:
     """Return the content of a message in chat form: text parts joined, or parts converted by `read_part`."""
     if not isinstance(content, list):
         return content
@@ -371,7 +371,7 @@ def joined_content(content: Any, read_part: Callable[[Any], dict[str, Any]]) -> 
     return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
 
 
-def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:
+def refuse(body: Mapping[str, object], fields: Iterable[str], why: str) -> None:
     """Refuse fields with a value other than null, false and "".
 
     Raises:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.core.plain import JsonObject, JsonValue, ToolDefinition
 from rove.core.protocols import Request, Response, ToolChoice
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
@@ -18,7 +19,6 @@ from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,
     Head,
-    Json,
     Logprobs,
     ServingRequest,
     StopText,
@@ -45,7 +45,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 class _Turn(msgspec.Struct):
     role: str
-    content: str | list[dict[str, Any]]
+    content: str | list[JsonObject]
 
 
 class _Body(msgspec.Struct, kw_only=True):
@@ -54,20 +54,20 @@ class _Body(msgspec.Struct, kw_only=True):
     messages: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
     max_tokens: AtLeastOne
     model: str = ""
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    system: str | list[JsonObject] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: JsonObject | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     stop_sequences: Annotated[list[StopText], msgspec.Meta(max_length=64)] | None = None
-    cache_control: Any = None
-    container: Any = None
-    context_management: Any = None
-    thinking: Any = None
+    cache_control: JsonValue = None
+    container: JsonValue = None
+    context_management: JsonValue = None
+    thinking: JsonValue = None
 
 
-def read_request(body: Any) -> ServingRequest:
+def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a Messages request.
 
     Tool results become separate messages. `tool_choice` of type "none" drops the tools.
@@ -96,7 +96,7 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def _tool_choice(given: dict[str, Any] | None, tools: list[dict[str, Any]] | None) -> ToolChoice | None:
+def _tool_choice(given: JsonObject | None, tools: list[ToolDefinition] | None) -> ToolChoice | None:
     match given:
         case None | {"type": "auto" | "none"}:
             return None
@@ -111,18 +111,20 @@ def _tool_choice(given: dict[str, Any] | None, tools: list[dict[str, Any]] | Non
     )
 
 
-def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
+) -> JsonObject:
     """Return the JSON of the message."""
     response = responses[0]
     return _message(head, _blocks(response.message), response.usage) | _ended(response)
 
 
-def first_chunks(head: Head, index: int) -> list[Json]:
+def first_chunks(head: Head, index: int) -> list[JsonObject]:
     """Return the first events of a stream."""
     return [{"type": "message_start", "message": _message(head, [], Usage())}]
 
 
-def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[JsonObject]:
     """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
@@ -132,10 +134,10 @@ def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs
 
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
-) -> list[Json]:
+) -> list[JsonObject]:
     """Return the last events of an answer after the text `sent`."""
     blocks = _blocks(response.message, text_first=bool(sent))
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for position, block in enumerate(blocks):
         begun = position == 0 and bool(sent)
         events += _block_events(position, {**block, "text": unsent_text(response, sent)} if begun else block, begun)
@@ -143,12 +145,12 @@ def last_chunks(
     return [*events, {"type": "message_delta", **ended}, {"type": "message_stop"}]
 
 
-def error_body(status: int, message: str) -> Json:
+def error_body(status: int, message: str) -> JsonObject:
     """Return an error in Anthropic's form."""
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 
-def _message(head: Head, blocks: list[dict[str, Any]], usage: Usage) -> Json:
+def _message(head: Head, blocks: list[dict[str, object]], usage: Usage) -> JsonObject:
     message = {"id": head.id, "type": "message", "role": "assistant", "model": head.model, "content": blocks}
     return {**message, "stop_reason": None, "stop_sequence": None, "usage": _usage(usage)}
 
@@ -158,12 +160,12 @@ def _usage(usage: Usage) -> dict[str, int]:
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens, **cached}
 
 
-def _ended(response: Response) -> Json:
+def _ended(response: Response) -> JsonObject:
     refused = "refusal" if response.message.get("refusal") else "end_turn"
     return {"stop_reason": _REASONS.get(response.finish_reason, refused), "stop_sequence": None}
 
 
-def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[Json]:
+def _blocks(message: Mapping[str, object], text_first: bool = False) -> list[JsonObject]:
     """Return the blocks of an answer; `text_first` if a stream has already sent text."""
     text, thought = text_of(message) or message.get("refusal") or "", message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -175,15 +177,15 @@ def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[Json]:
     return blocks
 
 
-def _input(function: Any) -> Json:
+def _input(function: JsonValue) -> JsonObject:
     """Return the arguments of a call; text that is no JSON object becomes {"arguments": text}, since the API needs one."""
     try:
-        return msgspec.json.decode(function.arguments.strip() or "{}", type=dict[str, Any])
+        return msgspec.json.decode(function.arguments.strip() or "{}", type=JsonObject)
     except (ValueError, RecursionError):
         return {"arguments": function.arguments}
 
 
-def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator[Json]:
+def _block_events(position: int, block: JsonObject, begun: bool) -> Iterator[JsonObject]:
     kind = block["type"]
     empty = {"text": {"text": ""}, "thinking": {"thinking": ""}, "tool_use": {"input": {}}}[kind]
     if not begun:
@@ -197,15 +199,15 @@ def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator
     yield {"type": "content_block_stop", "index": position}
 
 
-def _start(position: int, block: dict[str, Any]) -> Json:
+def _start(position: int, block: JsonObject) -> JsonObject:
     return {"type": "content_block_start", "index": position, "content_block": block}
 
 
-def _delta(position: int, delta: dict[str, Any]) -> Json:
+def _delta(position: int, delta: JsonObject) -> JsonObject:
     return {"type": "content_block_delta", "index": position, "delta": delta}
 
 
-def _tool(tool: Mapping[str, Any]) -> Json:
+def _tool(tool: Mapping[str, object]) -> JsonObject:
     if tool.get("type", "custom") not in ("custom", None) or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected a name and an input_schema: no others are known here")
     function = {name: tool.get(name) for name in ("name", "description", "strict")}
@@ -223,7 +225,7 @@ def _messages(turn: _Turn, position: int) -> list[Message]:
     return [_from_assistant(turn.content, where)] if turn.role == "assistant" else _from_user(turn.content, where)
 
 
-def _from_user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
+def _from_user(blocks: list[JsonObject], where: str) -> list[Message]:
     messages: list[Message] = []
     for result in (block for block in blocks if block.get("type") == "tool_result"):
         messages.append(ToolMessage(_content(result.get("content") or "", where), result.get("tool_use_id")))  # pyright: ignore[reportArgumentType]  checked later
@@ -231,7 +233,7 @@ def _from_user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     return [*messages, UserMessage(_content(rest, where))] if rest or not messages else messages
 
 
-def _from_assistant(blocks: list[dict[str, Any]], where: str) -> Message:
+def _from_assistant(blocks: list[JsonObject], where: str) -> Message:
     content_blocks = [
         block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")
     ]
@@ -246,11 +248,11 @@ def _from_assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     return AssistantMessage(content, **{name: value for name, value in fields.items() if value})
 
 
-def _content(content: Any, where: str) -> Any:
+def _content(content: object, where: str) -> JsonValue:
     return joined_content(content, lambda block: _part(block, where))
 
 
-def _part(block: Any, where: str) -> Json:
+def _part(block: JsonValue, where: str) -> JsonObject:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
         return {"type": "text", "text": block["text"]}

@@ -12,6 +12,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject, JsonValue, ToolDefinition
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
@@ -21,7 +22,6 @@ from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,
     Head,
-    Json,
     Logprobs,
     ServingRequest,
     Tokens,
@@ -42,18 +42,18 @@ _ITEMS = "message, function_call, function_call_output or reasoning"
 
 
 class _Text(msgspec.Struct):
-    format: dict[str, Any] | None = None
-    verbosity: Any = None
+    format: JsonObject | None = None
+    verbosity: JsonValue = None
 
 
 class _Body(msgspec.Struct, kw_only=True):
     """Fields of a Responses request that are read or ignored."""
 
-    input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    input: str | Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
     model: str = ""
     instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -61,18 +61,18 @@ class _Body(msgspec.Struct, kw_only=True):
     max_output_tokens: AtLeastOne | None = None
     text: _Text | None = None
     background: bool | None = None
-    conversation: Any = None
+    conversation: JsonValue = None
     previous_response_id: str | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
-    max_tool_calls: Any = None
-    prompt_cache_retention: Any = None
-    reasoning: Any = None
-    stream_options: Any = None
-    truncation: Any = None
+    max_tool_calls: JsonValue = None
+    prompt_cache_retention: JsonValue = None
+    reasoning: JsonValue = None
+    stream_options: JsonValue = None
+    truncation: JsonValue = None
 
 
-def read_request(body: Any) -> ServingRequest:
+def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a Responses request.
 
     Function calls and reasoning are joined to the adjacent assistant message. `tool_choice` "none" drops the tools.
@@ -111,18 +111,20 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
+) -> JsonObject:
     """Return the JSON of the response."""
     return _response(head, responses[0], _output(head, responses[0].message, logprobs=(logprobs or [[]])[0]))
 
 
-def first_chunks(head: Head, index: int) -> list[Json]:
+def first_chunks(head: Head, index: int) -> list[JsonObject]:
     """Return the first events of a stream."""
     begun = _response(head, None, [])
     return [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
 
 
-def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[JsonObject]:
     """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
@@ -132,10 +134,10 @@ def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs
 
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
-) -> list[Json]:
+) -> list[JsonObject]:
     """Return the last events of an answer after the text `sent`."""
     output = _output(head, response.message, bool(sent), [*earlier, *(logprobs or [])])
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, object]] = []
     for position, item in enumerate(output):
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
             rest = unsent_text(response, sent), logprobs_content(logprobs or ())
@@ -146,7 +148,7 @@ def last_chunks(
     return [*events, {"type": f"response.{whole['status']}", "response": whole}]
 
 
-def _response(head: Head, response: Response | None, output: list[dict[str, Any]]) -> Json:
+def _response(head: Head, response: Response | None, output: list[dict[str, object]]) -> JsonObject:
     cut = response is not None and response.finish_reason == "length"
     return {
         "id": head.id,
@@ -171,7 +173,7 @@ def _response(head: Head, response: Response | None, output: list[dict[str, Any]
     }
 
 
-def _usage(usage: Usage) -> Json:
+def _usage(usage: Usage) -> JsonObject:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
@@ -181,7 +183,9 @@ def _usage(usage: Usage) -> Json:
     }
 
 
-def _output(head: Head, message: Mapping[str, Any], text_first: bool = False, logprobs: Tokens = ()) -> list[Json]:
+def _output(
+    head: Head, message: Mapping[str, object], text_first: bool = False, logprobs: Tokens = ()
+) -> list[JsonObject]:
     """Return the items of an answer; `text_first` if a stream has already sent text."""
     text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -191,7 +195,7 @@ def _output(head: Head, message: Mapping[str, Any], text_first: bool = False, lo
             {"type": "reasoning", "id": f"rs_{head.id}", "summary": [{"type": "summary_text", "text": thought}]}
         )
     if text or refusal or not calls:
-        part: dict[str, Any] = {"type": "refusal", "refusal": refusal}
+        part: dict[str, object] = {"type": "refusal", "refusal": refusal}
         if text or not refusal:
             part = {"type": "output_text", "text": text, "logprobs": logprobs_content(logprobs)}
         items.insert(0 if text_first else len(items), _message_item(head, part))
@@ -203,13 +207,13 @@ def _output(head: Head, message: Mapping[str, Any], text_first: bool = False, lo
     return items
 
 
-def _message_item(head: Head, part: dict[str, Any]) -> Json:
+def _message_item(head: Head, part: dict[str, object]) -> JsonObject:
     more = {"text": "", "annotations": [], "logprobs": []} if part["type"] == "output_text" else {}
     item = {"type": "message", "id": f"msg_{head.id}", "role": "assistant", "status": "completed"}
     return {**item, "content": [{**more, **part}]}
 
 
-def _text_begins(item: dict[str, Any], position: int) -> Iterator[Json]:
+def _text_begins(item: JsonObject, position: int) -> Iterator[JsonObject]:
     begun = {**item, "status": "in_progress", "content": []}
     yield {"type": "response.output_item.added", "output_index": position, "item": begun}
     part = {**item["content"][0], "text": "", "logprobs": []}
@@ -218,8 +222,8 @@ def _text_begins(item: dict[str, Any], position: int) -> Iterator[Json]:
 
 
 def _text_events(
-    head: Head, position: int, item: dict[str, Any], rest: str, logprobs: list[dict[str, Any]], begun: bool
-) -> Iterator[Json]:
+    head: Head, position: int, item: JsonObject, rest: str, logprobs: list[JsonObject], begun: bool
+) -> Iterator[JsonObject]:
     if not begun:
         yield from _text_begins(item, position)
     if rest:
@@ -231,12 +235,12 @@ def _text_events(
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _text_event(head: Head, position: int, name: str, **fields: Any) -> Json:
+def _text_event(head: Head, position: int, name: str, **fields: Any) -> JsonObject:
     where = {"item_id": f"msg_{head.id}", "output_index": position, "content_index": 0}
     return {"type": f"response.output_text.{name}", **where, **fields}
 
 
-def _item_events(position: int, item: dict[str, Any]) -> Iterator[Json]:
+def _item_events(position: int, item: dict[str, object]) -> Iterator[JsonObject]:
     """Yield the events of a function call, a refusal or reasoning, sent whole."""
     is_call = item["type"] == "function_call"
     begun = {**item, "status": "in_progress", "arguments": ""} if is_call else item
@@ -248,7 +252,7 @@ def _item_events(position: int, item: dict[str, Any]) -> Iterator[Json]:
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _chat_format(wanted: Mapping[str, Any] | None) -> Json | None:
+def _chat_format(wanted: Mapping[str, object] | None) -> JsonObject | None:
     """Return the format as chat's `response_format`, which has the schema one level deeper."""
     if not wanted or wanted.get("type") == "text":
         return None
@@ -256,13 +260,13 @@ def _chat_format(wanted: Mapping[str, Any] | None) -> Json | None:
     return {"type": wanted.get("type"), **({"json_schema": inner} if inner else {})}
 
 
-def _tool(tool: Mapping[str, Any]) -> Json:
+def _tool(tool: Mapping[str, object]) -> JsonObject:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected type 'function' with a name: no others are known here")
     return {"type": "function", "function": without_none({name: tool[name] for name in tool if name != "type"})}
 
 
-def _messages(options: _Body) -> list[Json]:
+def _messages(options: _Body) -> list[JsonObject]:
     messages: list[Message] = [SystemMessage(options.instructions)] if options.instructions else []
     if isinstance(options.input, str):
         return [*messages, UserMessage(options.input)]
@@ -285,7 +289,7 @@ def _messages(options: _Body) -> list[Json]:
     return list(messages)
 
 
-def _message(item: Mapping[str, Any], kind: str, position: int) -> Message:
+def _message(item: JsonMapping, kind: str, position: int) -> Message:
     if kind == "message":
         return Message(role=item.get("role"), content=_content(item.get("content"), position))
     if kind == "function_call":
@@ -296,11 +300,11 @@ def _message(item: Mapping[str, Any], kind: str, position: int) -> Message:
     raise ConfigError(f"input[{position}] is of type {excerpt(kind)}; expected {_ITEMS}")
 
 
-def _content(content: Any, position: int) -> Any:
+def _content(content: object, position: int) -> JsonValue:
     return joined_content(content, lambda part: _part(part, position))
 
 
-def _part(part: Any, position: int) -> Json:
+def _part(part: JsonValue, position: int) -> JsonObject:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):
         part = {**part, "type": "text"}

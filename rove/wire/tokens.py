@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from rove.core.messages import text_of
+from rove.core.plain import JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import without_none
@@ -16,7 +17,6 @@ from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,
     Head,
-    Json,
     Logprobs,
     Options,
     ServingRequest,
@@ -41,7 +41,7 @@ class _Body(Options, kw_only=True):
     prompt_logprobs: Likeliest | None = None
 
 
-def read_request(body: Any) -> ServingRequest:
+def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a request with `prompt_ids` and the sampling fields of a completion.
 
     Raises:
@@ -53,42 +53,44 @@ def read_request(body: Any) -> ServingRequest:
     return ServingRequest.of(options, questions, options.logprobs or 0, is_token_stream=True)
 
 
-def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
+def response_body(
+    head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
+) -> JsonObject:
     """Return the JSON of the sampled tokens; `logprobs` are the tokens of each choice."""
     tokens = logprobs or [[]] * len(responses)
     choices = [_sampled(i, some) | _ended(response) for i, (response, some) in enumerate(zip(responses, tokens))]
     return completion_object(head, KIND, choices) | {"usage": usage_body(usage)}
 
 
-def first_chunks(head: Head, index: int) -> list[Json]:
+def first_chunks(head: Head, index: int) -> list[JsonObject]:
     """Return the first chunks of a choice: none before its first token."""
     return []
 
 
-def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[JsonObject]:
     """Return the chunk for new tokens of a choice; the text is sent with the last chunk."""
     return [completion_object(head, KIND, [_sampled(index, logprobs or [])])]
 
 
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
-) -> list[Json]:
+) -> list[JsonObject]:
     """Return the last chunk of a choice, with the tokens not sent yet."""
     return [completion_object(head, KIND, [_sampled(index, logprobs or []) | _ended(response)])]
 
 
-def usage_chunk(head: Head, usage: Usage) -> Json:
+def usage_chunk(head: Head, usage: Usage) -> JsonObject:
     """Return the last chunk of a stream, with token counts."""
     return completion_object(head, KIND, []) | {"usage": usage_body(usage)}
 
 
-def _sampled(index: int, tokens: Tokens) -> Json:
+def _sampled(index: int, tokens: Tokens) -> JsonObject:
     sampled = {"index": index, "ids": [token.id for token in tokens], "logprobs": [token.logprob for token in tokens]}
     tops = [[(other.id, other.logprob) for other in token.top] for token in tokens]
     return sampled | ({"top_logprobs": tops} if any(tops) else {})
 
 
-def _ended(response: Response) -> Json:
+def _ended(response: Response) -> JsonObject:
     fields = {
         "text": text_of(response.message),
         "finish_reason": response.finish_reason,

@@ -25,6 +25,7 @@ from typing import IO, Any
 import msgspec
 
 from rove.core.errors import RemoteError, WorkerError
+from rove.core.plain import JsonObject, JsonValue
 from rove.workers.spawner import Spawner
 from rove.workers.worker import (
     EXIT_STATUS_TIMEOUT_S,
@@ -78,7 +79,7 @@ class Workers:
     def __init__(
         self,
         module: Path,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, object] | None = None,
         *,
         python: str | None = None,
         paths: Sequence[str] | None = None,
@@ -97,7 +98,7 @@ class Workers:
         self.max_workers = min(8, os.cpu_count() or 1) if max_workers is None else max_workers
         self.start_seconds = start_seconds
         self.name = name or module.stem
-        self.setup_result: Any = None
+        self.setup_result: JsonValue = None
         """Return value of the module's `setup`."""
         self._start_lock = threading.Lock()
         self._server: _ForkServer | Spawner | None = None
@@ -138,7 +139,7 @@ class Workers:
         return {**SINGLE_THREADED, **self.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         """What the program is to load."""
         return {
             "paths": self.paths,
@@ -225,10 +226,10 @@ class Workers:
                 if not worker.is_closed:
                     self._idle.append(worker)
 
-    def call_sync(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:
+    def call_sync(self, name: str, /, timeout: float | None = None, **args: Any) -> JsonValue:
         """Make one call in a new worker from synchronous code; see `Worker.call`."""
 
-        async def call() -> Any:
+        async def call() -> JsonValue:
             worker = await self.open()
             try:
                 return await worker.call(name, timeout, **args)
@@ -285,7 +286,7 @@ class _ForkServer:
         self.recent_output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
         self._send_lock = threading.Lock()
         self._statuses: dict[int, int] = {}
-        self._load_result: dict[str, Any] | None = None
+        self._load_result: JsonObject | None = None
         self._load_finished = threading.Event()
         # Where `close` is never called: the process ends when the control socket is closed.
         self._finalize = weakref.finalize(self, _end, self.control, self.process)
@@ -295,7 +296,7 @@ class _ForkServer:
         with suppress(OSError):  # it ended at once: `wait_until_loaded` reports it
             self.control.sendall(msgspec.json.encode(workers._settings) + b"\n")
 
-    def wait_until_loaded(self, timeout_s: float) -> Any:
+    def wait_until_loaded(self, timeout_s: float) -> object:
         """Return the result of `setup`.
 
         Raises:
@@ -381,7 +382,7 @@ class _ForkServer:
             if not chunk:
                 return b"", True
 
-    def _receive(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: JsonObject) -> None:
         if "exited" in message:
             self._statuses[message["exited"]] = message["status"]
             self._statuses.pop(message["exited"] - MAX_STATUSES, None)

@@ -79,7 +79,7 @@ def run_single_worker(port: int) -> None:
 class _ForkServer:
     """Forks and kills workers."""
 
-    def __init__(self, control: socket.socket, messages: MessageReader, module: Any, memory_bytes: int | None):
+    def __init__(self, control: socket.socket, messages: MessageReader, module: object, memory_bytes: int | None):
         self.control, self.messages, self.module, self.memory_bytes = control, messages, module, memory_bytes
         self.workers: dict[int, int] = {}
         """Process id → number of the worker."""
@@ -274,11 +274,11 @@ class MessageReader:
         return [(message, self.descriptors.pop(0) if "fork" in message else None) for message in messages]
 
 
-def _encode(value: Any) -> bytes:
+def _encode(value: object) -> bytes:
     return json.dumps(value, allow_nan=False, default=_convert_numpy).encode()
 
 
-def _convert_numpy(value: Any) -> Any:
+def _convert_numpy(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")

@@ -17,9 +17,10 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO
 
 from rove.core.errors import RemoteError, WorkerError
+from rove.core.plain import JsonObject, JsonValue
 from rove.workers.worker import EXIT_STATUS_TIMEOUT_S, LENGTH, MAX_LINE_CHARS, MAX_OUTPUT_LINES, describe_exit
 
 POLL_S = 0.05
@@ -37,7 +38,7 @@ class Spawner:
     """
 
     def __init__(
-        self, command: Sequence[str], settings: dict[str, Any], env: dict[str, str], name: str, start_seconds: float
+        self, command: Sequence[str], settings: JsonObject, env: dict[str, str], name: str, start_seconds: float
     ):
         self.name = name
         self.is_closed = False
@@ -51,7 +52,7 @@ class Spawner:
         """A worker that has loaded the module but has no number yet."""
         self._lock = threading.Lock()
 
-    def wait_until_loaded(self, timeout_s: float) -> Any:
+    def wait_until_loaded(self, timeout_s: float) -> object:
         """Start the first worker and return the result of the module's `setup`.
 
         Raises:
@@ -99,7 +100,7 @@ class Spawner:
             self._first[1].close()
         self._finalize()
 
-    def _start(self, timeout_s: float) -> tuple[subprocess.Popen[bytes], socket.socket, Any]:
+    def _start(self, timeout_s: float) -> tuple[subprocess.Popen[bytes], socket.socket, object]:
         """Start a process; return it, the connection to it, and the result of `setup`."""
         token = secrets.token_hex(16)
         deadline = time.monotonic() + timeout_s
@@ -157,7 +158,7 @@ class Spawner:
             connection.close()
         raise WorkerError(f"{self.name} did not start within {self._start_seconds:g} s (start_seconds)")
 
-    def _load(self, connection: socket.socket, process: subprocess.Popen[bytes], deadline: float) -> Any:
+    def _load(self, connection: socket.socket, process: subprocess.Popen[bytes], deadline: float) -> JsonValue:
         """Send the settings and return the result of `setup`."""
         try:
             body = json.dumps(self._settings).encode()

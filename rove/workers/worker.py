@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import Error, RemoteError, WorkerError, as_json
+from rove.core.plain import JsonObject, JsonValue
 
 LENGTH = struct.Struct("<I")
 EXIT_STATUS_TIMEOUT_S = 2.0
@@ -21,7 +22,7 @@ MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
 MAX_QUOTED_CHARS = 100
 """Maximum characters of a call that an error message quotes."""
 
-CallHandler = Callable[[str, dict[str, Any]], Awaitable[Any]]
+CallHandler = Callable[[str, JsonObject], Awaitable[JsonValue]]
 """Handles a call that the worker makes: (name, arguments) → a value that JSON can represent."""
 
 
@@ -46,12 +47,12 @@ class Worker:
         self.is_closed = False
         self._connection, self._kill, self._exit_report, self._handler = connection, kill, exit_report, handler
         self._last_id, self._close_reason = 0, ""
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[JsonValue]] = {}
         self._handler_tasks: set[asyncio.Task[None]] = set()
         self._opening: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def call(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:  # noqa: ASYNC109
+    async def call(self, name: str, /, timeout: float | None = None, **args: Any) -> JsonValue:  # noqa: ASYNC109
         """Call the worker's function `name` and return its result.
 
         A call that exceeds `timeout` seconds or is canceled kills the process, since its state is unknown afterward.
@@ -74,7 +75,7 @@ class Worker:
             self.close()
             raise
 
-    async def request(self, name: str, /, **args: Any) -> Any:
+    async def request(self, name: str, /, **args: Any) -> JsonValue:
         """Like `call`, for workers that answer calls concurrently: canceling one leaves the process running."""
         self._last_id += 1
         call_id, result = self._last_id, self.loop.create_future()
@@ -96,7 +97,7 @@ class Worker:
         self._disconnect()
         self._kill()
 
-    async def _send(self, frame: dict[str, Any]) -> None:
+    async def _send(self, frame: dict[str, object]) -> None:
         body = msgspec.json.encode(frame)
         if self.is_closed:
             raise _ConnectionClosedError
@@ -120,7 +121,7 @@ class Worker:
         except (OSError, EOFError, msgspec.MsgspecError):
             self._disconnect()
 
-    def _receive(self, frame: dict[str, Any]) -> None:
+    def _receive(self, frame: JsonObject) -> None:
         if "call" in frame:
             task = self.loop.create_task(self._handle(frame["id"], frame["call"], frame["args"]))
             self._handler_tasks.add(task)
@@ -134,8 +135,8 @@ class Worker:
         else:
             result.set_result(frame["result"])
 
-    async def _handle(self, call_id: int, name: str, args: dict[str, Any]) -> None:
-        reply: dict[str, Any] = {"id": call_id}
+    async def _handle(self, call_id: int, name: str, args: JsonObject) -> None:
+        reply: JsonObject = {"id": call_id}
         try:
             if self._handler is None:
                 raise Error(f"this worker has no handler for its call of '{name}'; pass one to Workers.open")
@@ -175,6 +176,6 @@ def describe_exit(status: int | None) -> str:
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
 
 
-def _quote(name: str, args: dict[str, Any]) -> str:
+def _quote(name: str, args: dict[str, object]) -> str:
     text = as_json(args)
     return f"{name}({text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + '…'})"

@@ -65,7 +65,7 @@ async def test_an_empty_reply_is_scored_over_every_transport(transport: str):
             env, client, model="tiny", sampling_args={"max_tokens": 8, **sampling}, on_record=records.append
         )
     assert [(record.error, record.reward) for record in records] == [(None, 0.5)] * 2
-    assert (summary["scored"], summary["reward"]["mean"]) == (2, 0.5)
+    assert (summary.scored, summary.reward.mean) == (2, 0.5)
 
 
 def save(x: int = 0) -> str:

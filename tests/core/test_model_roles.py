@@ -70,10 +70,10 @@ def test_tokens_and_cost_by_role() -> None:
     tally = Tally(role_prices={"opponent": Price(0, 1e6)})
     for record in roll(Quarrel(says("so there"), turns=2), says("x")):
         tally.add(record)
-    assert tally.summary()["model_roles"] == {
+    assert tally.result().to_dict()["model_roles"] == {
         "opponent": {"calls": 4, "prompt_tokens": 14, "completion_tokens": 8, "cost": 8.0}
     }
-    assert "model_roles" not in Tally().summary()
+    assert "model_roles" not in Tally().result().to_dict()
 
 
 def test_a_failing_opponent_is_an_error_of_its_role() -> None:
@@ -102,11 +102,11 @@ def test_rescoring_replays_the_recorded_opponent(tmp_path: Path) -> None:
     with vf.Run(tmp_path / "run") as run:
         env = Quarrel(says(other), rubric=vf.Rubric([length]))
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
-        assert (summary["failed"], summary["reward"]["mean"], len(queries)) == (0, 6.0, before)
-        assert summary["model_roles"]["opponent"]["calls"] == 6
+        assert (summary.failed, summary.reward.mean, len(queries)) == (0, 6.0, before)
+        assert summary.model_roles["opponent"].calls == 6
         changed = asyncio.run(vf.generate(Deaf(says(other)), says("x"), run=None))
         assert len(changed) == 2  # the environment works, but differs from the recorded one
-        failed = asyncio.run(vf.rescore(Deaf(says(other)), run, into=tmp_path / "changed"))["errors"]
+        failed = asyncio.run(vf.rescore(Deaf(says(other)), run, into=tmp_path / "changed")).errors
         assert failed == {"replay: ReplayError": 2}
 
 
@@ -139,7 +139,7 @@ def test_concurrent_queries_are_recorded_in_query_order(tmp_path: Path) -> None:
         assert record.completion[1]["content"] == " ".join(responses)
         assert len({one.split(": ")[1] for one in responses}) == 3  # each query has its own random stream
         summary = asyncio.run(vf.rescore(Crowd(rubric=vf.Rubric([length])), run, into=tmp_path / "again"))
-    assert (summary["failed"], summary["reward"]["mean"]) == (0, 2.0)
+    assert (summary.failed, summary.reward.mean) == (0, 2.0)
 
 
 def length(completion: vf.Messages) -> float:

@@ -490,7 +490,7 @@ def test_agent_rollouts_can_be_rescored(tmp_path: Path):
         return await vf.rescore(env, vf.Run(tmp_path / "run"), into=tmp_path / "again")
 
     summary = asyncio.run(evaluate_and_rescore())
-    assert (summary["rescored"]["failed"], summary["reward"]["mean"]) == (0, 1.0)
+    assert (summary.rescored.failed, summary.reward.mean) == (0, 1.0)
 
 
 # What a command can see

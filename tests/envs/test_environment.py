@@ -406,7 +406,7 @@ def test_methods_return_the_same_results_as_the_functions():
     assert [record.reward for record in records] == [1.0, 1.0, 1.0]
     assert env.make_dataset(records) == vf.make_dataset(records)
     from_method, from_function = env.evaluate_sync(says(right)), asyncio.run(vf.evaluate(env, says(right)))
-    assert {**from_method, "latency": 0} == {**from_function, "latency": 0}
+    assert {**from_method.to_dict(), "latency": 0} == {**from_function.to_dict(), "latency": 0}
 
 
 def test_rubrics_without_a_parser_get_that_of_the_environment() -> None:

@@ -189,12 +189,9 @@ def test_a_group_has_the_scripted_policies_that_all_members_have() -> None:
 def test_the_summary_reports_the_reward_per_environment() -> None:
     group = vf.EnvGroup([Quiz(1), vf.EnvGroup([Quiz(3)], ["inner"])], ["easy", "hard"])
     summary = asyncio.run(vf.evaluate(group, says("0"), rollouts_per_example=2))
-    results = {
-        name: (result["mean"], result["examples"], result["rollouts"])
-        for name, result in summary["environments"].items()
-    }
+    results = {name: (result.mean, result.examples, result.rollouts) for name, result in summary.environments.items()}
     assert results == {"easy": (1.0, 1, 2), "hard/inner": (pytest.approx(1 / 3), 3, 6)}
-    assert "environments" not in asyncio.run(vf.evaluate(Quiz(1), says("0")))
+    assert asyncio.run(vf.evaluate(Quiz(1), says("0"))).environments == {}
 
 
 def test_a_group_can_be_rescored(tmp_path: Path) -> None:
@@ -204,8 +201,8 @@ def test_a_group_can_be_rescored(tmp_path: Path) -> None:
     asyncio.run(vf.evaluate(group(vf.Rubric()), says("A"), run=tmp_path / "run"))
     with vf.Run(tmp_path / "run") as run:
         summary = asyncio.run(vf.rescore(group(vf.Rubric([shout])), run, into=tmp_path / "again"))
-    means = {name: result["mean"] for name, result in summary["environments"].items()}
-    assert summary["failed"] == 0 and means == {"quiz": 1.0, "steps/inner": 0.0}
+    means = {name: result.mean for name, result in summary.environments.items()}
+    assert summary.failed == 0 and means == {"quiz": 1.0, "steps/inner": 0.0}
 
 
 def test_members_and_names_are_part_of_the_identity() -> None:

@@ -564,7 +564,7 @@ def test_rescoring_sees_sub_model_replies(tmp_path: Path, options: Any):
 
         env = env_of(rubric=vf.Rubric([upper]), **options)
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
-    assert (summary["failed"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == (0, 1.0, 4)
+    assert (summary.failed, summary.reward.mean, summary.functions["sub_calls"].mean) == (0, 1.0, 4)
 
 
 @pytest.mark.broad
@@ -578,7 +578,7 @@ def test_rescoring_matches_deep_sub_calls_in_any_order(tmp_path: Path, train: bo
         asyncio.run(vf.evaluate(env_of("x" * 444, **options), says(halve_recursively), run=tmp_path / "run"))
         env = env_of("x" * 444, rubric=vf.Rubric([total]), **options)
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
-    assert (summary["errors"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == ({}, 444, 20)
+    assert (summary.errors, summary.reward.mean, summary.functions["sub_calls"].mean) == ({}, 444, 20)
 
 
 @pytest.mark.broad

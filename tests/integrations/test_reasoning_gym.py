@@ -53,7 +53,7 @@ def test_a_family_has_disjoint_splits_and_is_scored() -> None:
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
     assert train[0]["prompt"][0]["role"] == "system" and "<answer>" in train[0]["prompt"][0]["content"]
     summary = env.evaluate_sync(says(answer_correctly))
-    assert (summary["scored"], summary["reward"]["mean"]) == (20, 1.0)
+    assert (summary.scored, summary.reward.mean) == (20, 1.0)
     [wrong, empty] = sample_answers(env, "banana", "")
     assert wrong.reward == empty.reward == 0.0
     assert wrong.scores is not None
@@ -108,7 +108,7 @@ def test_a_mixture_follows_its_weights_and_configs() -> None:
     gcds = [row for row in rows if row["info"]["family"] == "gcd"]
     assert 36 <= len(gcds) <= 60 and len(gcds) < 64
     assert all(row["question"].count(",") >= 3 for row in gcds)
-    assert env.evaluate_sync(says(answer_correctly))["reward"]["mean"] == 1.0
+    assert env.evaluate_sync(says(answer_correctly)).reward.mean == 1.0
 
 
 @pytest.mark.broad
@@ -194,7 +194,7 @@ def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(answer_correctly))
     assert env.workers._server is None
-    assert env.evaluate_sync(says(answer_correctly))["reward"]["mean"] == 1.0
+    assert env.evaluate_sync(says(answer_correctly)).reward.mean == 1.0
 
 
 def test_the_random_state_of_this_process_is_unchanged() -> None:

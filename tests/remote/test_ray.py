@@ -130,7 +130,7 @@ def test_a_killed_node_loses_no_rollout_and_repeats_no_request(cluster: Any, tmp
 
     client = Fateful(kill_one_node)
     summary = asyncio.run(vf.evaluate(env, client, "m", run=tmp_path / "run", rollouts_per_example=4))
-    assert (summary["scored"], summary["failed"]) == (96, 0) and env.nodes.lost == 1
+    assert (summary.scored, summary.failed) == (96, 0) and env.nodes.lost == 1
     lines = Counter((one.example_key, one.rollout_index) for one in Run(tmp_path / "run").outcomes())
     assert len(lines) == 96 and set(lines.values()) == {1}
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 96 * 3

@@ -80,17 +80,17 @@ def test_evaluation_rows_are_used_unless_training_rows_are_requested():
 
 def test_errors_are_counted_separately_from_rewards():
     summary = asyncio.run(vf.evaluate(Quiz(4), says(Flaky(1)), max_concurrent=1))
-    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (4, 3, 1)
-    assert summary["reward"]["mean"] == 1.0
-    assert summary["functions"]["correct"] == {
+    assert (summary.rollouts, summary.scored, summary.failed) == (4, 3, 1)
+    assert summary.reward.mean == 1.0
+    assert summary.to_dict()["functions"]["correct"] == {
         "mean": 1.0,
         "low": pytest.approx(0.2924017738212865),  # three of three
         "high": 1.0,
         "caveat": None,
         "weight": 1.0,
     }
-    assert summary["errors"] == {"model: InfraError": 1}
-    assert summary["stops"] == {"answered": 3}
+    assert summary.errors == {"model: InfraError": 1}
+    assert summary.stops == {"answered": 3}
 
 
 def test_on_record_receives_every_record():
@@ -206,7 +206,8 @@ def test_the_summary_of_a_run_is_written_when_it_is_complete(tmp_path):
     with start_run(tmp_path) as run:
         assert run.summary() is None
         summary = asyncio.run(vf.evaluate(Quiz(2), says(right), run=run, rollouts_per_example=2))
-        assert run.summary() == summary
+        assert run.summary() == summary.to_dict()
+        assert summary.run is run
 
 
 def test_the_last_success_of_a_rollout_counts(tmp_path):
@@ -283,7 +284,7 @@ def test_the_model_is_the_second_positional_argument() -> None:
     summary = vf.SingleTurnEnv(dataset=[{"question": "?"}]).evaluate_sync(
         vf.ScriptedClient(lambda messages, state, rng: "x"), "name", num_examples=1
     )
-    assert summary["scored"] == 1
+    assert summary.scored == 1
 
 
 # Limits
@@ -353,12 +354,12 @@ def test_a_budget_stops_new_rollouts_and_includes_earlier_costs(tmp_path):
     options = {"price": Price(input=0.0, output=1e6), "max_concurrent": 1, "run": tmp_path / "run"}
     env = Quiz(10)
     first = asyncio.run(vf.evaluate(env, client_with_usage(1), **options, budget=3))
-    assert (first["scored"], first["not_run"], first["cost"]["total"]) == (3, 7, 3.0)
+    assert (first.scored, first.not_run, first.cost.total) == (3, 7, 3.0)
     assert Run(tmp_path / "run").summary() is None  # the run is not complete
     second = asyncio.run(vf.evaluate(env, client_with_usage(1), **options, budget=5))
-    assert (second["scored"], second["not_run"]) == (5, 5)
+    assert (second.scored, second.not_run) == (5, 5)
     last = asyncio.run(vf.evaluate(env, client_with_usage(1), **options))
-    assert (last["scored"], last["not_run"]) == (10, 0)
+    assert (last.scored, last.not_run) == (10, 0)
     assert Run(tmp_path / "run").summary()["cost"]["total"] == 10.0
 
 
@@ -401,7 +402,7 @@ async def test_max_scoring_limits_concurrent_scoring():
         return 1.0
 
     summary = await vf.evaluate(Quiz(20, rubric=vf.Rubric([judge])), says("hi"), max_concurrent=10, max_scoring=3)
-    assert (summary["scored"], most) == (20, 3)
+    assert (summary.scored, most) == (20, 3)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +445,7 @@ def test_saved_rollouts_count_in_the_summary_without_their_texts(tmp_path):
     resumed = asyncio.run(
         vf.evaluate(Quiz(30), says("never asked"), run=folder, rollouts_per_example=2, on_record=seen.append)
     )
-    assert {**resumed, "latency": 0} == {**original, "latency": 0}
+    assert {**resumed.to_dict(), "latency": 0} == {**original.to_dict(), "latency": 0}
     assert {type(record) for record in seen} == {Outcome}
     assert len(seen) == 60
 
@@ -479,7 +480,7 @@ async def test_rollouts_start_when_the_endpoint_admits_them(tmp_path):
 
     server = Server(right)
     summary = await vf.evaluate(Watched(200), server, run=tmp_path / "run")
-    assert summary["scored"] == 200
+    assert summary.scored == 200
     assert most <= 2 * 16
     assert server.limiter.under_way == server.limiter._reserved == 0
     lines = (tmp_path / "run" / "limits.jsonl").read_text().splitlines()
@@ -555,8 +556,8 @@ def test_the_budget_ends_a_run_over_an_endless_dataset(tmp_path):
 
     options = {"price": Price(0.0, 1e6), "budget": 5.0, "max_concurrent": 1, "run": tmp_path / "run"}
     summary = asyncio.run(vf.evaluate(Quiz(dataset=endless()), client_with_usage(1), **options))
-    assert (summary["scored"], summary["not_run"]) == (5, None)
-    assert summary["cost"]["spent"] == 5.0
+    assert (summary.scored, summary.not_run) == (5, None)
+    assert summary.cost.spent == 5.0
 
 
 def test_an_empty_dataset_is_rejected():
@@ -583,7 +584,7 @@ def test_an_example_with_failed_rollouts_has_the_same_weight_as_any_other():
 
     policy.calls = []
     summary = asyncio.run(vf.evaluate(Quiz(2), says(policy), rollouts_per_example=4))
-    assert (summary["scored"], summary["reward"]["mean"]) == (5, 0.5)
+    assert (summary.scored, summary.reward.mean) == (5, 0.5)
 
 
 async def test_the_limiter_does_not_write_into_a_finished_run(tmp_path):
@@ -599,4 +600,4 @@ def test_a_rubric_without_reward_functions_causes_a_warning():
     rubric.add_metric(lambda completion: 1.0)
     env = vf.SingleTurnEnv(dataset=[{"question": "a", "answer": "a"}], rubric=rubric)
     with pytest.warns(UserWarning, match="SingleTurnEnv has no reward function, so that every reward is 0"):
-        assert env.evaluate_sync(says(lambda *_: "a"))["reward"]["mean"] == 0
+        assert env.evaluate_sync(says(lambda *_: "a")).reward.mean == 0

@@ -81,7 +81,7 @@ def test_an_unchanged_rubric_gives_the_same_records_and_summary(tmp_path_factory
     ]
     old = source.summary()
     assert old is not None
-    new = msgspec.json.decode(msgspec.json.encode(summary))  # nan becomes None, as in the file
+    new = msgspec.json.decode(msgspec.json.encode(summary.to_dict()))  # nan becomes None, as in the file
     assert {name: value for name, value in new.items() if name != "rescored"} == old
     assert new["rescored"] == {"run": str(folder / "a"), "failed": 0, "gone": 0}
     assert Run(folder / "b").summary() == new
@@ -134,17 +134,17 @@ def test_steps_usage_and_timing_of_the_model_are_kept(tmp_path):
     for a, b in zip(old, records, strict=True):
         assert (b.usage, b.temperature, b.seed) == (a.usage, 0.5, a.seed)
         assert (b.timing.total, b.timing.model) == (a.timing.total, a.timing.model)
-    assert summary["reward"]["mean"] == 0.25
-    assert summary["cost"]["total"] == 10.0  # the price of the run, unless another is given
-    assert rescore(Quiz(2), source, tmp_path / "c", price=Price(2e6, 0.0))[0]["cost"]["total"] == 20.0
+    assert summary.reward.mean == 0.25
+    assert summary.cost.total == 10.0  # the price of the run, unless another is given
+    assert rescore(Quiz(2), source, tmp_path / "c", price=Price(2e6, 0.0))[0].cost.total == 20.0
 
 
 def test_the_default_pass_threshold_is_that_of_the_run(tmp_path):
     source = evaluated_run(tmp_path / "a", Quiz(2), says(right), pass_threshold=0.5)
-    passed = rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "b")[0]["pass@k"]["1"]["mean"]
+    passed = rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "b")[0].pass_at_k[1].mean
     assert passed == 1.0
     stricter = rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "c", pass_threshold=0.6)[0]
-    assert (stricter["pass_threshold"], stricter["pass@k"]["1"]["mean"]) == (0.6, 0.0)
+    assert (stricter.pass_threshold, stricter.pass_at_k[1].mean) == (0.6, 0.0)
 
 
 def test_an_environment_that_edits_responses_can_be_replayed(tmp_path):
@@ -155,7 +155,7 @@ def test_an_environment_that_edits_responses_can_be_replayed(tmp_path):
 
     source = evaluated_run(tmp_path / "a", Tidy(3), says(lambda messages, state, rng: f" {rng.random()}. "))
     summary, _ = rescore(Tidy(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
-    assert (summary["scored"], summary["failed"]) == (1, 0)
+    assert (summary.scored, summary.failed) == (1, 0)
 
 
 def test_values_that_json_cannot_represent_are_compared_as_they_were_saved(tmp_path):
@@ -167,7 +167,7 @@ def test_values_that_json_cannot_represent_are_compared_as_they_were_saved(tmp_p
             )
 
     source = evaluated_run(tmp_path / "a", Odd(2), says("hi"))
-    assert rescore(Odd(2), source, tmp_path / "b")[0]["scored"] == 1
+    assert rescore(Odd(2), source, tmp_path / "b")[0].scored == 1
 
 
 def test_rollouts_of_raw_texts_are_replayed(tmp_path):
@@ -198,8 +198,8 @@ def test_failed_rollouts_and_missing_examples_are_counted_but_not_scored(tmp_pat
     source = evaluated_run(tmp_path / "a", Quiz(4), says(flaky), rollouts_per_example=2)
     moved = Quiz(dataset=[{"question": "new", "answer": "9"}, *rows(3)])  # a new row first, and the last row removed
     summary, records = rescore(moved, source, tmp_path / "b")
-    assert (summary["rollouts"], summary["scored"]) == (4, 4)
-    assert (summary["rescored"]["failed"], summary["rescored"]["gone"]) == (2, 2)
+    assert (summary.rollouts, summary.scored) == (4, 4)
+    assert (summary.rescored.failed, summary.rescored.gone) == (2, 2)
     assert [(record.example_id, record.answer) for record in records] == [(1, "0"), (1, "0"), (3, "2"), (3, "2")]
 
 
@@ -227,7 +227,7 @@ def test_equal_rows_keep_their_own_rollouts(tmp_path):
     source = evaluated_run(tmp_path / "a", twice, says(second_only))
     summary, [record] = rescore(twice, source, tmp_path / "b")
     assert (record.example_id, record.seed) == (1, next(r.seed for r in source.rollouts() if r.error is None))
-    assert (summary["rescored"]["failed"], summary["rescored"]["gone"]) == (1, 0)
+    assert (summary.rescored.failed, summary.rescored.gone) == (1, 0)
 
 
 def test_an_endless_dataset_is_read_up_to_the_number_of_examples_of_the_run(tmp_path):
@@ -236,13 +236,13 @@ def test_an_endless_dataset_is_read_up_to_the_number_of_examples_of_the_run(tmp_
 
     source = evaluated_run(tmp_path / "a", Quiz(dataset=lambda: endless(0)), says(right), num_examples=3)
     summary, _ = rescore(Quiz(dataset=lambda: endless(1)), source, tmp_path / "b")
-    assert (summary["scored"], summary["rescored"]["gone"]) == (2, 1)
+    assert (summary.scored, summary.rescored.gone) == (2, 1)
 
 
 def test_a_run_over_training_rows_is_matched_with_training_rows(tmp_path):
     env = Quiz(dataset=rows(2), eval_dataset=[{"question": "other"}])
     source = evaluated_run(tmp_path / "a", env, says(right), train=True)
-    assert rescore(env, source, tmp_path / "b")[0]["scored"] == 2
+    assert rescore(env, source, tmp_path / "b")[0].scored == 2
 
 
 # Groups
@@ -287,7 +287,7 @@ def test_group_rewards_omit_group_members_that_cannot_be_replayed(tmp_path):
     sizes: list[int] = []
     summary, records = rescore(Changed(2, rubric=best_of_group(sizes)), source, tmp_path / "b")
     assert sizes == [2]
-    assert (summary["scored"], summary["failed"]) == (2, 1)
+    assert (summary.scored, summary.failed) == (2, 1)
     assert [record.seed for record in records if record.error] == [changed_seed]
 
 
@@ -342,7 +342,7 @@ def test_an_environment_that_behaves_differently_gives_an_error_and_no_score(tmp
     error = error_of(record)
     assert (error.phase, error.type) == (phase, "ReplayError" if phase == "replay" else "KeyError")
     assert error.message.startswith(message)
-    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (1, 0, 1)
+    assert (summary.rollouts, summary.scored, summary.failed) == (1, 0, 1)
     assert record.steps == next(iter(source.rollouts())).steps[: len(record.steps)]
 
 
@@ -475,7 +475,7 @@ def test_a_rollout_that_timed_out_in_the_environment_is_not_scored(tmp_path):
 def test_a_replay_has_no_time_limit(tmp_path):
     source = evaluated_run(tmp_path / "a", Talk(2), says("hi"))
     summary, _ = rescore(Talk(2, timeout_seconds=1e-9), source, tmp_path / "b")
-    assert (summary["scored"], summary["stops"]) == (1, {"has_final_env_response": 1})
+    assert (summary.scored, summary.stops) == (1, {"has_final_env_response": 1})
 
 
 # Run folders
@@ -508,12 +508,12 @@ def test_an_interrupted_rescoring_can_be_resumed(tmp_path):
     calls.clear()
     reported: list[RolloutRecord | Outcome] = []
     summary, records = rescore(env, source, tmp_path / "b", on_record=reported.append)
-    assert (len(calls), len(records), summary["scored"]) == (3, 5, 5)
+    assert (len(calls), len(records), summary.scored) == (3, 5, 5)
     assert sorted(type(record).__name__ for record in reported) == ["Outcome"] * 2 + ["RolloutRecord"] * 3
     calls.clear()
-    assert rescore(env, source, tmp_path / "b")[0] == summary
+    assert rescore(env, source, tmp_path / "b")[0].to_dict() == summary.to_dict()
     assert calls == []
-    assert rescore(env, source, tmp_path / "b", overwrite=True)[0]["scored"] == len(calls) == 5
+    assert rescore(env, source, tmp_path / "b", overwrite=True)[0].scored == len(calls) == 5
 
 
 def test_new_rollouts_of_the_source_are_added_and_their_groups_scored_again(tmp_path):
@@ -523,8 +523,8 @@ def test_new_rollouts_of_the_source_are_added_and_their_groups_scored_again(tmp_
     rescore(env, source, tmp_path / "b")
     source = evaluated_run(tmp_path / "a", Quiz(3), says(random_numbers), rollouts_per_example=3)
     summary, _ = rescore(env, source, tmp_path / "b")
-    assert summary["scored"] == 6
-    assert summary["rescored"]["gone"] == 3
+    assert summary.scored == 6
+    assert summary.rescored.gone == 3
     assert sizes == [2, 2, 3, 3]
 
 
@@ -537,8 +537,8 @@ def test_a_rollout_that_the_source_has_repeated_is_scored_again(tmp_path):
     with source:
         source.append_rollout(msgspec.structs.replace(record, steps=[step], completion=step.completion))
     summary, records = rescore(Quiz(2), source, tmp_path / "b")
-    assert (summary["scored"], len(records)) == (2, 3)
-    assert summary["reward"]["mean"] == 0.0
+    assert (summary.scored, len(records)) == (2, 3)
+    assert summary.reward.mean == 0.0
 
 
 def test_rescoring_cannot_resume_with_another_environment_or_source(tmp_path):
@@ -560,7 +560,7 @@ def test_a_rescored_run_can_be_rescored(tmp_path):
     source = evaluated_run(tmp_path / "a", Quiz(2), says(right))
     rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "b")
     summary, records = rescore(Quiz(2), Run(tmp_path / "b"), tmp_path / "c")
-    assert summary["reward"]["mean"] == 1.0
+    assert summary.reward.mean == 1.0
     assert [timeless(record) for record in records] == [timeless(record) for record in in_order(source.rollouts())]
 
 
@@ -569,7 +569,7 @@ def test_a_started_run_is_used_as_it_is(tmp_path):
     with Run(tmp_path / "mine") as run:
         run.start("eval", {}, {"my": "own"})
         summary, records = rescore(Quiz(2), source, run)
-        assert (summary["scored"], len(records)) == (2, 2)
+        assert (summary.scored, len(records)) == (2, 2)
         assert run.config()["identity"] == {"my": "own"}
 
 
@@ -624,7 +624,7 @@ def test_the_environment_is_torn_down_and_every_rollout_cleaned_up(tmp_path):
 def test_a_run_saved_by_generate_can_be_rescored(tmp_path):
     records = roll(Quiz(2), says(right), run=tmp_path / "a")
     summary, rescored_records = rescore(Quiz(2), Run(tmp_path / "a"), tmp_path / "b")
-    assert summary["scored"] == len(records) == len(rescored_records)
+    assert summary.scored == len(records) == len(rescored_records)
 
 
 def test_rollouts_that_failed_only_in_a_reward_function_are_scored_again(tmp_path):
@@ -639,4 +639,4 @@ def test_rollouts_that_failed_only_in_a_reward_function_are_scored_again(tmp_pat
     assert sum(record.error is not None for record in source.rollouts()) == 3
     summary, records = rescore(Quiz(4, rubric=vf.Rubric([mended])), source, tmp_path / "b")
     assert sorted(record.reward for record in records) == [0.0, 0.0, 0.0, 1.0]
-    assert (summary["scored"], summary["failed"]) == (4, 0)
+    assert (summary.scored, summary.failed) == (4, 0)

@@ -39,9 +39,9 @@ def sales(state: vf.State) -> float:
 def test_a_reward_can_read_a_database_that_a_cleanup_closes(tmp_path: Path):
     env = Shop(dataset=rows(2), max_turns=2, rubric=vf.Rubric([sales]))
     summary = asyncio.run(vf.evaluate(env, says("tea"), run=tmp_path / "run", rollouts_per_example=2))
-    assert (summary["scored"], summary["reward"]["mean"]) == (4, 2.0)
+    assert (summary.scored, summary.reward.mean) == (4, 2.0)
     with Run(tmp_path / "run") as source:
-        assert asyncio.run(vf.rescore(env, source, into=tmp_path / "rescored"))["reward"]["mean"] == 2.0
+        assert asyncio.run(vf.rescore(env, source, into=tmp_path / "rescored")).reward.mean == 2.0
 
 
 class Logged(vf.MultiTurnEnv):

@@ -136,10 +136,10 @@ def check_run(env: vf.Environment, path: Path, may_fail: bool) -> list[RolloutRe
     scored = sum(record.error is None for record in records)
     with Run(path / "run") as source:
         rescored = asyncio.run(vf.rescore(env, source, into=path / "rescored"))
-    assert (rescored["scored"], rescored["failed"]) == (scored, 0)
+    assert (rescored.scored, rescored.failed) == (scored, 0)
     before = (path / "run" / "rollouts.jsonl").read_bytes()
     resumed = asyncio.run(vf.evaluate(env, says("b"), run=path / "run"))
-    assert resumed["scored"] == scored
+    assert resumed.scored == scored
     if scored == count:
         assert (path / "run" / "rollouts.jsonl").read_bytes() == before
     return records

@@ -172,7 +172,9 @@ def test_an_evaluation_with_a_judge_end_to_end(tmp_path: Path) -> None:
     summary = asyncio.run(
         vf.evaluate(env, says("1"), run=tmp_path / "run", role_prices={"judge": price}),
     )
-    assert summary["model_roles"] == {"judge": {"calls": 3, "prompt_tokens": 30, "completion_tokens": 3, "cost": 30.0}}
+    assert summary.to_dict()["model_roles"] == {
+        "judge": {"calls": 3, "prompt_tokens": 30, "completion_tokens": 3, "cost": 30.0}
+    }
     assert len(judge.requests) == num_requests  # the run was complete
 
 

@@ -38,7 +38,7 @@ def test_summaries_of_evaluations_match_the_schema(rewards: list[float]):
     for place, reward in enumerate(rewards):
         scores = Scores(reward, {"right": reward}, {"right": 1.0}, {"length": 3.0})
         tally.add(Outcome(str(place), place, 0, "answered", False, scores, None))
-    content = msgspec.json.encode(tally.summary())
+    content = msgspec.json.encode(tally.result().to_dict())
     assert decoded(FILE, content, Summary) == msgspec.json.decode(content)
 
 

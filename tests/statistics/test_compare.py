@@ -62,7 +62,7 @@ def test_rewards_near_the_largest_float_have_no_interval(start: int):
     tally = Tally()
     for one in huge:
         tally.add(one)
-    assert tally.summary()
+    assert tally.result().to_dict()
 
 
 def test_only_what_both_have_scored_counts():

@@ -36,7 +36,7 @@ def tally_of(*records, **options) -> dict:
     tally = Tally(**options)
     for record in records:
         tally.add(record)
-    return tally.summary()
+    return tally.result().to_dict()
 
 
 def test_a_tally_counts_failures_apart_from_scores():
@@ -82,6 +82,7 @@ def test_a_tally_counts_failures_apart_from_scores():
         "latency": {"rollout": {"p50": 6.0, "p90": pytest.approx(7.6), "p99": pytest.approx(7.96)}},
         "needed_examples": needed_examples(2 * 2.0),  # rewards 2 and 0: a variance of 2 in each run
         "too_few": "2 scored examples; two runs need about 78,489 each to show a difference of 0.02 (unpaired)",
+        "not_run": 0,
     }
 
 
@@ -93,7 +94,7 @@ def test_a_tally_of_failures_has_no_reward():
 
 
 def test_an_empty_tally():
-    summary = Tally().summary()
+    summary = Tally().result().to_dict()
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (0, 0, 0)
     assert math.isnan(summary["error_share"])
     assert msgspec.json.decode(msgspec.json.encode(summary))["reward"] == {
@@ -235,7 +236,7 @@ def bytes_of(examples: int, times: int = 1) -> int:
         tally = Tally()
         for one in many(examples, times):
             tally.add(one)
-        tally.summary()
+        tally.result().to_dict()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -129,11 +129,11 @@ def _write_file(language: str, rest: str, content: str, folder: Path) -> bool:
         return False
     file = folder / name[1]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(_replaced(file, name[2], content) if name[2] else content, encoding="utf-8")
+    file.write_text(replaced(file, name[2], content) if name[2] else content, encoding="utf-8")
     return True
 
 
-def _replaced(file: Path, function: str, block: str) -> str:
+def replaced(file: Path, function: str, block: str) -> str:
     """Return the text of a file with another version of one of its functions."""
     text = file.read_text(encoding="utf-8")
     [old] = re.findall(rf"^def {function}\(.*?(?=\n\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+from rove.statistics import Estimate
 from rove.train.evaluation import flat_reward, reward_gain
 
 
@@ -37,7 +38,7 @@ def test_fewer_than_20_steps_cause_no_warning(count: int):
 
 
 def test_rewards_without_noise():
-    assert reward_gain([0.0] * 20) == (0.0, 0.0, 0.0, None)
+    assert reward_gain([0.0] * 20) == Estimate(0.0, 0.0, 0.0)
     assert flat_reward([0.0] * 20) is not None
     assert flat_reward([0.0] * 10 + [1.0] * 10) is None
 

@@ -90,7 +90,7 @@ def finish_run(run: Run, records: list[vf.RolloutRecord], **more: Any) -> Run:
     tally = Tally()
     for rollout in records:
         tally.add(rollout)
-    run.finish({**tally.summary(), **more})
+    run.finish({**tally.result().to_dict(), **more})
     return run
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from rove.core.records import Outcome, Scores, Timing, Usage
 from rove.stages.curves import figure_of
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
+from rove.statistics.format import SPARKS, limits, number, percent, seconds, signed, sparkline
+from rove.statistics.tables import comparison_table, folded, summary_table
 from rove.utils.console import SafeConsole
-from rove.viewer.format import SPARKS, limits, number, percent, seconds, signed, sparkline
-from rove.viewer.tables import comparison_table, counts_line, curves_table, folded, movers_table, summary_table
+from rove.viewer.tables import counts_line, curves_table, movers_table
 
 SUMMARY = {
     "rollouts": 10,
@@ -61,7 +62,7 @@ def test_a_caveat_is_shown_as_an_asterisk_and_a_note() -> None:
     tally = Tally()
     for key in range(3):
         tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 2 - 0.25, {"right": 1.0}, {"right": 1.0}), None))
-    text = rendered(summary_table(tally.summary(), "title"))
+    text = rendered(summary_table(tally.result().to_dict(), "title"))
     assert "[-0.992, 1.492]*" in text
     assert "[0.292, 1.000]" in text
     assert "* interval may be too narrow: fewer than 30 examples" in text
@@ -83,7 +84,7 @@ def make_summary(rewards: list[list[float]], **options: Any) -> dict[str, Any]:
             scores, times = Scores(reward, {"right": reward}, {"right": 1.0}), [0.25, 0.25]
             usage, timing = Usage(1500, 200), Timing(0.5)
             tally.add(Outcome(str(key), key, index, "answered", index == 1, scores, None, usage, timing, None, times))
-    return msgspec.json.decode(msgspec.json.encode(tally.summary()))
+    return msgspec.json.decode(msgspec.json.encode(tally.result().to_dict()))
 
 
 def test_pass_rates_are_shown_if_some_groups_pass() -> None:

@@ -14,6 +14,7 @@ import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, HubError, TrustError
+from rove.core.plain import JsonObject
 from rove.hub.client.settings import is_url, normalize_address, token_for
 from rove.hub.client.transport import BytesSink, FolderTransport, HttpTransport, NotFoundError, Sink
 from rove.hub.package import limits
@@ -251,7 +252,7 @@ class Hub:
         content = await self._optional(f"{_folder(reference)}/README.md", limits.MAX_METADATA_BYTES)
         return None if content is None else content.decode(errors="replace")
 
-    async def results(self, reference: Reference) -> list[dict[str, Any]]:
+    async def results(self, reference: Reference) -> list[JsonObject]:
         """Return the results pushed for a version."""
         content = await self._optional(f"{_folder(reference)}/runs/index.json", MAX_RELEASES_BYTES)
         if content is None:
@@ -317,7 +318,7 @@ class Hub:
         else:
             await self._transport.call("POST", path, lambda: {"reason": reason})
 
-    async def push_run(self, reference: Reference, run: Mapping[str, Any]) -> None:
+    async def push_run(self, reference: Reference, run: Mapping[str, object]) -> None:
         """Publish the results of a run for a version."""
         await self._transport.call("POST", f"/api/environments{_folder(reference)}/runs", lambda: dict(run))
 
@@ -326,11 +327,11 @@ class Hub:
         path = f"/api/environments/{reference.owner}/{reference.name}"
         await self._transport.call("PUT", path, lambda: {"visibility": visibility})
 
-    async def me(self) -> dict[str, Any]:
+    async def me(self) -> JsonObject:
         """Return "owner" and "scopes" of the token."""
         return await self._transport.call("GET", "/api/me")
 
-    async def _search_server(self, path: str, given: Mapping[str, Any]) -> tuple[list[EnvironmentEntry], int]:
+    async def _search_server(self, path: str, given: Mapping[str, object]) -> tuple[list[EnvironmentEntry], int]:
         """Query the hub's search API."""
         if not path.startswith("/") or path.startswith("//"):
             raise HubError(f"{self.where}/index.json has the search path '{path}'; expected a path like {SEARCH}")
@@ -366,7 +367,7 @@ class _SearchResult(msgspec.Struct):
 
 
 class _Runs(msgspec.Struct):
-    runs: list[dict[str, Any]] = []
+    runs: list[JsonObject] = []
 
 
 class _FileSink(Sink):

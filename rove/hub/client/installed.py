@@ -145,7 +145,7 @@ def install_lock(reference: Reference) -> AbstractContextManager[None]:
     return file_lock(_root() / reference.owner / f".{reference.name}.lock")
 
 
-def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -> Environment:
+def load(name: str, env_args: Mapping[str, object] | None = None, **options: Any) -> Environment:
     """Load an installed environment in a worker process that runs the interpreter of its virtual environment.
 
     The worker receives only `INHERITED_VARIABLES`, the variables in its manifest and those listed in `$ROVE_PASS`. An

@@ -7,13 +7,13 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.clients.masking import without_secrets
 from rove.core.digest import digest_files
 from rove.core.errors import RunError
+from rove.core.plain import JsonObject
 from rove.core.records import RolloutRecord
 from rove.hub.package.manifest import Manifest
 from rove.runs.run import Run
@@ -25,7 +25,7 @@ PRIVATE_SETTINGS = ("run_dir", "env_dir", "base_url", "endpoints", "isolation", 
 """Settings that describe the machine rather than the result; they are not published."""
 
 
-def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, examples: int = EXAMPLES) -> dict[str, Any]:
+def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, examples: int = EXAMPLES) -> JsonObject:
     """Return the publishable results of a finished evaluation, without secrets.
 
     Args:
@@ -72,7 +72,7 @@ def code_digest(wheel: Path, module: str) -> str:
         return digest_files(Path(folder).rglob("*.py"))
 
 
-def _public_fields(record: RolloutRecord) -> dict[str, Any]:
+def _public_fields(record: RolloutRecord) -> JsonObject:
     """Return the readable fields of a rollout, without tokens and timings."""
     names = ("prompt", "completion", "answer", "info", "scores", "stop_condition", "is_truncated", "tools")
     return {name: msgspec.to_builtins(getattr(record, name)) for name in names}

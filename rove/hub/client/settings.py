@@ -10,12 +10,12 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError, TrustError
+from rove.core.plain import JsonObject
 from rove.hub.package import signing
 from rove.utils.files import atomic_write, config_folder
 
@@ -103,7 +103,7 @@ def is_url(where: str) -> bool:
     return where.lower().startswith(("http://", "https://"))
 
 
-def _content(name: str) -> dict[str, Any]:
+def _content(name: str) -> JsonObject:
     file = config_folder() / name
     return read_toml(file) if file.is_file() else {}
 

@@ -15,6 +15,7 @@ import msgspec
 
 from rove.clients.masking import NO_KEY, Secrets
 from rove.core.errors import ConfigError, HubError, InfraError
+from rove.core.plain import JsonValue
 
 RETRIES = 3
 """Retries of a request after a temporary failure."""
@@ -91,7 +92,7 @@ class FolderTransport:
         except OSError as error:
             raise HubError(f"{self.where / path} cannot be read: {error}") from error
 
-    async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
+    async def call(self, method: str, path: str, body: Callable[[], JsonValue] | None = None) -> JsonValue:
         """Raise HubError: a folder has no API."""
         raise HubError(
             f"the hub {self.where} is a read-only folder; start `rove hub serve` and give its address with --hub"
@@ -132,13 +133,13 @@ class HttpTransport:
 
         await self._with_retries(path, attempt)
 
-    async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
+    async def call(self, method: str, path: str, body: Callable[[], JsonValue] | None = None) -> JsonValue:
         """Call the API and return its JSON response; errors as for `fetch`.
 
         `body` creates the request body (JSON or a form) for each attempt.
         """
 
-        async def attempt() -> Any:
+        async def attempt() -> object:
             content = body() if body is not None else None
             sink = BytesSink(path, MAX_RESPONSE_BYTES)
             await self._receive(
@@ -164,7 +165,7 @@ class HttpTransport:
             async for piece in reply.content.iter_chunked(CHUNK_BYTES):
                 sink.write(piece)
 
-    async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
+    async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[object]]) -> object:
         attempts = 0
         while True:
             attempts += 1

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,6 +18,7 @@ from rove.check.rules import OTHER_API, V1, generation
 from rove.compat.source_reader import Reading, read
 from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
+from rove.core.plain import JsonObject
 from rove.hub.package import limits
 from rove.hub.package.archives import LOAD, MANIFEST, README, Wheel
 from rove.hub.package.backend import OUTPUT, build_archives, dist_info, git_output, write_members
@@ -61,11 +61,11 @@ class Declared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     """Data sources, in addition to the names passed to `load_dataset`."""
     needs: DeclaredNeeds = DeclaredNeeds()
     """Requirements, in addition to those found in the code and in rollouts."""
-    eval: dict[str, Any] = {}
+    eval: JsonObject = {}
     """Recommended evaluation settings; see `rove eval`."""
 
 
-def declared(project: dict[str, Any]) -> Declared:
+def declared(project: JsonObject) -> Declared:
     """Return the table `[tool.rove]` of a parsed pyproject.toml.
 
     Raises:

@@ -32,9 +32,9 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     }
 
 
-async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str, Any]:
+async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str, object]:
     """Run every policy and return its rewards and errors."""
-    scores: dict[str, Any] = {}
+    scores: dict[str, object] = {}
     for name, policy in sorted(env.policies.items()):
         records = await generate(env, ScriptedClient(policy), name, num_examples=examples, seed=seed)
         errors = [record.error for record in records if record.error is not None]
@@ -51,7 +51,7 @@ async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str,
     return scores
 
 
-def _record_contact(contacted: list[str], event: str, args: tuple[Any, ...]) -> None:
+def _record_contact(contacted: list[str], event: str, args: tuple[object, ...]) -> None:
     """Record the address of a connection to another machine."""
     if event == "socket.getaddrinfo" and args[0] not in LOCAL_HOSTS:
         contacted.append(str(args[0]))

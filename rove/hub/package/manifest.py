@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -225,7 +225,7 @@ def one_line(text: str, max_chars: int = limits.MAX_LINE_CHARS) -> str:
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
-def canonical(document: Any) -> bytes:
+def canonical(document: object) -> bytes:
     """Return canonical JSON: sorted keys, no spaces, a final newline."""
     return msgspec.json.encode(document, order="sorted") + b"\n"
 
@@ -293,7 +293,7 @@ def filename(name: str, version: str, kind: str) -> str:
     return f"{stem}-py3-none-any.whl" if kind == "wheel" else f"{stem}.tar.gz"
 
 
-def _texts(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
+def _texts(value: object, name: str = "") -> Iterable[tuple[str, str]]:
     """Yield every string of a manifest, including keys, with its field."""
     if isinstance(value, str):
         yield name, value

@@ -9,7 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -181,7 +181,7 @@ class _Hub:
         """Return a query of the catalogue, about what the request's path names, as a function of the reader."""
         return lambda reader: find(self.store, **request.match_info, reader=reader)
 
-    async def _json(self, request: web.Request, build: Callable[[str | None], Any]) -> web.StreamResponse:
+    async def _json(self, request: web.Request, build: Callable[[str | None], object]) -> web.StreamResponse:
         body = await asyncio.to_thread(lambda: msgspec.json.encode(build(request[ACCESS].reads)))
         return cached_response(request, body, "application/json")
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, RejectedError
+from rove.core.plain import JsonObject, JsonValue
 from rove.hub.server.store import Store, StoredFile
 
 SCHEMA = 1
@@ -69,7 +70,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"offset is {self.offset}; expected 0 or more")
 
 
-def listing(store: Store, hub: str, search: str | None = None) -> dict[str, Any]:
+def listing(store: Store, hub: str, search: str | None = None) -> JsonObject:
     """Return the public environments of a hub named `hub`: the content of `/index.json`.
 
     `search` is the path of the search API, None in a static export.
@@ -78,10 +79,10 @@ def listing(store: Store, hub: str, search: str | None = None) -> dict[str, Any]
     return {"schema": SCHEMA, "hub": hub, "environments": [_entry(row) for row in rows], "search": search}
 
 
-def search(store: Store, query: Query, reader: str | None = None) -> dict[str, Any]:
+def search(store: Store, query: Query, reader: str | None = None) -> JsonObject:
     """Return the environments that match a query, name matches first, then by downloads."""
     words = query.q.casefold().split()
-    conditions: list[tuple[str, list[Any]]] = [("instr(words, ?)", [word]) for word in words]
+    conditions: list[tuple[str, list[JsonValue]]] = [("instr(words, ?)", [word]) for word in words]
     if query.tag:
         conditions.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", [query.tag]))
     conditions += [
@@ -96,7 +97,7 @@ def search(store: Store, query: Query, reader: str | None = None) -> dict[str, A
     return {"environments": [_entry(row) for row in rows], "total": total}
 
 
-def environment(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
+def environment(store: Store, owner: str, name: str, reader: str | None = None) -> JsonObject:
     """Return an environment's versions, highest last: the content of `/OWNER/NAME/index.json`."""
     versions = [
         {
@@ -115,7 +116,7 @@ def environment(store: Store, owner: str, name: str, reader: str | None = None) 
     return {"schema": SCHEMA, "owner": owner, "name": name, "versions": versions, "keys": keys(store, owner)}
 
 
-def entry(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
+def entry(store: Store, owner: str, name: str, reader: str | None = None) -> JsonObject:
     """Return an environment's entry in the list."""
     rows = store.database.query(f"SELECT {ENTRY_QUERY} AND owner = ? AND name = ?", [reader, owner, name])
     if not rows:
@@ -186,7 +187,7 @@ def find_file(store: Store, owner: str, name: str, version: str, filename: str, 
     return FoundFile(store.files / owner / name / version / filename, kind, sha256, bool(private))
 
 
-def runs(store: Store, owner: str, name: str, version: str, reader: str | None = None) -> dict[str, Any]:
+def runs(store: Store, owner: str, name: str, version: str, reader: str | None = None) -> JsonObject:
     """Return the results pushed for a version, oldest first: the content of `runs/index.json`."""
     sql = (
         "SELECT {} FROM environments JOIN versions ON versions.environment = environments.id {}"
@@ -216,6 +217,6 @@ def _no_environment(owner: str, name: str) -> RejectedError:
     return RejectedError(404, f"this hub has no environment '{owner[:80]}/{name[:80]}'")
 
 
-def _entry(row: Any) -> dict[str, Any]:
+def _entry(row: JsonValue) -> dict[str, object]:
     columns = ("owner", "name", "version", "description", "compatibility", "licence", "downloads")
     return {key: row[key] for key in columns} | {"tags": msgspec.json.decode(row["tags"]), "updated": row["uploaded"]}

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, PackageError, RejectedError, RemoteError, WorkerError
+from rove.core.plain import JsonObject
 from rove.hub.package.archives import PARTS, README, verify
 from rove.hub.package.manifest import find_markup, read_manifest
 from rove.hub.server.store import StoredFile
@@ -23,7 +23,7 @@ from rove.workers import Workers
 class Session:
     """The worker's side: checks uploads, one at a time."""
 
-    def check(self, draft: str, owner: str, name: str, version: str, keys: list[str]) -> list[dict[str, Any]]:
+    def check(self, draft: str, owner: str, name: str, version: str, keys: list[str]) -> list[JsonObject]:
         """Check an upload, rename its files to their final names, and return the fields of a `StoredFile` per file.
 
         Args:
@@ -68,7 +68,7 @@ class Session:
         return stored
 
 
-def check_no_markup(manifest: Mapping[str, Any]) -> None:
+def check_no_markup(manifest: Mapping[str, object]) -> None:
     """Refuse active markup in any field: the hub's pages escape it, but other programs that show manifests may not.
 
     Raises:

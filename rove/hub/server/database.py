@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rove.core.errors import ConfigError
 
@@ -118,7 +117,7 @@ class Database:
         self._connections.clear()
         self._local = threading.local()
 
-    def query(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+    def query(self, sql: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
         """Return the rows of a query."""
         return self._connection().execute(sql, values).fetchall()
 

@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from rove.core.errors import ConfigError, PackageError
+from rove.core.plain import JsonObject
 from rove.hub.server import catalogue, simple
 from rove.hub.server.pages.html import static_files
 from rove.hub.server.pages.site import Site
@@ -61,7 +62,7 @@ def _check(target: Path, store: Store) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:
-        index = msgspec.json.decode((target / "index.json").read_bytes(), type=dict[str, Any])
+        index = msgspec.json.decode((target / "index.json").read_bytes(), type=JsonObject)
     except (OSError, msgspec.MsgspecError):
         index = {}
     if not index.keys() >= {"schema", "hub", "environments", "search"} or index["search"] is not None:
@@ -110,7 +111,7 @@ def _copy(store: Store, draft: Path, target: Path, sha256: str) -> int:
     return target.stat().st_size
 
 
-def _json(file: Path, value: Mapping[str, Any]) -> None:
+def _json(file: Path, value: Mapping[str, object]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.encode(value))
 

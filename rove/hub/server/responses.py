@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -47,7 +47,7 @@ def decode_or_refuse(decode: Callable[[], T], what: str) -> T:
         raise RejectedError(400, f"{what} cannot be decoded: {error}") from error
 
 
-def json_response(value: Any, status: int = 200) -> web.Response:
+def json_response(value: object, status: int = 200) -> web.Response:
     """Return a JSON response."""
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 

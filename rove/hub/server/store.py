@@ -18,12 +18,13 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, RejectedError
+from rove.core.plain import JsonObject
 from rove.hub.package.manifest import Manifest, find_markup
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
@@ -66,7 +67,7 @@ class Result(NamedTuple):
 
 class _PushedRun(msgspec.Struct):
     model: str
-    summary: dict[str, Any]
+    summary: JsonObject
 
 
 def read_run(content: bytes) -> Result:

@@ -6,12 +6,13 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from rove.core.checks import checked
 from rove.core.errors import ConfigError, RejectedError
+from rove.core.plain import JsonValue
 from rove.hub.package.limits import TokenDays
 from rove.hub.package.names import check_name, check_owner
 from rove.hub.server.database import TIME, Database, now
@@ -164,5 +165,5 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
-def _scopes(text: Any) -> tuple[str, ...]:
+def _scopes(text: JsonValue) -> tuple[str, ...]:
     return msgspec.json.decode(text, type=tuple[str, ...])

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from aiohttp import BodyPartReader, ClientPayloadError, MultipartReader, web
@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from rove.core.checks import Settings
 from rove.core.errors import RejectedError
+from rove.core.plain import JsonObject, JsonValue
 from rove.core.ranges import NonNegativeInt, Seconds
 from rove.hub.package import limits
 from rove.hub.package.archives import MANIFEST
@@ -87,7 +88,7 @@ class Uploads:
         await self._checkers.close()
         await asyncio.to_thread(self._threads.shutdown)
 
-    async def receive(self, request: web.Request, owner: str, name: str, version: str) -> dict[str, Any]:
+    async def receive(self, request: web.Request, owner: str, name: str, version: str) -> JsonObject:
         """Read an authorized upload, check and publish it; return its description.
 
         Raises:
@@ -159,7 +160,7 @@ class Uploads:
                     pieces.clear()
             await self._in_thread(partial(stream.write, bytes(pieces)))
 
-    async def _read_in_time(self, read: Callable[[], Any]) -> Any:
+    async def _read_in_time(self, read: Callable[[], JsonValue]) -> JsonValue:
         """Await a read within the idle time limit."""
         async with asyncio.timeout(self.pace.idle_seconds):
             return await read()

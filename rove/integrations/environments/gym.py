@@ -17,6 +17,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, UserMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, stop
@@ -68,7 +69,7 @@ class GymEnv(MultiTurnEnv):
     def __init__(
         self,
         env_cls: str | Callable[..., Any],
-        env_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, object] | None = None,
         *,
         actions: Sequence[str] | None = None,
         action_parser: Callable[[str], Any] | None = None,
@@ -109,7 +110,7 @@ class GymEnv(MultiTurnEnv):
             **{"rubric": rubric, "policies": {"random": self.random_policy}, **kwargs},
         )
 
-    def _rows(self, description: str, count: int, seed: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, description: str, count: int, seed: str) -> Iterator[JsonObject]:
         for position in range(count):
             yield {"question": description, "info": {"seed": derive_seed(seed, position) % (1 << 31)}}
 
@@ -145,11 +146,11 @@ class GymEnv(MultiTurnEnv):
         """Choose a random action."""
         return rng.choice(self._action_names(state["gym_env"]))
 
-    def show(self, env: Any, observation: Any) -> str:
+    def show(self, env: object, observation: object) -> str:
         """Return an observation as text."""
         return self.obs_to_text(observation) if self.obs_to_text else describe(env, observation)
 
-    def parse_action(self, env: Any, text: str) -> Any:
+    def parse_action(self, env: object, text: str) -> Any:
         """Return the action in the model's answer.
 
         Raises:
@@ -187,17 +188,17 @@ class GymEnv(MultiTurnEnv):
         """Share of turns without a valid action."""
         return state["gym_invalid"] / max(1, len(bookkeeping(state).trajectory))
 
-    async def _run_in_thread(self, state: State, call: Callable[[], Any]) -> Any:
+    async def _run_in_thread(self, state: State, call: Callable[[], object]) -> Any:
         running: PendingCalls = state["gym_calls"]
         return await maybe_await(await self._threads.run(call, running))
 
-    def _action_prompt(self, env: Any) -> str:
+    def _action_prompt(self, env: object) -> str:
         return "" if self.action_parser else f"Answer with one action: {', '.join(self._action_names(env))}."
 
-    def _action_names(self, env: Any) -> list[str]:
+    def _action_names(self, env: object) -> list[str]:
         if self.actions is not None:
             return self.actions
-        space: Any = getattr(env, "action_space", None)
+        space: object = getattr(env, "action_space", None)
         if not hasattr(space, "n"):
             raise ConfigError("the actions are not numbered: pass actions= (their names) or action_parser=")
         start = int(getattr(space, "start", 0))
@@ -219,7 +220,7 @@ def terminated(state: State) -> float:
     return float(state["gym_terminated"])
 
 
-def _make(env_cls: str | Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+def _make(env_cls: str | Callable[..., Any], kwargs: JsonObject) -> object:
     """Create the environment, with text rendering if Gymnasium supports it."""
     if not isinstance(env_cls, str):
         return env_cls(**kwargs)
@@ -242,7 +243,7 @@ def _registered_max_steps(env_cls: str | Callable[..., Any]) -> int | None:
         raise ConfigError(f"Gymnasium has no environment '{env_cls}': {error}") from error
 
 
-def _reset(env: Any, seed: int) -> tuple[Any, Mapping[str, Any]]:
+def _reset(env: Any, seed: int) -> tuple[Any, JsonMapping]:
     """Return the first observation and info; the seed is passed only if `reset` takes one."""
     parameters = inspect.signature(env.reset).parameters.values()
     takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
@@ -252,7 +253,7 @@ def _reset(env: Any, seed: int) -> tuple[Any, Mapping[str, Any]]:
     return result, {}
 
 
-def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, JsonMapping]:
     """Return observation, reward, whether the episode is done, whether it terminated, and info, from either form of `step`."""
     if len(result) == 5:
         observation, reward, is_terminated, is_truncated, info = result
@@ -261,7 +262,7 @@ def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, Mapping
     return observation, reward, bool(done), bool(done), info
 
 
-def _close(env: Any) -> None:
+def _close(env: object) -> None:
     if hasattr(env, "close"):
         env.close()
 

@@ -19,6 +19,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
 from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
@@ -31,7 +32,7 @@ TOOL = "act"
 """Name of the tool for actions, with `as_tool`."""
 
 
-def show_fields(observation: Mapping[str, Any]) -> str:
+def show_fields(observation: Mapping[str, object]) -> str:
     """Return the fields of an observation without `metadata`; the text alone if the only field is a string.
 
     `messages` and `tools` are omitted: rove's servers send them in addition to `text`.
@@ -78,14 +79,14 @@ class OpenEnvEnv(MultiTurnEnv):
     def __init__(
         self,
         base_url: str,
-        prompt_renderer: Callable[[Mapping[str, Any]], str] = show_fields,
-        action_parser: Callable[[str], dict[str, Any]] | None = None,
+        prompt_renderer: Callable[[JsonMapping], str] = show_fields,
+        action_parser: Callable[[str], JsonObject] | None = None,
         as_tool: bool = False,
         instructions: str | None = None,
         num_train_examples: int = 1000,
         num_eval_examples: int = 100,
         seed: int = 0,
-        reset_args: Mapping[str, Any] | None = None,
+        reset_args: JsonMapping | None = None,
         headers: Mapping[str, str] | None = None,
         call_seconds: float = 60.0,
         capacity_seconds: float = 600.0,
@@ -112,7 +113,7 @@ class OpenEnvEnv(MultiTurnEnv):
             **{"max_turns": 50, "rubric": rubric, **kwargs},
         )
 
-    def _rows(self, count: int, seed: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, count: int, seed: str) -> Iterator[JsonObject]:
         for position in range(count):
             yield {"question": self.instructions or "", "info": {"seed": derive_seed(seed, position) % (1 << 31)}}
 
@@ -152,7 +153,7 @@ class OpenEnvEnv(MultiTurnEnv):
             state["final_env_response"] = replies
         return replies
 
-    async def _act(self, read: Callable[[], dict[str, Any]], state: State) -> str:
+    async def _act(self, read: Callable[[], dict[str, object]], state: State) -> str:
         """Execute the action that `read` returns; return the observation, or why the action is invalid."""
         session: Session = state["session"]
         server: _Server = state["openenv_server"]
@@ -195,7 +196,7 @@ class OpenEnvEnv(MultiTurnEnv):
             self._server = connecting
         return await asyncio.shield(connecting)
 
-    def _read(self, result: Mapping[str, Any]) -> str:
+    def _read(self, result: JsonMapping) -> str:
         return self.prompt_renderer(result.get("observation") or {})
 
     def _instructions_for(self, server: _Server) -> str:
@@ -209,7 +210,7 @@ class OpenEnvEnv(MultiTurnEnv):
 class _Server:
     """The server's description and schema, and the HTTP connections to it."""
 
-    def __init__(self, http: aiohttp.ClientSession, about: str, schema: Mapping[str, Any]):
+    def __init__(self, http: aiohttp.ClientSession, about: str, schema: JsonMapping):
         self.http, self.about = http, about
         properties = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
         required = [name for name in schema.get("required", []) if name != "metadata"]
@@ -243,7 +244,7 @@ class _Server:
                 raise InfraError(f"cannot reach an OpenEnv server at {url}: {reason}") from error
             raise
 
-    def action(self, text: str) -> dict[str, Any]:
+    def action(self, text: str) -> JsonObject:
         """Return the action in an answer.
 
         Raises:
@@ -263,7 +264,7 @@ class _Server:
         return value
 
 
-def _tool_action(call: Any) -> dict[str, Any]:
+def _tool_action(call: object) -> dict[str, object]:
     """Return the action in a tool call.
 
     Raises:
@@ -274,7 +275,7 @@ def _tool_action(call: Any) -> dict[str, Any]:
     return call_arguments(call)
 
 
-async def _get(http: aiohttp.ClientSession, url: str) -> Any:
+async def _get(http: aiohttp.ClientSession, url: str) -> JsonValue:
     async with http.get(url) as response:
         response.raise_for_status()
         return msgspec.json.decode(await response.read())
@@ -300,7 +301,7 @@ def invalid_actions(state: State) -> float:
     return min(1.0, state["openenv_invalid"] / max(1, len(bookkeeping(state).trajectory)))
 
 
-def _to_text(value: Any) -> str:
+def _to_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -315,7 +316,7 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 5.0
 class RefusedError(Error):
     """The server refused a message; `code` is OpenEnv's name for the reason."""
 
-    def __init__(self, message: str, code: str = "", details: Any = None):
+    def __init__(self, message: str, code: str = "", details: JsonValue = None):
         super().__init__(message)
         self.code, self.details = code, details
 
@@ -333,10 +334,10 @@ class Session:
     def __init__(self, http: aiohttp.ClientSession, url: str):
         self._http, self._url = http, url
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._received: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._received: asyncio.Queue[JsonObject | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
 
-    async def reset(self, seconds: float, capacity_seconds: float, **data: Any) -> dict[str, Any]:
+    async def reset(self, seconds: float, capacity_seconds: float, **data: Any) -> JsonObject:
         """Begin an episode; return observation, reward and done. Waits while the server has no capacity for another session.
 
         Args:
@@ -365,7 +366,7 @@ class Session:
             await asyncio.sleep(wait * random.uniform(0.5, 1.5))
             wait = min(2 * wait, MAX_RETRY_DELAY_S)
 
-    async def step(self, action: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def step(self, action: JsonObject, seconds: float) -> JsonObject:
         """Execute an action; return observation, reward and done.
 
         Raises:
@@ -374,10 +375,10 @@ class Session:
         """
         return await self.request("step", action, seconds)
 
-    async def request(self, kind: str, data: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def request(self, kind: str, data: JsonObject, seconds: float) -> JsonObject:
         """Send a message and return the response."""
         assert self._socket is not None
-        frame: dict[str, Any] | None = None
+        frame: JsonObject | None = None
         with suppress(ConnectionError):  # the server sends the reason before it closes; it is read below
             await self._socket.send_json({"type": kind, "data": data})
         try:
@@ -413,7 +414,7 @@ class Session:
         self._received = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(self._socket, self._received))
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse, received: asyncio.Queue[Any]) -> None:
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, received: asyncio.Queue[JsonValue]) -> None:
         try:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.TEXT:

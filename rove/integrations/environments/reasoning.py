@@ -14,6 +14,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages
+from rove.core.plain import JsonObject
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.records import Scores
 from rove.core.state import State
@@ -45,7 +46,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     weight: float = 1.0
     """Its share of the tasks, relative to the other weights."""
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     """Its settings, with reasoning-gym's names."""
 
 
@@ -85,11 +86,11 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     def __init__(
         self,
-        gym: str | Sequence[str | Mapping[str, Any]],
+        gym: str | Sequence[str | Mapping[str, object]],
         num_train_examples: int = 1000,
         num_eval_examples: int = 100,
         seed: int = 0,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
         system_prompt: str | None = SYSTEM_PROMPT,
         parser: Parser | None = None,
         partial_credit: bool = True,
@@ -119,7 +120,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             **{"rubric": _FamilyRubric(self), "policies": {"oracle": oracle}, **kwargs},
         )
 
-    def _rows(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    def _rows(self, count: int, seed: int) -> Iterator[JsonObject]:
         """Yield rows. The family of a row depends only on the seed and its position."""
         self.workers.start()
         for family in self.families:
@@ -145,7 +146,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             for position in positions:
                 yield _row(family_of[position], seed, task_of[position])
 
-    async def score_answer(self, info: Mapping[str, Any], answer: str) -> float | None:
+    async def score_answer(self, info: Mapping[str, object], answer: str) -> float | None:
         """Return the family's score of an answer; None if its scorer raises.
 
         Args:
@@ -198,7 +199,7 @@ class _FamilyRubric(Rubric):
         return merge_scores([own, await super().score_rollout(state)])
 
 
-def _families(gym: str | Sequence[str | Mapping[str, Any]], config: Mapping[str, Any] | None) -> list[Family]:
+def _families(gym: str | Sequence[str | Mapping[str, object]], config: Mapping[str, object] | None) -> list[Family]:
     if isinstance(gym, str):
         return [Family(gym, config=dict(config or {}))]
     if config is not None:
@@ -211,7 +212,7 @@ def _families(gym: str | Sequence[str | Mapping[str, Any]], config: Mapping[str,
         raise ConfigError(f"gym is {gym!r}: {error}; expected names, or {{'name', 'weight', 'config'}}") from error
 
 
-def _row(family: Family, seed: int, task: dict[str, Any]) -> dict[str, Any]:
+def _row(family: Family, seed: int, task: JsonObject) -> JsonObject:
     info = {"family": family.name, "config": family.config, "seed": seed, "task": task}
     answer = task["answer"]
     return {"question": task["question"], "answer": answer if isinstance(answer, str) else "", "info": info}

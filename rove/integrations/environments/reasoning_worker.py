@@ -43,7 +43,9 @@ class Session:
         """Load what a family needs for scoring."""
         self._dataset(family, config, seed, 1)
 
-    def score(self, family: str, config: dict[str, Any], seed: int, task: Any, answer: str) -> tuple[float | None, str]:
+    def score(
+        self, family: str, config: dict[str, Any], seed: int, task: object, answer: str
+    ) -> tuple[float | None, str]:
         """Return the family's score of an answer, or (None, reason) if its scorer raises."""
         dataset = self._dataset(family, config, seed, 1)
         try:
@@ -63,7 +65,7 @@ class Session:
 MARKERS = ({"(tuple)"}, {"(dict)"}, {"(fraction)"})
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> Any:
     """Encode a value as JSON that `decode` can restore: tuples, fractions and keys that are not strings are marked."""
     if isinstance(value, str):
         return str(value)  # also converts numpy's strings
@@ -82,7 +84,7 @@ def encode(value: Any) -> Any:
     raise TypeError(f"a task contains a {type(value).__name__}, which JSON cannot represent: {value!r}")
 
 
-def decode(value: Any) -> Any:
+def decode(value: object) -> Any:
     """Restore a value encoded by `encode`."""
     if isinstance(value, list):
         return [decode(item) for item in value]

@@ -14,6 +14,7 @@ from typing import Any
 from rove.core.digest import digest_files
 from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages, as_messages
+from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
@@ -73,12 +74,12 @@ class TasksetEnv(AgentEnv):
     def __init__(
         self,
         taskset: str,
-        config: Mapping[str, Any] | None = None,
-        eval_config: Mapping[str, Any] | None = None,
-        env: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
+        eval_config: Mapping[str, object] | None = None,
+        env: Mapping[str, object] | None = None,
         agent: str | None = None,
         num_examples: int | None = None,
-        select: Mapping[str, Any] | None = None,
+        select: Mapping[str, object] | None = None,
         python: str | None = None,
         taskset_dir: str | Path | None = None,
         timeout_seconds: float | None = None,
@@ -111,14 +112,14 @@ class TasksetEnv(AgentEnv):
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """See `Environment.identity`; depends on the taskset's settings, its module and the version of verifiers."""
         module = Path(self.description["file"])
         files = module.parent.rglob("*.py") if module.name == "__init__.py" else [module]
         identity = {"taskset": self.settings, "module": digest_files(files), "verifiers": self.description["version"]}
         return {**super().identity, **identity}
 
-    def _rows(self, train: bool) -> Iterator[dict[str, Any]]:
+    def _rows(self, train: bool) -> Iterator[JsonObject]:
         for start in itertools.count(0, CHUNK_SIZE):
             rows = self.workers.call_sync("rows", ROWS_TIMEOUT_S, train=train, start=start, stop=start + CHUNK_SIZE)
             for row in rows:
@@ -221,7 +222,7 @@ class _TasksetRubric(Rubric):
 
 
 def _workers(
-    settings: Mapping[str, Any], taskset: str, python: str | None, folder: str | None, seconds: float
+    settings: Mapping[str, object], taskset: str, python: str | None, folder: str | None, seconds: float
 ) -> Workers:
     env = {name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES}
     if python is not None:
@@ -236,7 +237,7 @@ def _workers(
     )
 
 
-def _load(workers: Workers, taskset: str) -> dict[str, Any]:
+def _load(workers: Workers, taskset: str) -> JsonObject:
     """Start the worker; return its description of the taskset."""
     try:
         workers.start()

@@ -79,7 +79,7 @@ def setup(
     }
 
 
-def serve(connection: socket.socket, module: Any) -> None:
+def serve(connection: socket.socket, module: object) -> None:
     """Answer calls, concurrently, until the connection is closed."""
     asyncio.run(_RpcServer().serve(connection))
 
@@ -123,7 +123,7 @@ class _RpcServer:
             self.replies.add(task)
             task.add_done_callback(self.replies.discard)
 
-    async def _reply(self, number: int, name: str, args: dict[str, Any]) -> None:
+    async def _reply(self, number: int, name: str, args: dict[str, object]) -> None:
         try:
             body = _encode({"id": number, "result": await getattr(self, name)(**args)})
         except Exception as error:
@@ -143,7 +143,7 @@ class _RpcServer:
         """Return some of the tasks as rows."""
         return [_row(task, place) for place, task in enumerate(Loaded.tasks[train][start:stop], start)]
 
-    async def run_episode(self, number: int, train: bool, place: int, key: str, base_url: str) -> dict[str, Any]:
+    async def run_episode(self, number: int, train: bool, place: int, key: str, base_url: str) -> dict[str, object]:
         """Run and score an episode whose agents call models at `base_url`; return its result."""
         await self.ready.wait()
         if self.failure is not None:
@@ -188,11 +188,11 @@ def _model_agent(roles: dict[str, Any], overrides: dict[str, Any], selected: str
     return agent
 
 
-def _has_model(default: Any, overrides: dict[str, Any]) -> bool:
+def _has_model(default: object, overrides: dict[str, Any]) -> bool:
     return any(overrides.get(name) or getattr(default, name) for name in ("model", "client"))
 
 
-def _with_local_defaults(default: Any, overrides: dict[str, Any], taskset_id: str) -> dict[str, Any]:
+def _with_local_defaults(default: Any, overrides: dict[str, Any], taskset_id: str) -> dict[str, object]:
     """Return the settings of a role: by default on this machine and without a shell."""
     if isinstance(default.runtime, vf.PrimeConfig):
         overrides.setdefault("runtime", {"type": "subprocess"})
@@ -225,7 +225,7 @@ def _row(task: Any, place: int) -> dict[str, Any]:
     }
 
 
-def _result_of(episode: Any) -> dict[str, Any]:
+def _result_of(episode: Any) -> dict[str, object]:
     """Return the agent's scores and stop condition, or the error of the episode."""
     traces = [trace for trace in episode.traces if trace.agent.name == Loaded.agent]
     if not Loaded.env.complete(episode):
@@ -264,7 +264,7 @@ async def _chat_in_process(
     mcp_urls: dict[str, str],
     data: Any,
     tool_interception_url: str | None = None,
-) -> Any:
+) -> object:
     """Replace `NullHarness.launch`: run its program, which does not execute output of the model, in this process."""
     system_prompt, prompt = self.resolve_prompt(data)
     servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
@@ -305,7 +305,7 @@ _PROGRAM = compile(CHAT_PROGRAM_SOURCE, "null_harness", "exec")
 _original_launch, _original_setup = NullHarness.launch, NullHarness.setup
 
 
-async def _launch(self: Any, ctx: Any, trace: Any, runtime: Any, *args: Any, **kwargs: Any) -> Any:
+async def _launch(self: Any, ctx: Any, trace: Any, runtime: Any, *args: Any, **kwargs: Any) -> object:
     launch = _chat_in_process if isinstance(runtime.config, vf.SubprocessConfig) else _original_launch
     return await launch(self, ctx, trace, runtime, *args, **kwargs)
 

@@ -14,6 +14,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage, Messages, UserMessage, text_of
 from rove.core.model_roles import query
+from rove.core.plain import JsonObject
 from rove.core.protocols import Client
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State
@@ -106,7 +107,7 @@ class TextArenaEnv(MultiTurnEnv):
             **{**defaults, **kwargs},
         )
 
-    def _rows(self, count: int, seed: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, count: int, seed: str) -> Iterator[JsonObject]:
         for position in range(count):
             number = derive_seed(seed, position)
             yield {"question": f"Play {self.game}.", "info": {"seed": number % (1 << 31), "seat": number >> 32}}
@@ -130,7 +131,7 @@ class TextArenaEnv(MultiTurnEnv):
         turn = await state["worker"].call("act", self.call_seconds, action=text_of(messages[-1]))
         return await self._advance_to_model(state, turn)
 
-    async def _advance_to_model(self, state: State, turn: dict[str, Any]) -> str:
+    async def _advance_to_model(self, state: State, turn: JsonObject) -> str:
         """Let the other players move; return the model's observation at its next move, or at the end of the game."""
         while not turn.get("done") and turn["player"] != state["player"]:
             move = await self._opponent_move(state, turn["player"], turn["text"])

@@ -30,7 +30,7 @@ def setup(offline: bool = True) -> dict[str, str]:
 class Session:
     """One game."""
 
-    def begin(self, game: str, seed: int, num_players: int | None = None) -> dict[str, Any]:
+    def begin(self, game: str, seed: int, num_players: int | None = None) -> dict[str, object]:
         """Create and reset the game; return the first turn (see `_turn`) and the number of players.
 
         The default of `num_players` is the minimum for the game, but two if it is not for one player.
@@ -78,7 +78,7 @@ class Session:
         assert failure is not None
         raise failure
 
-    def _turn(self) -> dict[str, Any]:
+    def _turn(self) -> dict[str, object]:
         player, log = self.base.get_observation()
         return {"player": player, "text": self._text(player, log)}
 
@@ -100,5 +100,5 @@ def _plain(info: Any) -> dict[str, Any]:
     return {str(key): value for key, value in dict(info).items() if isinstance(value, (str, int, float, bool))}
 
 
-def _refuse(*_: Any, **__: Any) -> Any:
+def _refuse(*_: object, **__: Any) -> Any:
     raise OSError("this game needs network access, which TextArenaEnv refuses unless offline=False")

@@ -85,7 +85,7 @@ def finders() -> Iterator[None]:
 
 def mean_reward(env: rove.Environment) -> float:
     client = rove.ScriptedClient(env.policies["oracle"])
-    return env.evaluate_sync(client, num_examples=2)["reward"]["mean"]
+    return env.evaluate_sync(client, num_examples=2).reward.mean
 
 
 @pytest.mark.broad

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from rove.core.plain import JsonMapping
 from rove.hub.package.manifest import WEB
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Return a value as escaped text."""
     return html.escape(str(value))
 
@@ -117,7 +118,7 @@ def link(address: str, content: str, kind: str = "") -> str:
     return f'<a href="{text(address)}"{f""" class="{kind}" """ if kind else ""}>{content}</a>'
 
 
-def entry_facts(entry: Mapping[str, Any], place: PageLocation) -> Iterator[str]:
+def entry_facts(entry: JsonMapping, place: PageLocation) -> Iterator[str]:
     """Yield an environment's tags, then its API, license, date and downloads."""
     for name in entry["tags"]:
         yield link(place.front(tag=name), text(name), "chip") + " "

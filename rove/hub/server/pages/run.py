@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from rove.core.messages import ROLES
+from rove.core.plain import Info, JsonMapping, JsonObject, MessageDict
 from rove.core.records import ErrorInfo, RolloutRecord, Scores
 from rove.hub.package.manifest import Count
 from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, table, tag, text
@@ -70,22 +71,22 @@ class Summary(Struct, frozen=True):
 
 class _Message(Struct):
     role: str
-    content: str | list[str | dict[str, Any]] | None = None
+    content: str | list[str | JsonObject] | None = None
 
 
 class _Example(Struct):
     """The fields of a pushed rollout."""
 
-    prompt: list[dict[str, Any]]
-    completion: list[dict[str, Any]]
+    prompt: list[MessageDict]
+    completion: list[MessageDict]
     answer: str = ""
-    info: dict[str, Any] = {}
+    info: Info = {}
     scores: Scores | None = None
     stop_condition: str | None = None
     is_truncated: bool = False
 
 
-def read_summary(value: Any) -> Summary:
+def read_summary(value: object) -> Summary:
     """Parse a summary; return an empty one if it is malformed."""
     try:
         return msgspec.convert(value, Summary)
@@ -93,7 +94,7 @@ def read_summary(value: Any) -> Summary:
         return Summary()
 
 
-def read_example(value: Any) -> RolloutRecord | None:
+def read_example(value: object) -> RolloutRecord | None:
     """Parse a pushed rollout; return None if it is malformed."""
     try:
         example = msgspec.convert(value, _Example)
@@ -143,7 +144,7 @@ class Scale(NamedTuple):
         return f"{shown(self.low)} to {shown(self.high)}"
 
 
-def rows_of(version: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
+def rows_of(version: str, runs: Sequence[JsonMapping]) -> list[Row]:
     """Return the leaderboard rows of a version, best first; `runs` are entries of `catalogue.runs`."""
     rows = [
         Row(version, run["id"], run["model"], run["uploaded"], read_summary(msgspec.json.decode(run["summary"])))
@@ -252,7 +253,7 @@ def rollout_html(record: RolloutRecord) -> str:
     return "".join(parts)
 
 
-def _roles(record: RolloutRecord) -> dict[str, Any]:
+def _roles(record: RolloutRecord) -> dict[str, object]:
     """Return the responses of each model role; judges are left out, their replies are in the scores' extras."""
     judges = record.scores.extras if record.scores else {}
     return {
@@ -278,7 +279,7 @@ def _error(error: ErrorInfo, limit: int) -> str:
     return html + (collapsible("traceback", block(cut(error.traceback, limit))) if error.traceback else "")
 
 
-def _message(message: Mapping[str, Any], limit: int) -> str:
+def _message(message: Mapping[str, object], limit: int) -> str:
     role = str(message.get("role"))
     name = " ".join(str(message[field]) for field in ("name", "tool_call_id") if message.get(field))
     content = _content(message.get("content"))
@@ -297,7 +298,7 @@ def _message(message: Mapping[str, Any], limit: int) -> str:
     return tag("div", header + tag("div", "".join(inside), "said"), f"message {role if role in ROLES else 'other'}")
 
 
-def _content(content: Any) -> str:
+def _content(content: object) -> str:
     """Return the text of a message; other content parts appear as their type."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
@@ -312,7 +313,7 @@ def _reasoning(reasoning: str, limit: int) -> str:
     return collapsible(title, block(cut(reasoning.strip("\n"), limit)), "thought")
 
 
-def _tool_call(call: Any, limit: int) -> str:
+def _tool_call(call: object, limit: int) -> str:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return collapsible("tool call", block(cut(_pretty(call), limit)), "call")
@@ -322,7 +323,7 @@ def _tool_call(call: Any, limit: int) -> str:
     return collapsible(f"tool call {title}", block(cut(_pretty(given), limit)), "call")
 
 
-def _pretty(value: Any) -> str:
+def _pretty(value: object) -> str:
     """Return indented JSON of a value; a string that contains JSON is parsed first."""
     if isinstance(value, str):
         try:
@@ -342,7 +343,7 @@ PAGE_DEPTH = 4
 """Folders above the page: OWNER/NAME/VERSION/runs/."""
 
 
-def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str, Any], leaf: str) -> bytes:
+def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str, object], leaf: str) -> bytes:
     """Render the page of a run from its row of the leaderboard and its pushed document; `leaf`: see `PageLocation`."""
     place, (owner, name) = PageLocation(PAGE_DEPTH, leaf), reference
     trail = [(f"{owner}/{name}", place.environment(owner, name)), (row.model, "")]
@@ -363,12 +364,12 @@ def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str
     return frame(f"{row.model} · {owner}/{name} · {hub}", hub, place, trail, body)
 
 
-def examples_html(pushed: Any) -> list[str]:
+def examples_html(pushed: object) -> list[str]:
     """Render the rollouts pushed with a run (`examples` of its document), each collapsed."""
     return [_example(one) for one in (pushed[:MAX_ROLLOUTS] if isinstance(pushed, list) else [])]
 
 
-def _example(pushed: Any) -> str:
+def _example(pushed: object) -> str:
     record = read_example(pushed)
     try:
         content = rollout_html(record) if record else block(_json(pushed))
@@ -383,7 +384,7 @@ def _example(pushed: Any) -> str:
     return collapsible(title, content, "rollout")
 
 
-def _json(pushed: Any) -> str:
+def _json(pushed: object) -> str:
     try:
         return cut(json.dumps(pushed, indent=2, ensure_ascii=False), MAX_JSON_CHARS)
     except (RecursionError, ValueError):

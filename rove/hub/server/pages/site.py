@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rove.core.errors import RejectedError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.hub.package.archives import README
 from rove.hub.package.manifest import Manifest, read_manifest
 from rove.hub.server import catalogue
@@ -47,7 +48,7 @@ HUB = "HUB"
 class EnvironmentPage(NamedTuple):
     """The data shown on an environment's page."""
 
-    listed: Mapping[str, Any]
+    listed: JsonMapping
     """The environment's entry in the list; `version` is the version shown."""
     manifest: Manifest
     readme: str
@@ -211,7 +212,7 @@ MAX_TAGS = 24
 
 def front_page(
     hub: str,
-    entries: Sequence[Mapping[str, Any]],
+    entries: Sequence[Mapping[str, object]],
     total: int,
     facets: Mapping[str, Mapping[str, int]],
     place: PageLocation,
@@ -261,7 +262,7 @@ def _search(query: Query, facets: Mapping[str, Mapping[str, int]], place: PageLo
     return f'<form role="search" method="get" action="{text(place.front())}">{inputs}{button}</form>{tags}'
 
 
-def _entry_item(entry: Mapping[str, Any], place: PageLocation) -> str:
+def _entry_item(entry: JsonMapping, place: PageLocation) -> str:
     name = f"{entry['owner']}/{entry['name']}"
     words = " ".join((entry["owner"], entry["name"], entry["description"], *entry["tags"])).casefold()
     data = {"words": words, **{key: entry[key] for key in ("owner", "compatibility")}, "tags": " ".join(entry["tags"])}
@@ -339,6 +340,6 @@ class Site:
         """Render the page of a run; `row` comes from `rows`."""
         return run_page(self.hub, (owner, name), row, self._pushed(owner, name, row), self.leaf)
 
-    def _pushed(self, owner: str, name: str, row: Row) -> dict[str, Any]:
+    def _pushed(self, owner: str, name: str, row: Row) -> JsonObject:
         file = self.store.files / owner / name / row.version / "runs" / f"{row.id}.json"
         return msgspec.json.decode(file.read_bytes())

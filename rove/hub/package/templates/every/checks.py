@@ -10,9 +10,9 @@ HERE = Path(__file__).resolve().parents[1]
 
 def test_the_best_policy_earns_more_than_the_weakest() -> None:
     env = load_environment("my_task", env_dir=HERE.parent, num_examples=20)
-    summaries = [asyncio.run(evaluate(env, ScriptedClient(policy))) for policy in env.policies.values()]
-    assert sum(summary["failed"] for summary in summaries) == 0
-    means = [summary["reward"]["mean"] for summary in summaries]
+    results = [asyncio.run(evaluate(env, ScriptedClient(policy))) for policy in env.policies.values()]
+    assert sum(result.failed for result in results) == 0
+    means = [result.reward.mean for result in results]
     assert max(means) > min(means)
 
 

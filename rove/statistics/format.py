@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -21,7 +20,7 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.{digits}f}"
 
 
-def limits(estimate: Mapping[str, Any]) -> tuple[float, float] | None:
+def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
     """Return the limits of an interval; None where there are none.
 
     Args:
@@ -36,14 +35,14 @@ def limits(estimate: Mapping[str, Any]) -> tuple[float, float] | None:
     return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
 
 
-def interval(estimate: Mapping[str, Any], digits: int = 3) -> str:
+def interval(estimate: Mapping[str, object], digits: int = 3) -> str:
     """Return an interval as text, "[0.722, 0.990]", with an asterisk if it has a caveat; "–" without one."""
     found = limits(estimate)
     mark = "*" if estimate.get("caveat") else ""
     return f"[{number(found[0], digits)}, {number(found[1], digits)}]{mark}" if found else f"–{mark}"
 
 
-def caveats(estimates: Iterable[Mapping[str, Any]]) -> str:
+def caveats(estimates: Iterable[Mapping[str, object]]) -> str:
     """Return the caveats of these intervals as one line; "" without any."""
     texts = dict.fromkeys(str(one["caveat"]) for one in estimates if one.get("caveat"))
     return f"* {'; '.join(texts)}" if texts else ""
@@ -54,7 +53,7 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
-def duration(value: Any) -> str:
+def duration(value: object) -> str:
     """Format seconds for a page: under 1 ms, 0.012 s, 1.5 s, 5 min 40 s; "–" if it is not a finite number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return "–"

@@ -1,0 +1,37 @@
+"""Names of plain data, as it stands in files, in requests, and in the rows of users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+Row = dict[str, Any]
+"""A dataset row: `prompt` or `question`, and any other columns."""
+Info = dict[str, Any]
+"""The `info` of a dataset row: whatever the author of the environment needs."""
+MessageDict = dict[str, Any]
+"""A chat message in the OpenAI wire form; `rove.Message` is one with access by attribute."""
+ToolDefinition = dict[str, Any]
+"""A tool in the OpenAI wire form: {"type": "function", "function": {"name": …, "description": …, "parameters": …}}."""
+JsonValue = Any
+"""A decoded JSON value; the code that reads it checks it."""
+JsonObject = dict[str, Any]
+"""A decoded JSON object; the code that reads a value checks it."""
+JsonMapping = Mapping[str, Any]
+"""A JSON object that is only read."""
+Arguments = dict[str, Any]
+"""Keyword arguments of a function that a user has written, such as `load_environment` or a tool."""
+Identity = dict[str, object]
+"""What distinguishes an environment, a model or a run from others, for `rove.core.digest.fingerprint`."""
+Content = str | Sequence[Mapping[str, object] | str] | None
+"""The content of a message: a text, or a list of parts."""
+
+
+def is_mapping(value: object) -> TypeGuard[JsonMapping]:
+    """Return whether a value is a mapping; `isinstance` alone leaves the types of its keys and values unknown."""
+    return isinstance(value, Mapping)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Return whether a value is a list; `isinstance` alone leaves the type of its items unknown."""
+    return isinstance(value, list)

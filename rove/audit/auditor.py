@@ -52,6 +52,7 @@ from rove.core.checks import Settings
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error
 from rove.core.findings import Finding, Severity
+from rove.core.plain import JsonMapping
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.envs.loading import environment_file
 from rove.remote import IsolatedEnv
@@ -92,7 +93,7 @@ class AuditOptions(Settings, frozen=True, kw_only=True):
 async def audit(
     env: str,
     env_dir: str | None = None,
-    env_args: Mapping[str, Any] | None = None,
+    env_args: JsonMapping | None = None,
     options: AuditOptions = AuditOptions(),  # noqa: B008  frozen
     on_check: Callable[[str], None] = lambda name: None,
     learner: Learner | None = None,
@@ -136,7 +137,7 @@ async def audit(
 
 
 @contextmanager
-def _folder_of(env: str, env_args: Mapping[str, Any], seed: int) -> Iterator[Path]:
+def _folder_of(env: str, env_args: JsonMapping, seed: int) -> Iterator[Path]:
     """Create an empty folder, and delete it at the end.
 
     Replies that create a file if they are executed name a file in it, and rewards may depend on every character of a reply.

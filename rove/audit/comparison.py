@@ -13,6 +13,7 @@ from rove.audit.findings import CHECKS, Report
 from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity, current_row
+from rove.core.plain import JsonObject
 from rove.utils.markdown import cell, table_lines
 
 Rate = tuple[float, float, float]
@@ -157,9 +158,9 @@ def reward_text(rate: Rate, sign: str = "") -> str:
     return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def json_comparison(comparison: Comparison) -> dict[str, Any]:
+def json_comparison(comparison: Comparison) -> JsonObject:
     """Return a comparison as JSON values."""
-    values: dict[str, Any] = msgspec.to_builtins(comparison)
+    values: JsonObject = msgspec.to_builtins(comparison)
     for value, one in zip(values["honest"], comparison.honest, strict=True):
         value["difference"] = one.difference
     worst = comparison.worst_new()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rove.audit.findings import shortened
 from rove.core.findings import Finding, Severity
+from rove.core.plain import JsonMapping
 
-Row = Mapping[str, Any]
+Row = JsonMapping
 """A row of `rove.audit.rows`."""
 DISTINCT_SHARE = 0.1
 """Share of distinct training rows below which rows are meant to be equal, such as the same start of all games."""

@@ -6,7 +6,7 @@ import inspect
 import json
 import random
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rove.audit.baseline import Baseline
@@ -15,6 +15,7 @@ from rove.audit.replies import blind_replies, from_answer, hedges, last_message,
 from rove.audit.search import vocabulary
 from rove.audit.subject import Policy, Subject
 from rove.core.messages import AssistantMessage, Messages, text_of
+from rove.core.plain import JsonMapping
 from rove.core.state import State, bookkeeping
 from rove.tools.examples import example_call
 
@@ -115,7 +116,7 @@ def _random_actions(base: Baseline, actions: Sequence[str]) -> Policy:
     return policy
 
 
-def _random_call(tools: Sequence[Mapping[str, Any]], messages: Messages, rng: random.Random) -> Mapping[str, Any]:
+def _random_call(tools: Sequence[JsonMapping], messages: Messages, rng: random.Random) -> JsonMapping:
     """Return a call of a random tool; its texts are random words of the conversation."""
     words = re.findall(r"\w+", " ".join(map(text_of, messages))) or ["a"]
     call = example_call(rng.choice(tools), f"call_{rng.randrange(10**6)}")

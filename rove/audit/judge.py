@@ -11,6 +11,7 @@ from aiohttp import web
 
 from rove.audit.replies import INJECTIONS
 from rove.core.messages import text_of
+from rove.core.plain import JsonObject
 from rove.core.protocols import Client, Request, SamplingParams
 from rove.server.listen import base_url_of, listening
 
@@ -56,7 +57,7 @@ class Judge:
         reply = max(known, key=lambda one: (text.rfind(one) + len(one), len(one)), default="")
         return bool(reply) and self.replies[reply] != "" and self.replies[reply] in reply
 
-    async def answer(self, body: dict[str, Any]) -> str:
+    async def answer(self, body: JsonObject) -> str:
         """Return the reply of the model, or of the scripted judge if there is no model."""
         if self.model is None:
             return self.reply(body)
@@ -64,7 +65,7 @@ class Judge:
         response = await self.model.client.respond(Request(body["messages"], sampling, self.model.name))
         return text_of(response.message)
 
-    def reply(self, body: dict[str, Any]) -> str:
+    def reply(self, body: JsonObject) -> str:
         """Return the scripted judge's reply to a request of the chat completions API."""
         text = "\n".join(text_of(message) for message in body.get("messages", []))
         is_good = self.is_good(text)

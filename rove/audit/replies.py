@@ -6,11 +6,12 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rove.audit.subject import Policy
 from rove.core.messages import Messages, text_of
+from rove.core.plain import JsonMapping
 from rove.core.state import State
 
 Form = Callable[[str], str]
@@ -344,7 +345,7 @@ INJECTIONS: dict[str, str] = {
 """Name → a reply that gives orders to a judge."""
 
 
-def observed_actions(text: str, rows: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+def observed_actions(text: str, rows: Sequence[JsonMapping] = ()) -> list[str]:
     """Return tokens of an observation or a prompt that may be actions: in brackets, quotes or tags, listed, or single numbers."""
     found: dict[str, None] = {}
     for pattern in (r"\[([^\[\]\n]{1,20})\]", r"'([^'\n]{1,20})'", r'"([^"\n]{1,20})"', r"`([^`\n]{1,20})`"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
@@ -12,6 +11,7 @@ import msgspec
 
 from rove.audit.findings import Report
 from rove.core.findings import Finding, Severity, findings_by_area
+from rove.core.plain import JsonObject
 from rove.utils.markdown import table_lines
 
 SARIF_LEVELS = {Severity.HIGH: "error", Severity.MEDIUM: "warning", Severity.LOW: "note", Severity.INFO: "none"}
@@ -26,9 +26,9 @@ def rate_text(finding: Finding) -> str:
     return f"{mean:.2f}{interval}" + (f", floor {finding.floor:.2f}" if finding.floor is not None else "")
 
 
-def json_report(report: Report) -> dict[str, Any]:
+def json_report(report: Report) -> JsonObject:
     """Return a report as JSON values."""
-    values: dict[str, Any] = msgspec.to_builtins(report)
+    values: JsonObject = msgspec.to_builtins(report)
     values["worst"] = report.worst.value
     for value, finding in zip(values["findings"], report.findings, strict=True):
         value["repeat"] = report.command(finding.id)
@@ -59,7 +59,7 @@ def markdown_report(reports: Sequence[Report]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
+def sarif_report(reports: Sequence[Report]) -> JsonObject:
     """Return reports in SARIF 2.1.0, which code hosts show next to the code."""
     rules = [
         {"id": name, "shortDescription": {"text": info.title}, "help": {"text": info.remedy}}
@@ -81,9 +81,9 @@ def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
     return {"version": "2.1.0", "$schema": schema, "runs": [{"tool": {"driver": driver}, "results": results}]}
 
 
-def _location(report: Report) -> dict[str, Any]:
+def _location(report: Report) -> JsonObject:
     """Return where results belong in SARIF: `load_environment`, in a path relative to this folder if the file is in it."""
-    location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}
+    location: JsonObject = {"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}
     if report.file:
         path = Path(report.file).resolve()
         is_inside = path.is_relative_to(Path.cwd())

@@ -9,11 +9,11 @@ import json
 import os
 import sys
 from itertools import islice
-from typing import Any
 
 from rove.audit.guard import prepare_imports
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import Arguments, JsonObject
 from rove.envs.loading import environment_arguments, load_environment
 from rove.parsers.parser import Parser
 
@@ -21,7 +21,7 @@ MAX_ROWS = 2000
 """Maximum rows of each dataset that are compared."""
 
 
-def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, Any]:
+def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
     """Return facts about an environment.
 
     Returns:
@@ -30,7 +30,7 @@ def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, 
     """
     loaded = load_environment(env, env_dir, **env_args)
     has_training = loaded.count_examples(train=True) != 0
-    made: dict[str, Any] = {"arguments": sorted(environment_arguments(env, env_dir))}
+    made: JsonObject = {"arguments": sorted(environment_arguments(env, env_dir))}
     for name, train in (("eval", False), ("train", True)):
         rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
         made[name] = [_row(row) for row in rows]
@@ -40,7 +40,7 @@ def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, 
     return made
 
 
-def parsed(env: str, env_dir: str | None, env_args: dict[str, Any], replies: list[str]) -> list[str] | None:
+def parsed(env: str, env_dir: str | None, env_args: Arguments, replies: list[str]) -> list[str] | None:
     """Return the answers that the environment's parser reads from replies; None if it has none of its own."""
     loaded = load_environment(env, env_dir, **env_args)
     parser = getattr(loaded, "parser", None)
@@ -56,7 +56,7 @@ def _parsed(parser: Parser, reply: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _row(row: JsonObject) -> JsonObject:
     """Return a row's prompt and answer as texts, the digest of its content, and which of its columns JSON changes."""
     prompt = row["prompt"]
     parts = [prompt] if isinstance(prompt, str) else [text_of(m) for m in prompt if m["role"] != "system"]

@@ -17,6 +17,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.errors import Error
 from rove.core.findings import Finding, Severity, registry
 from rove.core.messages import Messages, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Client, Limits
 from rove.core.records import Outcome, RolloutRecord
 from rove.core.state import State
@@ -123,7 +124,7 @@ class Subject:
         self.deadline = deadline
         self.file = file
         self.rollouts = 0
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[JsonObject] = []
         self.seen: list[RolloutRecord] = []
         """All rollouts."""
         self.replies: dict[str, str] = {}
@@ -164,7 +165,7 @@ class Subject:
         rollouts: int = 1,
         seed: int = 0,
         train: bool = False,
-        sampling_args: Mapping[str, Any] = MappingProxyType({}),
+        sampling_args: JsonMapping = MappingProxyType({}),
         is_recorded: bool = True,
     ) -> Measured:
         """Run a policy, or a model, on the first examples.

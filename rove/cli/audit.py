@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -23,6 +21,7 @@ from rove.cli.findings import print_findings
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
 from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.findings import Severity, findings_by_area
+from rove.core.plain import JsonMapping, JsonObject
 from rove.stages.clients import make_client, show_device
 from rove.stages.naming import run_folder
 from rove.stages.reporter import WIDTH, ConsoleReporter
@@ -86,10 +85,10 @@ def write(report: Report, output: str, fail_on: Severity) -> None:
 def run_audit(
     env: str,
     env_dir: str | None,
-    env_args: Mapping[str, Any],
+    env_args: JsonMapping,
     options: AuditOptions,
     console: Console,
-    learn: Mapping[str, Any] | None = None,
+    learn: JsonMapping | None = None,
     judge: str | None = None,
 ) -> Report:
     """Audit an environment with progress.
@@ -126,9 +125,7 @@ def run_audit(
         return run_async(run())
 
 
-def _learner_settings(
-    learn: bool, device: str | None, folder: Path, seed: int, console: Console
-) -> dict[str, Any] | None:
+def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, console: Console) -> JsonObject | None:
     """Return the settings of the learner, and print its device; None without --learn."""
     if not learn:
         if device is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, MissingKeyError, needs_train_extra
 from rove.core.findings import HIGH, Finding, Severity
+from rove.core.plain import JsonMapping
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.doctor.endpoint import CHECKS, check_endpoint
 from rove.server import base_url_of, listening, make_app
@@ -161,7 +162,7 @@ def _mark_files(words: Sequence[str]) -> Iterator[str]:
         previous = word
 
 
-def _rl_command(words: Sequence[str], given: Mapping[str, Any]) -> str:
+def _rl_command(words: Sequence[str], given: JsonMapping) -> str:
     """Return the command that trains with these settings."""
     given = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
     flags = [[flag] if value is True else [flag, str(value)] for flag, value in given.items()]

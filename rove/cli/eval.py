@@ -36,6 +36,7 @@ from rove.cli.suite import print_settings, resolve, run_suite
 from rove.clients.scripted import ScriptedClient
 from rove.core.config import merge
 from rove.core.errors import ConfigError, RunError
+from rove.core.plain import Arguments, JsonObject
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.rollouts.rescore import DEFAULT_MAX_CONCURRENT, rescore, rescored_identity, settings_of
@@ -51,7 +52,7 @@ from rove.utils.event_loop import run_async
 from rove.viewer.tables import counts_line
 
 
-def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, console: Console) -> None:
+def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, console: Console) -> None:
     """Print the table, the counts, and hints."""
     console.print(summary_table(summary, f"{config.env} · {config.model}"))
     unit = "words" if config.model.startswith(SCRIPTED) else "tokens"
@@ -200,7 +201,7 @@ def eval_command(
         ctx.exit(1)
 
 
-def environment_of(source: Run, env_args: dict[str, Any] | None, env_dir: str | None) -> Environment:
+def environment_of(source: Run, env_args: Arguments | None, env_dir: str | None) -> Environment:
     """Load the environment of a run as it is now.
 
     Args:
@@ -220,7 +221,7 @@ def environment_of(source: Run, env_args: dict[str, Any] | None, env_dir: str | 
     return load_environment(config["env"], env_dir or config.get("env_dir"), **args)
 
 
-def print_rescored(summary: dict[str, Any], env: Environment, source: Run, into: Path, console: Console) -> None:
+def print_rescored(summary: JsonObject, env: Environment, source: Run, into: Path, console: Console) -> None:
     """Print the table, the counts, what was left out, and hints."""
     counts = summary["rescored"]
     console.print(summary_table(summary, f"{env.env_id} · {source.path}, rescored"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +13,7 @@ from rove.audit.report import json_report
 from rove.cli.audit import run_audit
 from rove.cli.common import hint
 from rove.core.config import convert
+from rove.core.plain import JsonObject
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.reporter import WIDTH, ConsoleReporter
 
@@ -21,13 +21,13 @@ ENV = "sums"
 GRADERS = {"anywhere": "accepts the sum anywhere in the reply", "exact": "accepts the sum and nothing else"}
 CHECKS = ("blind-reply", "hedging", "learned-reward")
 STAGES = {"sft": "before RL", "rl": "after RL"}
-LEARN: dict[str, Any] = {"steps": 60, "max_tokens": 64, "learning_rate": 5e-4, "second_phase": False}
+LEARN: JsonObject = {"steps": 60, "max_tokens": 64, "learning_rate": 5e-4, "second_phase": False}
 """Settings of the learner. The table compares the models before and after the first phase of RL."""
-EVALUATION: dict[str, Any] = {"num_examples": 56, "rollouts_per_example": 8, "temperature": 1.0}
+EVALUATION: JsonObject = {"num_examples": 56, "rollouts_per_example": 8, "temperature": 1.0}
 """Held-out sums of each evaluation."""
 
 
-def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto") -> dict[str, Any]:
+def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto") -> JsonObject:
     """Audit both graders of `sums` with the learner, evaluate what it learned, and print the table.
 
     Args:
@@ -40,7 +40,7 @@ def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto")
         `reports` and `rows` of the table as JSON values.
     """
     reports: dict[str, Report] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for grader, meaning in GRADERS.items():
         console.print(f"\nAudit the grader '{grader}': {meaning}", style="bold", soft_wrap=True)
         args, runs = {"grader": grader}, folder / grader
@@ -63,7 +63,7 @@ def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto")
     return {"reports": [json_report(report) for report in reports.values()], "rows": rows, "folder": str(folder)}
 
 
-def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> dict[str, Any]:
+def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> JsonObject:
     """Evaluate the learner's model after a stage; return the row of the table."""
     given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final"), "device": device}
     where = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
@@ -72,7 +72,7 @@ def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> 
     return {"grader": grader, "model": STAGES[stage], "reward": summary["reward"], **summary["functions"]}
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(rows: list[JsonObject]) -> Table:
     """Return a table of rewards and true accuracies."""
     table = Table(title="sums: what RL learns from each grader", width=WIDTH)
     for title in ("grader", "model", "reward", "right answers", "numbers per reply"):

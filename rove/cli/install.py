@@ -16,6 +16,7 @@ from rove.cli.common import console_for, hint, print_json
 from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
 from rove.cli.options import confirmed, examples, in_range, json_option
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonObject
 from rove.envs.loading import environments_in, example_environments
 from rove.hub.client import settings, sources
 from rove.hub.client.hub import Hub, Releases
@@ -153,7 +154,7 @@ def install_one(target: str, installer: Installer) -> Installed | Offer | None:
     return installer.from_hub(parse_reference(target))
 
 
-def _as_json(made: Installed | Offer) -> dict[str, Any]:
+def _as_json(made: Installed | Offer) -> JsonObject:
     if isinstance(made, Installed):
         keys_of = ("version", "module", "origin", "manifest", "wheel", "compatibility")
         return {"environment": f"{made.owner}/{made.name}", **{key: getattr(made, key) for key in keys_of}}
@@ -316,7 +317,7 @@ def search_command(words: tuple[str, ...], hub: str | None, limit: int, as_json:
 class _Info(NamedTuple):
     offer: Offer
     releases: Releases
-    results: list[dict[str, Any]]
+    results: list[JsonObject]
     readme: str
 
 
@@ -326,7 +327,7 @@ async def _info(hub: Hub, reference: Reference, with_readme: bool) -> _Info:
     return _Info(offer, await hub.releases(reference), await hub.results(offer.reference), readme)
 
 
-def _results(results: list[dict[str, Any]]) -> Table:
+def _results(results: list[JsonObject]) -> Table:
     table = Table(title="results", width=100, title_justify="left")
     table.add_column("model", overflow="fold", ratio=3)
     for name in ("rollouts", "reward", "95% interval"):

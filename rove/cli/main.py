@@ -128,7 +128,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), entry.help) for name, entry in entries.items()])
 
 
-CONTEXT: dict[str, Any] = {
+CONTEXT: dict[str, object] = {
     "help_option_names": ["-h", "--help"],
     "token_normalize_func": lambda name: name.replace("_", "-"),  # --run_dir is --run-dir
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import msgspec
 
 from rove.core.config import RUN_CONFIG, load, parse_value, read_toml
 from rove.core.errors import ConfigError, as_json
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.ranges import PositiveInt, Range, range_of
 from rove.runs.provenance import foreign_settings, seal
 from rove.utils.terminal_text import inert
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 YES_FLAG = "--yes"
 """Flag of every command: answer all questions with yes."""
-SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
+SETTINGS: dict[str, object] = {"ignore_unknown_options": True, "allow_extra_args": True}
 """click settings of commands that take `@ file.toml` and `--key value`."""
 
 
@@ -159,7 +160,7 @@ def settings_files(words: Sequence[str]) -> list[str]:
     return files
 
 
-def confirm_foreign(file: Path, values: Mapping[str, Any], kind: Any = None, overridden: Iterable[str] = ()) -> None:
+def confirm_foreign(file: Path, values: JsonMapping, kind: Any = None, overridden: Iterable[str] = ()) -> None:
     """Ask before settings are used that a run folder contains and this user's rove did not write.
 
     Args:
@@ -184,7 +185,7 @@ def confirm_foreign(file: Path, values: Mapping[str, Any], kind: Any = None, ove
     seal(file)
 
 
-def json_object(text: str | None, flag: str) -> dict[str, Any] | None:
+def json_object(text: str | None, flag: str) -> JsonObject | None:
     """Return the value of a flag that takes a JSON object.
 
     Raises:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 from rich.console import Console
@@ -31,6 +31,7 @@ from rove.cli.options import (
 )
 from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import JsonMapping
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.ranges import NonNegativeFloat, NonNegativeInt, Port
 from rove.core.records import RolloutRecord
@@ -56,7 +57,7 @@ TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).repl
 """The format in which a person types a tool call."""
 
 
-def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console, role: str = "") -> int:
+def show_new(messages: Sequence[JsonMapping], shown: int, console: Console, role: str = "") -> int:
     """Print the environment's messages from number `shown` on; return the number of messages."""
     for message in messages[shown if len(messages) > shown else 0 :]:
         if message["role"] != "assistant":

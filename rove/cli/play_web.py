@@ -6,12 +6,12 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from rove.cli.common import hint
+from rove.core.plain import JsonMapping
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -113,7 +113,7 @@ def set_up_table(
     return PlaySession(env_id, model or "", roles, fields if answer else [], answer)
 
 
-def keep_game(run_dir: Path | None, config: Mapping[str, Any], record: RolloutRecord) -> Path:
+def keep_game(run_dir: Path | None, config: JsonMapping, record: RolloutRecord) -> Path:
     """Append a game to a run folder; return the folder."""
     folder = run_folder(run_dir, "played", str(config["env"]), str(config["model"]), identity=config)
     with Run(folder) as run:

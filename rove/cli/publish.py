@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,6 +11,7 @@ from rove.cli.common import console_for, counted, hint, print_json, print_warnin
 from rove.cli.hub_options import at, details_table, hub_option, with_hub
 from rove.cli.options import confirmed, examples, json_option
 from rove.core.errors import ConfigError, HubError
+from rove.core.plain import JsonObject
 from rove.hub.client.hub import Hub
 from rove.hub.client.run_results import collect_results
 from rove.hub.client.settings import require_server
@@ -145,7 +145,7 @@ async def _owner(hub: Hub) -> str:
 
 
 async def _publish(
-    hub: Hub, reference: Reference, parts: dict[str, Path], results: list[dict[str, Any]], private: bool
+    hub: Hub, reference: Reference, parts: dict[str, Path], results: list[JsonObject], private: bool
 ) -> bool:
     if private:
         await hub.set_visibility(reference, "private")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,12 +17,13 @@ from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
 from rove.cli.options import SETTINGS, device_option, endpoints_option, examples, setting_range, settings, trust_option
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping
 from rove.envs.loading import load_environment
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.serving import HELLO, OpenEnvConfig, ServeConfig, api_key_of, served_client
 
 
-def print_start(config: ServeConfig, url: str, console: Console, prompt: Mapping[str, Any] = HELLO) -> None:
+def print_start(config: ServeConfig, url: str, console: Console, prompt: JsonMapping = HELLO) -> None:
     """Print the server's address and example requests with that `prompt`."""
     name = config.served_name
     names = ", ".join([name, *config.adapters])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -22,6 +21,7 @@ from rove.cli.common import hint, print_json
 from rove.cli.options import confirm_foreign, settings
 from rove.core.config import RUN_CONFIG, read_toml
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
+from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_defaults
 from rove.rollouts.evaluate import Options
 from rove.runs.run import Run
@@ -40,7 +40,7 @@ ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "tem
 """Settings for which an environment may define defaults: how to evaluate, but not the model, keys or files."""
 
 
-def resolve(ctx: click.Context, named: Mapping[str, Any]) -> tuple[list[Evaluation], bool]:
+def resolve(ctx: click.Context, named: JsonMapping) -> tuple[list[Evaluation], bool]:
     """Return the evaluations that a command line specifies, and whether they come from a file of several.
 
     Args:
@@ -94,7 +94,7 @@ def _split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _resolved(
     ctx: click.Context,
     words: Sequence[str],
-    named: Mapping[str, Any],
+    named: JsonMapping,
     source: str,
     complete: bool,
 ) -> Evaluation:
@@ -114,7 +114,7 @@ def _resolved(
     return Evaluation(source, whole, f"{where}: {', '.join(used)}" if used else "")
 
 
-def _defaults(config: EvalConfig) -> tuple[str, dict[str, Any]]:
+def _defaults(config: EvalConfig) -> tuple[str, JsonObject]:
     """Return an environment's defaults and their location: `[tool.rove.eval]`, else the table for verifiers."""
     file, table = environment_defaults(config.env, config.env_dir)
     if table:
@@ -135,7 +135,7 @@ def print_settings(evaluations: Sequence[Evaluation], many: bool, as_json: bool)
         click.echo("\n" * (position > 0) + inert("".join(comments)) + inert_toml(text), nl=False)
 
 
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(values: JsonMapping) -> JsonObject:
     return {
         key: _without_none(value) if isinstance(value, Mapping) else value
         for key, value in values.items()
@@ -143,13 +143,13 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Runner = Callable[[EvalConfig, Reporter, str], tuple[dict[str, Any], Run | None]]
+Runner = Callable[[EvalConfig, Reporter, str], tuple[JsonObject, Run | None]]
 """`rove.stages.evaluation.run_eval`: (settings, reporter, title) → (summary, run folder)."""
 
 
 def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, as_json: bool) -> int:
     """Run evaluations one after another, also after failures; print a summary and return the exit status."""
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for position, (one, differing) in enumerate(zip(evaluations, varied(evaluations)), start=1):
         config = one.config
         for name in ("env", "model", "run_dir"):
@@ -171,14 +171,14 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
     return int(any(not _is_sound(row) for row in rows))
 
 
-def _is_sound(row: Mapping[str, Any]) -> bool:
+def _is_sound(row: JsonMapping) -> bool:
     """Whether an evaluation finished with a meaningful mean reward."""
     if "error" in row or row.get("broken_rewards"):
         return False
     return bool(row["scored"] or not row["failed"])
 
 
-def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+def _print_rows(rows: Sequence[JsonMapping], console: Console) -> None:
     console.print(suite_table(rows))
     stopped = [row for row in rows if "error" in row]
     if stopped:
@@ -202,7 +202,7 @@ LABEL_WIDTH = 16
 """Columns for a name in the table of several evaluations."""
 
 
-def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def suite_table(rows: Sequence[JsonMapping]) -> Table:
     """Return a table with one row per evaluation: model, environment, varied settings, and results."""
     noted = caveats(row["reward"] for row in rows if "error" not in row)
     table = Table(width=100, pad_edge=False, caption=noted or None, caption_justify="left")
@@ -226,5 +226,5 @@ def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _pairs(settings: Mapping[str, Any]) -> list[str]:
+def _pairs(settings: JsonMapping) -> list[str]:
     return [f"{name}={value}" for name, value in settings.items() if value is not None]

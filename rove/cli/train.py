@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -24,6 +23,7 @@ from rove.cli.options import (
 from rove.core.config import read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, needs_train_extra
+from rove.core.plain import JsonObject
 from rove.core.ranges import NonNegativeInt
 from rove.models.pretrained import model_path
 from rove.stages.exhaustive import exhaustive_table, run_exhaustive, verdict
@@ -252,7 +252,7 @@ def _run_demo(
     show_results(pipeline)
     if recipe.answers:
         console.print(pipeline.answers_table())
-    shown: dict[str, Any] = {"rows": rows, "folder": str(folder)}
+    shown: JsonObject = {"rows": rows, "folder": str(folder)}
     if full and recipe.exhaustive is not None:
         trained = {row.name: row.model for row in rows if row.name.startswith("+ ")}
         shown["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
@@ -292,7 +292,7 @@ def _file_part(model: str) -> str:
 
 def print_exhaustive(
     env: str, config: ExhaustiveConfig, models: dict[str, str], console: Console, device: str
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Evaluate models in every possible game, print the table and verdicts, and return the results as JSON."""
     results = {name: run_exhaustive(env, model, config, device) for name, model in models.items()}
     console.print()

@@ -6,13 +6,14 @@ The auditor, the doctor, the alerts and diagnoses of training, the check of pack
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from functools import cache, total_ordering
 from importlib import resources
-from typing import Any, cast
+from typing import cast
 
 import msgspec
+
+from rove.core.plain import JsonMapping, JsonObject
 
 
 @total_ordering
@@ -109,7 +110,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
 
 
-def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def current_row(row: JsonMapping) -> JsonObject:
     """Return a finding in a file with its current keys.
 
     Reports, `alerts.jsonl`, `diagnoses.json` and `evidence.json` of rove before its findings had one type call the id "check",

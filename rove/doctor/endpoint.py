@@ -15,6 +15,7 @@ from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.core.errors import Error, InfraError, nearest
 from rove.core.findings import MEDIUM, OK, SKIPPED, Finding
 from rove.core.messages import UserMessage, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.rendering.tool_calls import calls_of
 from rove.utils.units import human_seconds
@@ -44,7 +45,7 @@ CONTEXT_NAMES = (
     "max_context_length",  # Mistral
     "max_input_tokens",  # Anthropic
 )
-TOOL: dict[str, Any] = {
+TOOL: JsonObject = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -68,7 +69,7 @@ async def check_endpoint(
     """
     on_check("models")
     try:
-        listed: list[dict[str, Any]] | Error = await list_models(client)
+        listed: list[JsonObject] | Error = await list_models(client)
     except Error as error:
         listed = error
     if isinstance(listed, InfraError) and "HTTP" not in str(listed):
@@ -118,7 +119,7 @@ async def _first_response(client: EndpointClient, model: str) -> tuple[Response 
     return first, MAX_TOKENS
 
 
-async def list_models(client: EndpointClient) -> list[dict[str, Any]]:
+async def list_models(client: EndpointClient) -> list[JsonObject]:
     """Return the models that the API lists.
 
     Raises:
@@ -144,7 +145,7 @@ def check_key(listed: Sequence[Any] | Error, response: Response | Error) -> Find
     return Finding("key", "accepted, or not needed", OK)
 
 
-def check_models(listed: Sequence[Mapping[str, Any]] | Error, model: str) -> Finding:
+def check_models(listed: Sequence[JsonMapping] | Error, model: str) -> Finding:
     """Check whether the model is in the list."""
     if isinstance(listed, Error):
         return Finding("models", f"no list, as on many servers: {_error_text(listed)}", SKIPPED)
@@ -250,7 +251,7 @@ async def check_seed(client: EndpointClient, model: str) -> Finding:
     return Finding("seed", f"a different second response: '{_short(first, 30)}'")
 
 
-async def check_context(client: EndpointClient, model: str, listed: Sequence[Mapping[str, Any]] | Error) -> Finding:
+async def check_context(client: EndpointClient, model: str, listed: Sequence[JsonMapping] | Error) -> Finding:
     """Find the context length: from the list of models, else from the error of an impossible request."""
     known = [] if isinstance(listed, Error) else [one for one in listed if one["id"] == model]
     for name in CONTEXT_NAMES:

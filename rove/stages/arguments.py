@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
 from rove.core.config import convert, merge
+from rove.core.plain import JsonObject
 from rove.envs.environment import Environment
 from rove.envs.loading import as_environment
 
@@ -23,9 +24,9 @@ def settings_from(kind: type[S], config: S | None, given: Mapping[str, object]) 
     Raises:
         ConfigError: A setting is unknown or missing, or a value has another type or is out of range.
     """
-    values: dict[str, Any] = {} if config is None else msgspec.to_builtins(config)
+    values: JsonObject = {} if config is None else msgspec.to_builtins(config)
     plain = {name: msgspec.to_builtins(value, enc_hook=str) for name, value in given.items() if value is not None}
-    return convert(kind, merge(values, cast("dict[str, Any]", plain)))
+    return convert(kind, merge(values, cast(JsonObject, plain)))
 
 
 def name_and_environment(env: str | Environment) -> tuple[str, Environment | None]:

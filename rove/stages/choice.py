@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.stages.examination import GROUP_SIZE, MODEL_GROUPS, POLICY_EXAMPLES, Evidence, ModelEvidence
 from rove.stages.recipe_file import Section
 from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_held_out
@@ -53,7 +53,7 @@ class Scale(msgspec.Struct, frozen=True):
     validate_every: int
     table_rollouts: int
     """Held-out rollouts per row of the results table."""
-    lora: dict[str, Any] = {}
+    lora: JsonObject = {}
     max_rl_groups: int = 32
     """Maximum number of groups in an RL step, if rollouts are short."""
     temperature: float = 1.0
@@ -94,7 +94,7 @@ def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int |
     return msgspec.structs.replace(evidence, limit=limits[0], held_out_limit=limits[1])
 
 
-def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Section]:
+def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]:
     """Return the settings of all stages.
 
     Args:
@@ -168,7 +168,7 @@ def _limit(evidence: Evidence) -> str:
     )
 
 
-def _held_out(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> HeldOut:
+def _held_out(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> HeldOut:
     """Return which held-out examples choose the weights, and which ones the table reports."""
     available = evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out
     return split_held_out(available, scale.table_rollouts, "seed" in evidence.arguments)
@@ -193,11 +193,11 @@ def _check_policies(evidence: Evidence) -> None:
         )
 
 
-def _column(title: str, condition: str, value: str) -> dict[str, Any]:
+def _column(title: str, condition: str, value: str) -> JsonObject:
     return {"title": title, "condition": condition, "values": [value], "interval": True}
 
 
-def _model_section(model: ModelEvidence | None, env_args: Mapping[str, Any]) -> Section:
+def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Section:
     if model is None:
         values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
         return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
@@ -208,9 +208,7 @@ def _model_section(model: ModelEvidence | None, env_args: Mapping[str, Any]) -> 
     return Section("model", {"name": model.name}, reason)
 
 
-def _sft_sections(
-    env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]
-) -> list[Section]:
+def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled: JsonMapping) -> list[Section]:
     """Return the settings of the teacher's rollouts and of SFT."""
     best = evidence.policies[-1]
     start_name, start = evidence.start
@@ -259,7 +257,7 @@ def _sft_sections(
     ]
 
 
-def _rl_size(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> tuple[int, int]:
+def _rl_size(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> tuple[int, int]:
     """Return the number of groups in an RL step, and the maximum number of steps."""
     groups = int(RL_STEP_TOKENS / (GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
     groups = min(groups, _training_examples(env_args, evidence) or groups)
@@ -268,7 +266,7 @@ def _rl_size(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> t
     return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
 
 
-def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]) -> Section:
+def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled: JsonMapping) -> Section:
     groups, steps = _rl_size(env_args, evidence, scale)
     values = {
         "name": "RL",
@@ -295,16 +293,16 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
     return Section("rl", [values], reason + _limit(evidence))
 
 
-def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) -> dict[str, Any]:
+def _with_examples(env_args: JsonMapping, evidence: Evidence, count: int) -> JsonObject:
     """Return the arguments with the number of examples, if the environment has this argument and the user did not give it."""
     return {**({"num_examples": count} if "num_examples" in evidence.arguments else {}), **env_args}
 
 
-def _training_examples(env_args: Mapping[str, Any], evidence: Evidence) -> int | None:
+def _training_examples(env_args: JsonMapping, evidence: Evidence) -> int | None:
     """Return the number of training examples; None if the environment has as many as the recipe requests."""
     return evidence.limit if _makes_examples(env_args, evidence) else evidence.examples
 
 
-def _makes_examples(env_args: Mapping[str, Any], evidence: Evidence) -> bool:
+def _makes_examples(env_args: JsonMapping, evidence: Evidence) -> bool:
     """Return whether the recipe may choose the number of examples."""
     return "num_examples" in evidence.arguments and "num_examples" not in env_args

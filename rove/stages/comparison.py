@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import as_messages, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.records import Outcome
 from rove.envs.question_files import is_question_file
 from rove.runs.run import Run
@@ -27,11 +28,11 @@ FOLDER = "folder#"
 class ComparedRun(NamedTuple):
     """A run to compare."""
 
-    settings: dict[str, Any]
+    settings: JsonObject
     """Its identity under dotted names, with its kind."""
     outcomes: list[Outcome]
     """Its scored rollouts."""
-    config: dict[str, Any]
+    config: JsonObject
     """Settings that its command had."""
     rove: str | None
     """The version of rove that wrote it last, if the folder records it."""
@@ -82,9 +83,9 @@ def read_run(path: str) -> ComparedRun:
     return ComparedRun(settings, last, config["config"], versions[-1].get("rove") if versions else None)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(settings: JsonMapping, prefix: str = "") -> JsonObject:
     """Return nested settings under dotted names, as on the command line."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name, value in settings.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
@@ -96,7 +97,7 @@ def run_names(path_a: str, path_b: str) -> tuple[str, str]:
     return (a, b) if a != b else (path_a, path_b)
 
 
-def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+def differing(a: JsonMapping, b: JsonMapping) -> dict[str, list[Any]]:
     """Return the settings that differ, with both values; None if a run does not have one."""
     return {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
 

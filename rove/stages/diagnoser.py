@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.findings import Finding, current_row
+from rove.core.plain import JsonMapping, JsonObject
 from rove.models.load import load_model
 from rove.runs.run import Run
 from rove.stages.examination import read_evidence
@@ -40,14 +40,14 @@ class Diagnoser:
         self.reporter = pipeline.reporter
         self.task: Task | None = None
         """None without scripted policies to compare the model with."""
-        self.found: list[dict[str, Any]] = []
+        self.found: list[JsonObject] = []
         self._history: tuple[Path, list[dict[str, float]]] | None = None
         path = folder / EVIDENCE
         if not path.exists():
             return
         evidence = read_evidence(path)
         if (folder / DIAGNOSES).exists():  # of training stages: a resumed run may not see the reason again
-            before = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[dict[str, Any]])
+            before = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[JsonObject])
             self.found = [current_row(one) for one in before if one["stage"] != EXAMINE]
         self._report(EXAMINE, evidence.diagnoses)
         if evidence.policies:
@@ -122,7 +122,7 @@ class Diagnoser:
                 text = f"{stage.name} changed nothing: no evaluation was better than the one before its first step"
                 self.reporter.note(text, important=True)
 
-    def _print(self, one: Mapping[str, Any]) -> None:
+    def _print(self, one: JsonMapping) -> None:
         text = f"diagnosis of {one['stage']}: {msgspec.convert(one, Finding)}"
         self.reporter.note(text, important=True)
 

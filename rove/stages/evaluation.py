@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError
+from rove.core.plain import Arguments, JsonMapping, JsonObject
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
@@ -41,7 +40,7 @@ class EvalConfig(Options, frozen=True, kw_only=True):
     """Run Python files that the model folder contains."""
     device: Device = "auto"
     """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
-    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    env_args: Arguments = msgspec.field(default_factory=dict)
     """Arguments of the environment."""
     num_examples: CountOrAll = 5
     """Number of examples from the start of the dataset."""
@@ -75,7 +74,7 @@ class EvalConfig(Options, frozen=True, kw_only=True):
     """Discard an earlier run in this folder."""
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> JsonObject:
         """Return the keyword arguments of `rove.evaluate`."""
         options = {name: getattr(self, name) for name in Options.__struct_fields__}
         sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
@@ -101,7 +100,7 @@ def check_client(config: EvalConfig, env: Environment) -> None:
     make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
 
 
-def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, reporter: Reporter) -> None:
+def start_run(config: EvalConfig, identity: JsonMapping, run: Run, reporter: Reporter) -> None:
     """Start or resume the run folder of these settings."""
     run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
     plain = msgspec.to_builtins(config)
@@ -146,7 +145,7 @@ class EvalProgress:
         self.progress(self.count, status)
 
 
-def run_eval(config: EvalConfig, reporter: Reporter, title: str = "") -> tuple[dict[str, Any], Run | None]:
+def run_eval(config: EvalConfig, reporter: Reporter, title: str = "") -> tuple[JsonObject, Run | None]:
     """Evaluate with progress under `title`; an earlier run with the same settings is continued."""
     env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
     if isinstance(env, QuestionsEnv):
@@ -175,7 +174,7 @@ def run_eval(config: EvalConfig, reporter: Reporter, title: str = "") -> tuple[d
 
 def _evaluate(
     config: EvalConfig, env: Environment, client: Client, run: Run | None, reporter: Reporter, title: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run the evaluation and return its summary."""
     available = Options(**config.options).count_examples(env)
     if available is not None and config.num_examples > available:
@@ -187,7 +186,7 @@ def _evaluate(
             text += f"; the environment may make more with -a {shlex.quote(arguments)}"
         reporter.note(text, important=True)
 
-    async def run_all(watch: EvalProgress) -> dict[str, Any]:
+    async def run_all(watch: EvalProgress) -> JsonObject:
         try:
             result = await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
             return result.to_dict()

@@ -7,13 +7,14 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import msgspec
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, current_row
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -162,7 +163,7 @@ async def examine(
     env: Environment,
     arguments: frozenset[str],
     loaded: LoadedModel | None = None,
-    tokenizer: Mapping[str, Any] = MappingProxyType({}),
+    tokenizer: JsonMapping = MappingProxyType({}),
 ) -> Examination:
     """Run the scripted policies of an environment, and a pretrained model; return what they show.
 
@@ -230,11 +231,11 @@ async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]
     setup = 0.0
     for name, policy in env.policies.items():
         client = ScriptedClient(policy, name)
-        single: dict[str, Any] = {"num_examples": 1, "rollouts_per_example": 1, "train": True}
+        single: JsonObject = {"num_examples": 1, "rollouts_per_example": 1, "train": True}
         _, cold = await _timed(generate(env, client, **single))
         setup = setup or cold
         _, one = await _timed(generate(env, client, **single))  # without what is loaded only once
-        options: dict[str, Any] = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
+        options: JsonObject = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
         records[name], every = await _timed(generate(env, client, **options))
         seconds[name] = max(every - one, every / 20) / max(1, len(records[name]))
     return records, seconds, setup

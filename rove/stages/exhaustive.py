@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from rove.core.messages import as_messages, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
@@ -19,7 +19,7 @@ from rove.utils.console import styled
 from rove.utils.event_loop import run_async
 
 
-def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig, device: str = "auto") -> dict[str, Any]:
+def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig, device: str = "auto") -> JsonObject:
     """Evaluate a model's greedy policy in every possible game; return the result as `--json` shows it.
 
     Raises:
@@ -53,7 +53,7 @@ def _failed_goals(game: ExhaustiveGame, line: Line, goals: Goals) -> list[str]:
     return list(failed)
 
 
-def _line_as_json(line: Line, failed: Sequence[str]) -> dict[str, Any]:
+def _line_as_json(line: Line, failed: Sequence[str]) -> JsonObject:
     return {
         "opening": line.record.info,
         "replies": list(line.replies),
@@ -63,7 +63,7 @@ def _line_as_json(line: Line, failed: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, Mapping[str, Any]]) -> Table:
+def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, JsonMapping]) -> Table:
     """Return a table with a column per model."""
     table = Table(title="every possible game, greedy", title_justify="left")
     table.add_column("")
@@ -84,7 +84,7 @@ def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, Mapping[str
     return table
 
 
-def verdict(result: Mapping[str, Any]) -> Text:
+def verdict(result: JsonMapping) -> Text:
     """Return whether the model reached all goals, and which it missed."""
     missed = result["missed"]
     if missed:

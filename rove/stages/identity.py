@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rove.core.digest import digest_model
+from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.models.pretrained import model_path
 from rove.remote.loading import without_isolation
@@ -26,7 +27,7 @@ Watch = Callable[[Mapping[str, float], int], None]
 """Called after each step with its metrics and the maximum number of steps."""
 
 
-def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> dict[str, Any]:
+def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> JsonObject:
     """Return what identifies a training run: all settings except `bookkeeping`, the model and the environments."""
     identity = {k: v for k, v in without_isolation(msgspec.to_builtins(config)).items() if k not in bookkeeping}
     evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
@@ -37,7 +38,7 @@ def begin(
     run: Run,
     kind: str,
     config: RLConfig | SFTConfig,
-    identity: Mapping[str, Any],
+    identity: JsonMapping,
     overwrite: bool,
     reporter: Reporter,
     ranks: Ranks,

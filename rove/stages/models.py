@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.messages import as_messages, text_of
+from rove.core.plain import Arguments
 from rove.core.ranges import Fraction, NonNegativeInt, PositiveInt
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
@@ -29,7 +30,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
 
     env: str
     """Environment whose text the tokenizer is trained on."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     """Arguments of the environment."""
     arch: str = "llama"
     """Architecture: llama, lfm2 or qwen3."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rove.core.digest import fingerprint
 from rove.core.errors import as_json
+from rove.core.plain import JsonMapping
 from rove.remote.loading import IsolationConfig
 
 RUNS = Path("runs")
 """Folder of run folders without a given name."""
 
 
-def run_folder(given: str | Path | None, *parts: str, identity: Mapping[str, Any]) -> Path:
+def run_folder(given: str | Path | None, *parts: str, identity: JsonMapping) -> Path:
     """Return the run folder: `given`, or a name under runs/ that is the same for the same parts and identity."""
     if given is not None:
         return Path(given)
@@ -42,7 +42,7 @@ class EnvironmentSettings(Protocol):
     @property
     def env_dir(self) -> str | None: ...  # noqa: D102
     @property
-    def env_args(self) -> Mapping[str, Any]: ...  # noqa: D102
+    def env_args(self) -> JsonMapping: ...  # noqa: D102
     @property
     def isolation(self) -> IsolationConfig: ...  # noqa: D102
 
@@ -55,7 +55,7 @@ def environment_args(config: EnvironmentSettings) -> str:
     return f"{words} --isolated" if config.isolation.enabled else words
 
 
-def named_environment(env: str, env_dir: str | None, env_args: Mapping[str, Any]) -> str:
+def named_environment(env: str, env_dir: str | None, env_args: JsonMapping) -> str:
     """Return the words of a command line that name an environment with its arguments."""
     words = [env, *(["--env-dir", env_dir] if env_dir else []), *(["-a", as_json(env_args)] if env_args else [])]
     return shlex.join(words)

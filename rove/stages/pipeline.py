@@ -12,6 +12,7 @@ import msgspec
 from rich.table import Table
 
 from rove.core.messages import as_messages, text_of
+from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.run import Run
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.models import run_model_new, show_model
@@ -34,7 +35,7 @@ class Row(msgspec.Struct, frozen=True):
     name: str
     model: str
     """Folder or name of the model that was evaluated."""
-    conditions: dict[str, dict[str, Any]]
+    conditions: dict[str, JsonObject]
     """Condition → summary of its evaluation."""
 
 
@@ -145,7 +146,7 @@ class Pipeline:
 
     def measure(self, name: str, model: str, **changes: Any) -> None:
         """Evaluate a model under every condition and add a row to the results table."""
-        summaries: dict[str, dict[str, Any]] = {}
+        summaries: dict[str, JsonObject] = {}
         for condition in self.recipe.conditions:
             folder = self.eval_folder(name, condition.name)
             config = self.recipe.evaluation_of(condition.config, model, folder, **changes)
@@ -157,7 +158,7 @@ class Pipeline:
         name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
         return self.recipe.folder / "eval" / name
 
-    def _evaluate(self, config: EvalConfig, title: str = "") -> dict[str, Any]:
+    def _evaluate(self, config: EvalConfig, title: str = "") -> JsonObject:
         summary, _ = run_eval(config, self.reporter, title)
         release_memory()
         return summary
@@ -220,7 +221,7 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
     return table
 
 
-def _cell(summary: dict[str, Any], column: Column) -> str:
+def _cell(summary: JsonObject, column: Column) -> str:
     means = {"reward": summary["reward"], **summary["functions"]}
     shown = [means.get(name) or {} for name in column.values]
     if not column.interval:
@@ -228,7 +229,7 @@ def _cell(summary: dict[str, Any], column: Column) -> str:
     return " / ".join(_mean_with_interval(value) for value in shown)
 
 
-def _mean_with_interval(value: Mapping[str, Any]) -> str:
+def _mean_with_interval(value: JsonMapping) -> str:
     if not value:
         return "–"
     limits = interval(value).rstrip("*")  # not ± half its width: intervals of shares are not symmetric

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError, Error
+from rove.core.plain import Arguments
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.question_files import is_question_file
@@ -34,7 +35,7 @@ class EvaluationTarget(NamedTuple):
     """The environment in which the trained model is evaluated."""
 
     env: str
-    env_args: dict[str, Any]
+    env_args: Arguments
     env_dir: str | None
     isolation: Isolation
 

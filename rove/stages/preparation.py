@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.doctor.estimate import Estimate
 from rove.envs.loading import environment_arguments, load_environment
 from rove.models.load import LoadedModel, load_for_sampling
@@ -29,7 +28,7 @@ from rove.utils.processes import release_memory
 
 
 def count_examples(
-    env: str, env_dir: str | None, env_args: Mapping[str, Any], requested: tuple[int, int]
+    env: str, env_dir: str | None, env_args: JsonMapping, requested: tuple[int, int]
 ) -> tuple[int | None, int | None]:
     """Return how many training and evaluation examples an environment has when so many are requested.
 
@@ -49,7 +48,7 @@ def count_examples(
 def examine_environment(
     request: TrainRequest,
     reporter: Reporter,
-    tokenizer: Mapping[str, Any] = MappingProxyType({}),
+    tokenizer: JsonMapping = MappingProxyType({}),
     device: str = "auto",
 ) -> tuple[Examination, LoadedModel | None]:
     """Run the scripted policies of an environment, and a pretrained model in it; return what they show, and the model.
@@ -81,7 +80,8 @@ def examine_recipe(
         reporter: Shows progress.
         needs_model: Whether to load and sample a pretrained model even if the policies suffice.
     """
-    new, tokenizer = recipe.new_model, dict[str, Any]()
+    new = recipe.new_model
+    tokenizer: JsonObject = {}
     if new is not None:
         tokenizer = {"vocab_size": new.vocab_size, "word_share": new.word_share}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import msgspec
 from rove.core.checks import Settings
 from rove.core.config import convert, merge, read_toml
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.ranges import NonNegativeInt, PositiveInt
 from rove.envs.loading import environment_file
 from rove.games.exhaustive import Goals
@@ -119,7 +120,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Device of every model that runs here; unless it is "auto", it overrides the devices that the recipe names."""
 
     @property
-    def env_args(self) -> dict[str, Any]:
+    def env_args(self) -> JsonObject:
         """Arguments of the environment in the evaluations."""
         return self.evaluation.env_args
 
@@ -141,21 +142,21 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     """Models or scripted policies that are measured for comparison; by default the teacher."""
     needs: str = ""
     """Time and memory that the demo needs; printed at its start."""
-    model: dict[str, Any] = {}
+    model: JsonObject = {}
     """`name` of the initial model, or the settings of a new one with random weights; without them, `-m` names the model."""
-    data: dict[str, Any] = {}
+    data: JsonObject = {}
     """Settings of the teacher's rollouts; without them, there is no teacher and no SFT stage."""
-    sft: dict[str, Any] = {}
+    sft: JsonObject = {}
     """Settings of SFT on the teacher's rollouts."""
-    rl: list[dict[str, Any]]
+    rl: list[JsonObject]
     """Settings of the RL stages; each has a `name`."""
-    full: dict[str, Any] = {}
+    full: JsonObject = {}
     """Settings of the RL stage that `--full` adds; its evaluations are exhaustive, with the goals of `exhaustive`."""
     exhaustive: ExhaustiveConfig | None = None
     """Settings of the exhaustive evaluation that `--exhaustive` and `--full` show."""
-    evaluation: dict[str, Any]
+    evaluation: JsonObject
     """Settings of the evaluations of each row of the results table."""
-    conditions: tuple[dict[str, Any], ...] = ({"name": ""},)
+    conditions: tuple[JsonObject, ...] = ({"name": ""},)
     """Evaluations of each row: a name, and settings that differ from `evaluation`. Default: one without a name."""
     columns: list[Column]
     """Columns of the results table."""
@@ -163,9 +164,9 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     """Published results, which the table repeats."""
     answers: NonNegativeInt = 0
     """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
-    lora: dict[str, Any] = {}
+    lora: JsonObject = {}
     """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""
-    smoke: dict[str, Any] = {}
+    smoke: JsonObject = {}
     """What `--smoke` changes: tiny sizes."""
 
     def complete(
@@ -223,14 +224,14 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
             stage.config.check()
         return recipe
 
-    def _data(self, given: Mapping[str, Any], folder: Path, on_device: Mapping[str, Any]) -> EvalConfig | None:
+    def _data(self, given: JsonMapping, folder: Path, on_device: JsonMapping) -> EvalConfig | None:
         if not self.data:
             return None
         values = {**given, "run_dir": str(folder / "data"), **self.data, "seed": given["seed"]}
         is_local = is_folder(str(values["model"])) and values.get("base_url") is None
         return convert(EvalConfig, {**values, **on_device} if is_local else values)
 
-    def _sft(self, given: Mapping[str, Any], folder: Path, on_device: Mapping[str, Any]) -> SFTConfig | None:
+    def _sft(self, given: JsonMapping, folder: Path, on_device: JsonMapping) -> SFTConfig | None:
         from rove.train.config import SFTConfig
 
         if not self.data:
@@ -238,21 +239,19 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
         own = {"data": str(folder / "data"), "run_dir": str(folder / "sft"), "final_eval_rollouts": 0}
         return convert(SFTConfig, {**own, **given, **self.sft, **on_device})
 
-    def _condition(self, table: Mapping[str, Any], given: Mapping[str, Any]) -> Condition:
+    def _condition(self, table: JsonMapping, given: JsonMapping) -> Condition:
         changes = {name: value for name, value in table.items() if name != "name"}
         values = merge(msgspec.to_builtins(self.evaluation), changes)
         return Condition(table["name"], convert(EvalConfig, {**given, **values}), "temperature" in changes)
 
-    def _full_stage(self, env: str) -> dict[str, Any]:
+    def _full_stage(self, env: str) -> JsonObject:
         """Return the table `full`: training ends as soon as the goals of the exhaustive evaluation are reached."""
         assert self.exhaustive is not None
         lines = {"env": env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.exhaustive.goals)}
         return {**self.full, "evaluation": [{**lines, **table} for table in self.full["evaluation"]]}
 
 
-def _rl_stage(
-    name: str, given: Mapping[str, Any], table: Mapping[str, Any], folder: Path, on_device: Mapping[str, Any]
-) -> RLStage:
+def _rl_stage(name: str, given: JsonMapping, table: JsonMapping, folder: Path, on_device: JsonMapping) -> RLStage:
     from rove.train.config import RLConfig
 
     values = {key: value for key, value in table.items() if key != "name"}
@@ -279,7 +278,7 @@ def load_recipe(
     return read_recipe(path, read_toml(path), variants)
 
 
-def read_recipe(path: Path, values: dict[str, Any], variants: Sequence[str] = ()) -> RecipeFile:
+def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) -> RecipeFile:
     """Return a recipe from the values of a file, changed by its tables `variants`.
 
     Raises:

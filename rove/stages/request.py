@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
+from rove.core.plain import Arguments, JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.envs.question_files import is_question_file
 from rove.runs.provenance import SEAL
@@ -27,7 +26,7 @@ class TrainRequest(msgspec.Struct, frozen=True):
     """Name of the environment, or a file of questions."""
     model: str | None = None
     """Folder or name of a pretrained model; None for a new one."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     """Arguments of the environment."""
     env_dir: str | None = None
     """Folder that is searched first for the environment."""
@@ -97,6 +96,6 @@ def recipe_digest(text: str) -> str:
     return fingerprint({"text": text})
 
 
-def with_held_out(env: str, env_args: Mapping[str, Any]) -> dict[str, Any]:
+def with_held_out(env: str, env_args: JsonMapping) -> JsonObject:
     """Return the arguments of an environment; a file of questions gets held-out questions."""
     return {"held_out": HELD_OUT, **env_args} if is_question_file(env) else dict(env_args)

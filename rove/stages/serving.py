@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rove.core.checks import Settings
 from rove.core.digest import check_base
 from rove.core.errors import ConfigError, MissingKeyError, needs_train_extra
 from rove.core.messages import text_of
+from rove.core.plain import Arguments, JsonMapping, JsonObject
 from rove.core.protocols import Client, Request, Response
 from rove.core.ranges import Device, NonNegativeInt, Port, PositiveInt, SecondsOrZero
 from rove.core.state import State
@@ -22,7 +23,7 @@ from rove.models.pretrained import model_path
 from rove.stages.clients import SCRIPTED, find_endpoint, is_folder, make_client, refuse_device, show_device
 from rove.stages.reporter import Reporter
 
-HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+HELLO: JsonObject = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
 """Rows of each dataset that a scripted policy can answer."""
 
@@ -54,7 +55,7 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
     """File of named endpoints; by default endpoints.toml, configs/endpoints.toml."""
     env: str | None = None
     """Environment that has the scripted policy."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     """Arguments of the environment."""
     env_dir: str | None = None
     """Folder in which the environment is looked up first."""
@@ -118,7 +119,7 @@ class ScriptedServerClient:
             ) from error
 
     @property
-    def example(self) -> dict[str, Any]:
+    def example(self) -> JsonObject:
         """Return a request prompt that the policy can answer."""
         prompt = next((row["prompt"] for row in self._rows.values()), None)
         return HELLO if prompt is None else {"prompt" if isinstance(prompt, str) else "messages": prompt}
@@ -128,7 +129,7 @@ class ScriptedServerClient:
         await self.client.close()
 
 
-def _words(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+def _words(prompt: str | Sequence[JsonMapping]) -> tuple[tuple[str, str], ...]:
     if isinstance(prompt, str):
         return (("text", prompt),)
     return tuple((message["role"], text_of(message)) for message in prompt)
@@ -184,7 +185,7 @@ class OpenEnvConfig(Settings, frozen=True, kw_only=True):
 
     openenv: str
     """The environment."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     """Arguments of the environment."""
     env_dir: str | None = None
     """Folder in which the environment is looked up first."""

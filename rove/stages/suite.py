@@ -14,6 +14,7 @@ from rove.core.checks import is_text
 from rove.core.config import merge
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.remote.loading import Isolation, temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.stages.evaluation import EvalConfig, check_client
@@ -41,7 +42,7 @@ def error_source(source: str, separator: str = ": ") -> Generator[None]:
         raise ConfigError(f"{source}{separator}{error}" if source else str(error)) from error
 
 
-def as_words(values: Mapping[str, Any]) -> list[str]:
+def as_words(values: JsonMapping) -> list[str]:
     """Return settings as command-line words, so that files and flags are merged by one rule."""
     texts = {field.name for field in msgspec.structs.fields(EvalConfig) if is_text(field.type)}
     return [
@@ -50,7 +51,7 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def expand(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def expand(content: JsonMapping) -> Iterator[tuple[str, str, JsonObject]]:
     """Yield every evaluation of a file: (table, sweep point, settings).
 
     Settings and a `sweep` at the top of the file apply to every table that does not override them; a file without tables is one
@@ -73,8 +74,8 @@ def expand(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 
 def _points(
-    source: str, shared: Mapping[str, Any], shared_axes: Mapping[str, list[Any]], table: Mapping[str, Any]
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    source: str, shared: JsonMapping, shared_axes: Mapping[str, list[Any]], table: JsonMapping
+) -> Iterator[tuple[str, str, JsonObject]]:
     own = {key: value for key, value in table.items() if key != "sweep"}
     own_names = _flat(own)
     axes = {name: values for name, values in shared_axes.items() if name not in own_names}
@@ -83,7 +84,7 @@ def _points(
         values = merge(merge({}, shared), own)
         for name, value in zip(axes, point):
             *above, last = name.split(".")
-            nested: dict[str, Any] = {last: value}
+            nested: JsonObject = {last: value}
             for key in reversed(above):
                 nested = {key: nested}
             merge(values, nested)
@@ -101,9 +102,9 @@ def _axes(source: str, sweep: Any) -> dict[str, list[Any]]:
     return axes
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: JsonMapping, prefix: str = "") -> JsonObject:
     """Return nested settings under dotted names."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for key, value in values.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
@@ -138,7 +139,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
             )
 
 
-def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+def varied(evaluations: Sequence[Evaluation]) -> list[JsonObject]:
     """Return, for each evaluation, the settings that are not the same in all of them, by dotted name."""
     flat = [_flat(msgspec.to_builtins(one.config)) for one in evaluations]
     names = dict.fromkeys(name for values in flat for name in values)

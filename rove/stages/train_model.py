@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError, needs_train_extra
+from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
 from rove.stages.curves import held_out_rewards
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-CheckFile = Callable[[Path, Mapping[str, Any]], None]
+CheckFile = Callable[[Path, JsonMapping], None]
 """Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""
 
 
@@ -44,7 +45,7 @@ class PipelineResult:
     """The settings of all stages."""
     rows: list[Row]
     """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
-    diagnoses: list[dict[str, Any]] = field(default_factory=list)
+    diagnoses: list[JsonObject] = field(default_factory=list)
     """Why a stage did not improve the model, if rove found a reason."""
 
     @property
@@ -104,7 +105,7 @@ class PipelineResult:
         return image(self.plot())
 
 
-def _flat(summary: Mapping[str, Any]) -> dict[str, float]:
+def _flat(summary: JsonMapping) -> dict[str, float]:
     values = {"reward": summary["reward"], **summary["functions"]}
     flat: dict[str, float] = {}
     for name, value in values.items():

@@ -14,11 +14,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from rove.core.digest import derive_seed
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Client
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -180,7 +180,7 @@ class AsyncCollector(RolloutCollector):
         on_progress: OnProgress = ignore,
         *,
         step: int,
-        state: Mapping[str, Any],
+        state: JsonMapping,
     ):
         super().__init__(config, env, client, run, drawn, on_progress)
         extra = config.filter.dynamic_sampling_rounds * config.groups
@@ -203,7 +203,7 @@ class AsyncCollector(RolloutCollector):
             self.scheduler.assign(number, self._has_advantages(records))
             self._assign(records, number)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what a resumed run needs: planned and running groups in their order, and how far the dataset is drawn."""
         open_groups = [*(group.planned for group in self.running), *self._planned]
         return {"groups": msgspec.to_builtins(open_groups), "next_step": self._next_step, "drawn": self.drawn}

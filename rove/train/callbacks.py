@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from rove.core.findings import Finding
+from rove.core.plain import JsonMapping
 from rove.runs.run import Run
 from rove.train.alerts import AlertLimits, new_alerts
 from rove.train.loggers import open_loggers, scalars
@@ -57,7 +58,7 @@ class TrainingCallbacks:
         self.on_alert = on_alert or (lambda alert: None)
         self.loggers = open_loggers(loggers, run, msgspec.to_builtins(config), step)
 
-    def after_step(self, history: Sequence[Mapping[str, Any]]) -> None:
+    def after_step(self, history: Sequence[JsonMapping]) -> None:
         """Log the last step of `history` and check it for alerts."""
         row = history[-1]
         for logger in self.loggers:

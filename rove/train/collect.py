@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, RunError
+from rove.core.plain import JsonObject
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import REWARD_ERRORS, RolloutRecord
 from rove.envs.environment import Environment
@@ -69,7 +70,7 @@ class RolloutCollector:
         self.run = run
         self.drawn = drawn
         self.on_progress = on_progress
-        self.examples: list[dict[str, Any]] = env.get_dataset(rows_needed(config, env))
+        self.examples: list[JsonObject] = env.get_dataset(rows_needed(config, env))
         if not self.examples:
             raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
         self.order = ExampleOrder(self.examples, config.curriculum, config.seed, config.steps, config.groups)
@@ -152,7 +153,7 @@ class RolloutCollector:
         """Sampling parameters of the training rollouts."""
         return SamplingParams(temperature=self.config.temperature, max_tokens=self.config.max_tokens)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Return what a checkpoint needs in addition to the weights."""
         return {}
 
@@ -203,7 +204,7 @@ def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
             )
 
 
-def plan_groups(config: RLConfig, step: int, chosen: Sequence[dict[str, Any]]) -> list[list[Job]]:
+def plan_groups(config: RLConfig, step: int, chosen: Sequence[JsonObject]) -> list[list[Job]]:
     """Return the groups of these examples in a step, seeded by step; more examples do not change the groups before."""
     return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
 

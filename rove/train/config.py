@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import Arguments, JsonObject
 from rove.core.ranges import (
     CountOrAll,
     Device,
@@ -217,12 +217,12 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
     rows."""
     name: str = ""
     """Name of the evaluation in the metrics (`eval/NAME/…`); by default, the environment's name."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     """Arguments for the environment."""
     kind: str = "rollouts"
     """Kind of evaluation: "rollouts" samples rollouts of the examples; "exhaustive" covers the whole tree of a two-player
     game."""
-    goals: dict[str, Any] = {}
+    goals: JsonObject = {}
     """Goals of an exhaustive evaluation; the metric `missed` is 0 if all goals are reached."""
     num_examples: CountOrAll = 100
     """Number of evaluation rows to use, starting with the first."""
@@ -371,7 +371,7 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Stop after this many consecutive steps with a non-finite loss or gradient; each such step is skipped."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay of AdamW."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     env_dir: str | None = None
     """Folder that is searched first for environments."""
     run_dir: str | None = None
@@ -412,7 +412,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
 
     env: str
     """Environment to train in."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     """Arguments for the environment."""
     steps: PositiveInt = 100
     """Number of optimizer steps, or number of batches if `num_iterations` is greater than 1."""
@@ -585,7 +585,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     weights with the best value of this metric, and of equal values the last."""
     env: str | None = None
     """Environment in which the trained model is evaluated; by default, the environment of the run in `data`."""
-    env_args: dict[str, Any] = {}
+    env_args: Arguments = {}
     """Arguments for the environment, in addition to those that the run in `data` used."""
     final_eval_rollouts: NonNegativeInt = 64
     """Number of evaluation rollouts after training for the trained model and for each scripted policy; 0 skips this

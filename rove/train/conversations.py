@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 from rove.core.errors import ConfigError
+from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord, TrajectoryStep
 
 
@@ -21,7 +22,7 @@ class Conversation(NamedTuple):
     """Key of the example; conversations with equal keys are either all for training or all for validation."""
     prompt_length: int | None = None
     """Number of messages before the completion; None: it is not known."""
-    template_kwargs: Mapping[str, Any] | None = None
+    template_kwargs: JsonMapping | None = None
     """Variables of the chat template."""
     is_text: bool = False
     """Whether prompt and completion are raw texts, which are not rendered with the chat template."""

@@ -15,10 +15,11 @@ from typing import Any
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonMapping
 from rove.core.records import Outcome, RolloutRecord
 from rove.train.config import CurriculumConfig, FilterConfig
 
-Example = Mapping[str, Any]
+Example = JsonMapping
 
 
 def column(examples: Sequence[Example], name: str) -> list[Any]:

@@ -12,10 +12,11 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rove.core.errors import ConfigError, RunError, nearest
 from rove.core.findings import Finding
+from rove.core.plain import JsonObject
 from rove.core.protocols import SamplingParams
 from rove.core.records import Outcome, RolloutRecord
 from rove.engine.client import EngineClient
@@ -297,10 +298,10 @@ def keep_best(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, floa
         run.save_checkpoint("best", loaded.save)
 
 
-def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, Any]:
+def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> JsonObject:
     """Return the fields `best` and `stopped` of a run's summary: the best measurement, and why training stopped early."""
     best, stopped = best_of(history, goal), stop_reason(history, goal)
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     if best is not None:
         found["best"] = {"metric": goal.metric, "value": best.value, "step": best.step}
     return {**found, "stopped": stopped} if stopped is not None else found

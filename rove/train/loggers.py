@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypedDict
 
 from rove.clients.masking import without_secrets
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonMapping
 from rove.runs.run import Run
 from rove.runs.schema import decoded
 from rove.utils.files import read_regular
@@ -65,7 +66,7 @@ def check_loggers(names: Sequence[str]) -> None:
 class TensorBoardLogger:
     """Write event files to `tensorboard/` in the run folder."""
 
-    def __init__(self, run: Run, config: Mapping[str, Any], step: int):
+    def __init__(self, run: Run, config: JsonMapping, step: int):
         writer = load_module("tensorboard").SummaryWriter
         self._writer = writer(str(run.path / "tensorboard"), purge_step=step + 1)
 
@@ -82,7 +83,7 @@ class TensorBoardLogger:
 class HostedLogger:
     """Log to Weights & Biases or Trackio, in the project "rove" (or $WANDB_PROJECT), with the settings as config."""
 
-    def __init__(self, name: str, arguments: Mapping[str, Any]):
+    def __init__(self, name: str, arguments: JsonMapping):
         self._module = load_module(name)
         self._module.init(**arguments)
 
@@ -95,27 +96,27 @@ class HostedLogger:
         self._module.finish()
 
 
-def _wandb(run: Run, config: Mapping[str, Any], step: int) -> Logger:
+def _wandb(run: Run, config: JsonMapping, step: int) -> Logger:
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     arguments = {"project": project, "name": run.path.name, "id": _id(run), "dir": str(run.path)}
     return HostedLogger("wandb", {**arguments, "config": without_secrets(dict(config)), "resume": "allow"})
 
 
-def _trackio(run: Run, config: Mapping[str, Any], step: int) -> Logger:
+def _trackio(run: Run, config: JsonMapping, step: int) -> Logger:
     name = f"{run.path.name}-{_id(run)}"
     return HostedLogger(
         "trackio", {"project": PROJECT, "name": name, "config": without_secrets(dict(config)), "resume": "allow"}
     )
 
 
-OPENERS: dict[str, Callable[[Run, Mapping[str, Any], int], Logger]] = {
+OPENERS: dict[str, Callable[[Run, JsonMapping, int], Logger]] = {
     "tensorboard": TensorBoardLogger,
     "wandb": _wandb,
     "trackio": _trackio,
 }
 
 
-def open_loggers(names: Sequence[str], run: Run, config: Mapping[str, Any], step: int) -> list[Logger]:
+def open_loggers(names: Sequence[str], run: Run, config: JsonMapping, step: int) -> list[Logger]:
     """Return the loggers of a run.
 
     Args:
@@ -131,7 +132,7 @@ def open_loggers(names: Sequence[str], run: Run, config: Mapping[str, Any], step
     return [OPENERS[name](run, config, step) for name in names]
 
 
-def scalars(row: Mapping[str, Any]) -> dict[str, float]:
+def scalars(row: JsonMapping) -> dict[str, float]:
     """Return the finite numbers of a row of metrics, without the step."""
     return {
         name: float(value)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from rove.core.errors import ConfigError, nearest, short_repr
 from rove.core.messages import ROLES, text_of
+from rove.core.plain import JsonMapping, JsonObject, MessageDict
 from rove.envs.dataset import check_no_utf16, example_key, reject_bytes
 from rove.envs.question_files import read_parquet
 from rove.rendering.tool_calls import calls_of
@@ -103,7 +104,7 @@ def _load(text: str) -> Any:
     return value
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: Sequence[tuple[str, Any]]) -> JsonObject:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -144,7 +145,7 @@ def _conversation(place: str, row: Any) -> Conversation:
         raise ConfigError(f"the row has several of {FORMS}; expected one of them")
     if not listed and not {"prompt", "completion"} <= columns.keys():
         raise ConfigError(f"the row has neither {FORMS}; its columns are {sorted(map(str, row))}")
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "tools": _tools(columns.get("tools")),
         "template_kwargs": _template_kwargs(columns.get("chat_template_kwargs")),
         "place": place,
@@ -156,7 +157,7 @@ def _conversation(place: str, row: Any) -> Conversation:
         return Conversation(messages, example_key=key, **options)
     prompt, completion = columns["prompt"], columns["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
-        messages: list[dict[str, Any]] = [
+        messages: list[MessageDict] = [
             {"role": "user", "content": prompt},
             {"role": "assistant", "content": completion},
         ]
@@ -168,7 +169,7 @@ def _conversation(place: str, row: Any) -> Conversation:
     return Conversation(messages, example_key=_key(columns, prompt), prompt_length=len(prompt), **options)
 
 
-def _key(columns: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]]) -> str:
+def _key(columns: JsonMapping, prompt: Sequence[JsonMapping]) -> str:
     """Return the key by which rows are split: the prompt, and what else identifies an example in a row of `rove export`."""
     info = columns.get("info", {}) if "rollout_index" in columns else {}
     answer = columns.get("answer", "") if "rollout_index" in columns else ""
@@ -185,7 +186,7 @@ def _from_json(value: Any, name: str) -> Any:
         raise ConfigError(f"'{name}' is the text {short_repr(value)}, which is not JSON: {error}") from error
 
 
-def _tools(value: Any) -> list[dict[str, Any]] | None:
+def _tools(value: Any) -> list[JsonObject] | None:
     tools = _from_json(value, "tools")
     if not tools:
         return None
@@ -194,14 +195,14 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     return [dict(tool) for tool in tools]
 
 
-def _template_kwargs(value: Any) -> dict[str, Any] | None:
+def _template_kwargs(value: Any) -> JsonObject | None:
     variables = _from_json(value, "chat_template_kwargs")
     if variables is not None and not isinstance(variables, Mapping):
         raise ConfigError(f"'chat_template_kwargs' is {short_repr(variables)}; expected an object")
     return checked_template_kwargs(dict(variables or {}))
 
 
-def _messages(values: Any, name: str, needs_assistant: bool = True) -> list[dict[str, Any]]:
+def _messages(values: Any, name: str, needs_assistant: bool = True) -> list[JsonObject]:
     if not isinstance(values, (list, tuple)) or not values:
         raise ConfigError(f"'{name}' is {short_repr(values)}; expected a list of at least one message")
     messages = []
@@ -215,7 +216,7 @@ def _messages(values: Any, name: str, needs_assistant: bool = True) -> list[dict
     return messages
 
 
-def _message(value: Any) -> dict[str, Any]:
+def _message(value: Any) -> JsonObject:
     """Return a checked message with a text as its content; errors complete the sentence "message 3 …"."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"is {short_repr(value)}; expected an object with 'role' and 'content'")
@@ -257,7 +258,7 @@ def _text(content: Any) -> str:
     return text_of({"content": content})
 
 
-def _check_response(message: dict[str, Any]) -> None:
+def _check_response(message: JsonObject) -> None:
     """Check an assistant message's reasoning and tool calls; calls get OpenAI's form."""
     if "function_call" in message:
         raise ConfigError("has 'function_call', which OpenAI replaced; expected 'tool_calls'")

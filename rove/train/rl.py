@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
+from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.models.load import LoadedModel
@@ -39,7 +39,7 @@ History = Sequence[Mapping[str, float]]
 
 
 async def train_rl(
-    config: RLConfig | Mapping[str, Any],
+    config: RLConfig | JsonMapping,
     env: Environment,
     loaded: LoadedModel,
     run: Run,

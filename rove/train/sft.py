@@ -7,10 +7,10 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
+from rove.core.plain import JsonMapping
 from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
 from rove.runs.run import Run
@@ -31,7 +31,7 @@ OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
 def train_sft(
-    config: SFTConfig | Mapping[str, Any],
+    config: SFTConfig | JsonMapping,
     data: SFTData | SFTSource,
     loaded: LoadedModel,
     run: Run,
@@ -106,7 +106,7 @@ def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: 
     return HeldOutEvaluations(config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress)
 
 
-def _save_final(run: Run, loaded: LoadedModel, summary: Mapping[str, Any]) -> Path:
+def _save_final(run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
     """Save the best weights as the final model and complete the run."""
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)

@@ -7,14 +7,14 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rove.core.messages import text_of
+from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.models.load import load_model
@@ -92,7 +92,7 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
     return len(missing & new.keys()), len(new)
 
 
-def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+def _texts(message: JsonMapping) -> Iterator[str]:
     """Yield the text of a message, and the arguments of its tool calls."""
     yield text_of(message)
     for call in message.get("tool_calls") or []:

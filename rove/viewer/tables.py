@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.core.messages import text_of
+from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord
 from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison
@@ -22,7 +23,7 @@ MAX_COLUMNS = 100
 """Width of the lines below a table."""
 
 
-def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> Text:
+def counts_line(summary: JsonMapping, unit: str = "tokens") -> Text:
     """Return the counts of rollouts, failures, truncations and stop conditions, then usage in a unit, latency and cost.
 
     Lines have at most 100 columns, unless a single part is longer.
@@ -46,13 +47,13 @@ def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> Text:
     return Text("\n").join(lines)
 
 
-def _of_all(summary: Mapping[str, Any], name: str) -> str:
+def _of_all(summary: JsonMapping, name: str) -> str:
     """Return a percentage, if there are enough rollouts for it to be meaningful."""
     share = summary.get(name)
     return f", {percent(share)}%" if share is not None and summary["rollouts"] >= 20 else ""
 
 
-def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
+def _usage(summary: JsonMapping, unit: str) -> list[str]:
     """Return tokens or words, latency and cost."""
     parts: list[str] = []
     tokens = summary.get("tokens_per_rollout", {})
@@ -145,7 +146,7 @@ def rollout_text(record: RolloutRecord, title: str = "") -> str:
     return "\n".join([" · ".join(facts), *lines])
 
 
-def message_text(message: Mapping[str, Any]) -> str:
+def message_text(message: JsonMapping) -> str:
     """Return a message's text and tool calls as one text."""
     calls = message.get("tool_calls")
     rendered = [_call_text(call) for call in calls] if isinstance(calls, list) else []

@@ -374,7 +374,7 @@ def _own_copy(value: Any) -> Any:
     if kind in (str, int, float, bool, type(None)):
         return value
     if kind is dict or isinstance(value, Message):
-        copied = cast(dict[Any, Any], kind.__new__(kind))
+        copied = cast(dict[Any, Any], dict.__new__(kind))
         copied.update(((name, _own_copy(item)) for name, item in value.items()))
         return copied
     return [_own_copy(item) for item in value] if kind is list else copy.deepcopy(value)

@@ -319,9 +319,7 @@ class JudgeRubric(Rubric):
             raise InvalidModelResponseError(f"the judges disagree ({', '.join(verdicts)}); use an odd number of judges")
         return first[0]
 
-    async def verdict(
-        self, prompt: object, completion: Completion, answer: object, state: State | None = None
-    ) -> float:
+    async def verdict(self, prompt: Any, completion: Completion, answer: Any, state: State | None = None) -> float:
         """Return the value of the verdict by `choices` and `combine`; usable as a reward function.
 
         Args:

@@ -146,7 +146,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             for position in positions:
                 yield _row(family_of[position], seed, task_of[position])
 
-    async def score_answer(self, info: Mapping[str, object], answer: str) -> float | None:
+    async def score_answer(self, info: Mapping[str, Any], answer: str) -> float | None:
         """Return the family's score of an answer; None if its scorer raises.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rove.runs.run import Run
 
@@ -53,7 +53,7 @@ def figure_of(metrics: Rows, title: str) -> Figure:
 
     chosen = panels(metrics)
     rows = (len(chosen) + 2) // 3
-    figure: Any = Figure(figsize=(15, 3.4 * rows))
+    figure = Figure(figsize=(15, 3.4 * rows))
     axes = figure.subplots(rows, 3, squeeze=False)
     for axis in axes.flat[len(chosen) :]:
         axis.axis("off")
@@ -73,8 +73,7 @@ def figure_of(metrics: Rows, title: str) -> Figure:
 def draw(run: Run) -> Path:
     """Draw the curves of a run into its folder; return the PNG."""
     path = run.path / CURVES
-    figure: Any = figure_of(run.metrics(), str(run.path))
-    figure.savefig(path, dpi=90)
+    figure_of(run.metrics(), str(run.path)).savefig(path, dpi=90)
     return path
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from rove.core.plain import JsonObject
+
 
 class Section(msgspec.Struct, frozen=True):
     """A table, or a list of tables, of a recipe file; without a name, settings at its top."""
@@ -25,6 +27,7 @@ def as_toml(sections: Sequence[Section], comment: str) -> str:
         reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
         text = tomli_w.dumps({section.name: section.values} if section.name else section.values)
         if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
-            text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in section.values)
+            tables: list[JsonObject] = section.values
+            text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in tables)
         parts.append(reason + text)
     return "\n".join(parts)

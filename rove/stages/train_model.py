@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -45,7 +45,7 @@ class PipelineResult:
     """The settings of all stages."""
     rows: list[Row]
     """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
-    diagnoses: list[JsonObject] = field(default_factory=list)
+    diagnoses: list[JsonObject] = field(default_factory=list[JsonObject])
     """Why a stage did not improve the model, if rove found a reason."""
 
     @property
@@ -84,7 +84,7 @@ class PipelineResult:
         from matplotlib.figure import Figure
 
         runs = self.runs
-        figure = Figure(figsize=(5 * max(1, len(runs)), 3.4))
+        figure: Any = Figure(figsize=(5 * max(1, len(runs)), 3.4))
         for position, (name, run) in enumerate(runs.items(), start=1):
             axis = figure.add_subplot(1, len(runs), position)
             metrics = run.metrics()

@@ -68,11 +68,7 @@ ROWS_SECONDS = 120.0
 
 
 class AuditOptions(Settings, frozen=True, kw_only=True):
-    """Settings of an audit.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
+    """Settings of an audit."""
 
     num_examples: PositiveInt = 60
     """Examples per policy."""
@@ -105,14 +101,8 @@ async def audit(
     used up before the first check.
 
     Args:
-        env, env_dir, env_args: As for `load_environment`.
-        options: Settings.
-        on_check: Called with the id of each selected check when it begins.
         learner: Does the check "learned-reward"; left out by default.
         judge: A model for the environment's judge, to which the check "judge-injection" gives orders as well.
-
-    Raises:
-        ConfigError: An unknown check.
     """
     checks = selected(options.only, options.skip)
     file, line = _source(env, env_dir)
@@ -158,17 +148,7 @@ def _folder_of(env: str, env_args: JsonMapping, seed: int) -> Iterator[Path]:
 
 
 class _Auditor:
-    """One audit; fills a report.
-
-    Args:
-        report: The report, with the environment and the selected checks.
-        env_dir: Folder that is searched first for the environment.
-        options: Settings.
-        folder: An empty folder.
-        on_check: Called with the id of each selected check when it begins.
-        learner: Does the check "learned-reward".
-        judge: A model for the environment's judge.
-    """
+    """One audit; fills a report."""
 
     def __init__(
         self,

@@ -83,7 +83,6 @@ def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comp
     Findings of the same check are the same finding; if a check has several, the most severe ones belong together.
 
     Args:
-        old, new: Audits of two versions of an environment, with the same settings.
         names: Names of the versions. Default: the names of the environments.
     """
     changes: list[Change] = []
@@ -120,11 +119,7 @@ def _not_done(report: Report, check: str) -> str:
 
 
 def read_report(path: str | Path) -> Report:
-    """Read a report that `rove audit --json` or `-o FILE.json` has written.
-
-    Raises:
-        ConfigError: The file does not exist, or is no such report.
-    """
+    """Read a report that `rove audit --json` or `-o FILE.json` has written."""
     try:
         values: Any = msgspec.json.decode(Path(path).read_bytes())
         values["findings"] = [current_row(row) for row in values["findings"]]

@@ -39,12 +39,7 @@ REVEALING = re.compile(
 
 
 def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: bool) -> Iterator[Finding]:
-    """Yield a finding about evaluation rows that are also training rows.
-
-    Args:
-        train, evaluation: The rows.
-        has_both: Whether evaluations have rows of their own.
-    """
+    """Yield a finding about evaluation rows that are also training rows."""
     if not train or not evaluation or len({row["digest"] for row in train}) < DISTINCT_SHARE * len(train):
         return
     if not has_both:
@@ -200,7 +195,6 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
     """Yield a finding about answers that the prompt shows.
 
     Args:
-        rows: Rows.
         shown: Text that every row shows, such as the system prompt and the descriptions of tools.
     """
     usable = [row for row in rows if len(row["answer"]) >= MIN_ANSWER]

@@ -57,12 +57,7 @@ def actions_of(base: Baseline, measured: Sequence[Measured] = ()) -> list[str]:
 
 
 def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
-    """Return policies of several turns that ignore observations, or only repeat parts of them.
-
-    Args:
-        form: Form of an action.
-        actions: Actions that may be legal.
-    """
+    """Return policies of several turns that ignore observations, or only repeat parts of them."""
     chosen = list(actions)[:MAX_ACTIONS] or ["1"]
 
     def cycle(messages: Messages, state: State, rng: random.Random) -> str:

@@ -89,13 +89,7 @@ def _is_broken(record: RolloutRecord) -> bool:
 
 
 async def check_execution(subject: Subject, base: Baseline, folder: Path) -> AsyncIterator[Finding]:
-    """Yield a finding if a reply runs as code outside of a sandbox.
-
-    Args:
-        subject: The environment.
-        base: Its baseline.
-        folder: An empty folder.
-    """
+    """Yield a finding if a reply runs as code outside of a sandbox."""
     tried: list[tuple[str, Path, Policy]] = []
     for name in payload("", base.form):
         mark = folder / f"mark_{name.replace(' ', '_').replace(',', '')}"
@@ -120,13 +114,7 @@ async def check_determinism(
     base: Baseline,
     another: Callable[[dict[str, str]], Environment],
 ) -> AsyncIterator[Finding]:
-    """Yield a finding if the same replies get other rewards, again or in another process.
-
-    Args:
-        subject: The environment.
-        base: Its baseline.
-        another: Opens the environment in a new process with additional environment variables.
-    """
+    """Yield a finding if the same replies get other rewards, again or in another process."""
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
     policies = {
         "right answer": from_answer(base.form),
@@ -183,8 +171,6 @@ async def check_parser(
     """Yield a finding if the parser and the grader read different answers.
 
     Args:
-        subject: The environment.
-        base: Its baseline.
         parse: Replies → the answers that the environment's parser reads; None if there is no parser.
     """
     guess = other_answer(subject.answers, base.form)
@@ -228,16 +214,7 @@ async def check_parser(
 
 
 async def check_injection(subject: Subject, base: Baseline, judge: str = "the judge") -> AsyncIterator[Finding]:
-    """Yield a finding if orders in a reply change the verdict of the judge; see `rove.audit.judge`.
-
-    Args:
-        subject: The environment, whose judge answers the requests.
-        base: Its baseline.
-        judge: The judge's name in the finding.
-
-    Raises:
-        InfraError: The judge gave no verdict on a reply without an order.
-    """
+    """Yield a finding if orders in a reply change the verdict of the judge; see `rove.audit.judge`."""
     honest = await subject.measure("reply without an order", constant(base.form("qxzj")), NASTY_EXAMPLES)
     if not honest.scored:
         error = next((record.error for record in honest.records if record.error is not None), None)

@@ -62,11 +62,7 @@ WINDOW = 5
 
 
 class LearnOptions(Settings, frozen=True, kw_only=True):
-    """Settings of the learner.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
+    """Settings of the learner."""
 
     folder: Path
     """Empty folder for the runs `sft`, `rl`, `more_rl` (the second phase), and both of each function: `rl_FUNCTION`, …"""
@@ -141,16 +137,6 @@ async def check_learned(
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
     the reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from
     guesses.
-
-    Args:
-        subject: The environment, for measurements.
-        base: Rewards of right answers and of guesses.
-        open_env: Opens the environment for RL.
-        options: Settings.
-        on_progress: Called with the progress of the stages.
-
-    Raises:
-        OutOfTime: The time budget is used up.
     """
     try:
         async with asyncio.timeout(subject.remaining):
@@ -203,8 +189,6 @@ class _Learner:
         """Continue RL on the whole reward, then on each large function alone; return the first finding.
 
         Args:
-            loaded: The model after RL on the whole reward.
-            learned: What it has learned.
             seconds: Time of one phase of RL. A second phase starts only if each later function still has this much time.
         """
         functions = large_functions(self.base) if self.measures else []
@@ -245,7 +229,6 @@ class _Learner:
         Args:
             loaded: The model; trained in place.
             function: The reward function; empty: the whole reward.
-            earlier: What the model has learned in a first phase of RL, which this one continues without an entropy bonus.
         """
         subject, options = self.subject, self.options
         name = re.sub(r"\W", "_", f"rl_{function}" if function else "rl")

@@ -38,11 +38,7 @@ LOOK_ALIKES = str.maketrans("aceopxyABCEHKMOPTX0123456789", "асеорхуАВ�
 
 
 def forms(prompts: Sequence[str]) -> dict[str, Form]:
-    """Return forms of an answer: those that the prompts name, then the usual ones.
-
-    Args:
-        prompts: Texts of prompts, with the system prompt.
-    """
+    """Return forms of an answer: those that the prompts name, then the usual ones."""
     tags = list(dict.fromkeys(tag for prompt in prompts for tag in TAG.findall(prompt)))
     found: dict[str, Form] = {}
     if tags:
@@ -114,9 +110,7 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
     """Return policies that never see the answer of their row.
 
     Args:
-        form: Form of an answer that the grader reads.
         answers: Answers of all rows; empty if rows have none.
-        prompts: Texts of prompts.
     """
     texts = [str(answer) for answer in answers]
     counts = Counter(texts)

@@ -55,8 +55,6 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     """Yield a finding if replies without the answer earn more than chance, or answers of other rows nearly the full reward.
 
     Args:
-        subject: The environment.
-        base: Its baseline.
         is_judged: Whether a scripted judge decides; then answers of other rows mean little.
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)

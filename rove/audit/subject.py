@@ -109,14 +109,7 @@ class RolloutsFail(Error):
 
 
 class Subject:
-    """An environment under audit; counts the rollouts.
-
-    Args:
-        env: The environment, best in a worker process.
-        count: Examples per policy.
-        deadline: Value of `time.monotonic` after which no policy starts.
-        file: File of the environment, whose lines are named in errors.
-    """
+    """An environment under audit; counts the rollouts."""
 
     def __init__(self, env: Environment, count: int, deadline: float, file: Path | None = None):
         self.env = env
@@ -146,11 +139,7 @@ class Subject:
 
     @property
     def remaining(self) -> float:
-        """Seconds left of the time budget.
-
-        Raises:
-            OutOfTime: None is left.
-        """
+        """Seconds left of the time budget."""
         remaining = self.deadline - time.monotonic()
         if remaining <= 0:
             raise OutOfTime(OUT_OF_TIME)
@@ -171,18 +160,7 @@ class Subject:
         """Run a policy, or a model, on the first examples.
 
         Args:
-            name: Name of the policy.
-            policy: The policy, or the client of a model.
             count: Number of examples; all by default.
-            rollouts: Rollouts of each example.
-            seed: Random seed.
-            train: Whether to use training rows.
-            sampling_args: Sampling parameters of a model.
-            is_recorded: Whether a scripted judge learns the replies of the policy.
-
-        Raises:
-            OutOfTime: The time budget is used up.
-            RolloutsFail: All rollouts of several policies have ended or blocked their worker.
         """
         remaining = self.remaining
         records: list[RolloutRecord] = []

@@ -100,11 +100,6 @@ def check(
 
     Never raises because of the package. The package sees this process's environment variables, including API keys, so its
     requests to endpoints may cost money.
-
-    Args:
-        env_args: Arguments of its `load_environment`.
-        limited: Limits of the check.
-        on_stage: Called with the name of each stage.
     """
     report = Report(package.name)
     with tempfile.TemporaryDirectory(prefix="rove-check-") as name:

@@ -42,11 +42,7 @@ def packages_in(given: str, env_dir: str | None = None) -> list[Package]:
     """Return the packages that a command-line argument names: one package, or all packages in a folder.
 
     Args:
-        given: Path or name.
         env_dir: Folder that is searched first if `given` is a name.
-
-    Raises:
-        ConfigError: The argument names no package.
     """
     path = Path(given)
     if not path.exists() or (env_dir is not None and path.name == given):
@@ -100,11 +96,7 @@ def _may_be_one(package: Package) -> bool:
 
 
 def texts_of(package: Package) -> dict[str, str]:
-    """Return the text of the package's Python files by path, without tests.
-
-    Raises:
-        ConfigError: The archive cannot be read.
-    """
+    """Return the text of the package's Python files by path, without tests."""
     path = package.path
     try:
         if path.is_dir():
@@ -136,11 +128,7 @@ def _source_files(named: Iterable[tuple[str, object]]) -> list:
 
 
 def as_wheel(package: Package, folder: Path, seconds: float) -> Package:
-    """Return the wheel to install: the package itself, or a wheel built in `folder` from a copy of the package.
-
-    Raises:
-        ConfigError: The build fails.
-    """
+    """Return the wheel to install: the package itself, or a wheel built in `folder` from a copy of the package."""
     if package.kind == "wheel":
         return package
     path = package.path
@@ -158,11 +146,7 @@ def as_wheel(package: Package, folder: Path, seconds: float) -> Package:
 
 
 def module_of(package: Package, texts: Mapping[str, str]) -> str:
-    """Return the module that defines `load_environment`, preferring the module named like the package.
-
-    Raises:
-        ConfigError: No top-level module defines it.
-    """
+    """Return the module that defines `load_environment`, preferring the module named like the package."""
     if package.kind == "module":
         return package.name
     names: list[str] = []

@@ -86,11 +86,7 @@ MAX_ERROR_CHARS = 300
 
 
 class CheckLimits(Settings, frozen=True, kw_only=True):
-    """Limits of a check.
-
-    Raises:
-        ConfigError: A limit is out of range.
-    """
+    """Limits of a check."""
 
     num_examples: PositiveInt = 2
     """Examples to play."""

@@ -229,11 +229,7 @@ GONE = {
 
 
 def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:
-    """Return the newest API generation that is consistent with a package's features.
-
-    Args:
-        newest: The newest release that its requirement allows.
-    """
+    """Return the newest API generation that is consistent with a package's features."""
     modules = [name.removeprefix("module:").split(".") for name in names if name.startswith("module:")]
     if "name:v1" in names or ["verifiers", "v1"] in [module[:2] for module in modules]:
         return V1

@@ -94,10 +94,7 @@ def run_audit(
     """Audit an environment with progress.
 
     Args:
-        env, env_dir, env_args, options: As for `audit`.
-        console: Shows progress.
         learn: Settings of the learner; None leaves it out.
-        judge: Model that also answers as the environment's judge.
     """
     begun: dict[str, None] = {}
     with ConsoleReporter(console).progress(

@@ -46,11 +46,6 @@ def compare_audits(
 
     Args:
         pair: Old and new version: a name, the path of a module or folder, or a report (FILE.json).
-        env_dir: Folder of environments given by name.
-        run: Audits an environment: name, and the folder that has it.
-        console: For the tables.
-        output: Files to write, .md or .json.
-        as_json: Print JSON instead of tables.
     """
     check_outputs(output, SUFFIXES)
     old, new = (_report(one, env_dir, run) for one in pair)
@@ -80,11 +75,7 @@ def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Rep
 
 
 def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
-    """Return the name and the folder of an environment that is given by name or by path: NAME, FOLDER/NAME, FOLDER/NAME.py.
-
-    Raises:
-        ConfigError: There is no such environment.
-    """
+    """Return the name and the folder of an environment that is given by name or by path: NAME, FOLDER/NAME, FOLDER/NAME.py."""
     path = Path(name)
     is_file = path.suffix == ".py"
     if is_file or ("/" in name and (path.is_dir() or path.with_name(f"{path.name}.py").is_file())):

@@ -55,12 +55,7 @@ GROUPS = 8
 def endpoint_clients(
     model: str, base_url: str | None, api_key_var: str, endpoints: str | None
 ) -> list[tuple[EndpointClient, str]]:
-    """Return clients for `-m MODEL` with the model's name there: one per replica of a name in endpoints.toml.
-
-    Raises:
-        ConfigError: The model is a scripted policy.
-        MissingKeyError: The variable that should hold the API key is not set.
-    """
+    """Return clients for `-m MODEL` with the model's name there: one per replica of a name in endpoints.toml."""
     if model.startswith(SCRIPTED):
         raise ConfigError(
             f"{model} is a scripted policy and needs no check; give a model folder or an endpoint's model"

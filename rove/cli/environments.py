@@ -50,11 +50,7 @@ def _find(env_id: str) -> loading.ExternalEnvironment | None:
 
 
 def _install_missing(reference: Reference) -> Installed | None:
-    """Ask the user, then install an environment; None if no hub is known, so that a module of that name is tried.
-
-    Raises:
-        ConfigError: The user declined, or there is no terminal to ask in.
-    """
+    """Ask the user, then install an environment; None if no hub is known, so that a module of that name is tried."""
     from rove.cli.common import console_for
     from rove.cli.install import Installer
     from rove.hub.client.installed import find

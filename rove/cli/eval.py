@@ -73,11 +73,7 @@ def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, cons
 
 
 def _resume_words(folder: str) -> list[str]:
-    """Return the command-line words for the settings of an evaluation's run folder.
-
-    Raises:
-        RunError: The folder is not a run of `rove eval`.
-    """
+    """Return the command-line words for the settings of an evaluation's run folder."""
     kind = Run(folder).config()["kind"]
     if kind != "eval":
         raise RunError(f"{folder} is a run of `rove {kind}`, not of `rove eval`; repeat its own command to continue it")
@@ -205,12 +201,7 @@ def environment_of(source: Run, env_args: Arguments | None, env_dir: str | None)
     """Load the environment of a run as it is now.
 
     Args:
-        env_args: Override the run's arguments.
         env_dir: Folder of the environment; by default that of the run.
-
-    Raises:
-        ConfigError: The run does not name its environment, it cannot be loaded, or the user does not trust the settings.
-        RunError: The run is not an evaluation.
     """
     config = settings_of(source)
     if not config.get("env"):

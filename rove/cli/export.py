@@ -25,12 +25,7 @@ LOADING = {
 
 
 def form_of(to: str | None, output: Path | None, upload: bool) -> str:
-    """Return the form to write: `to`, else the one of the file's ending, else jsonl.
-
-    Raises:
-        ConfigError: Only a dataset folder can be uploaded, and `to` is another form; or the file's ending is unknown or that of
-            another form.
-    """
+    """Return the form to write: `to`, else the one of the file's ending, else jsonl."""
     by_name = {suffix: form for form, suffix in SUFFIXES.items() if suffix}
     suffix = output.suffix if output else ""
     if to is None and not upload and suffix and suffix not in by_name:
@@ -44,11 +39,7 @@ def form_of(to: str | None, output: Path | None, upload: bool) -> str:
 
 
 def target_of(run: Path, output: Path | None, form: str) -> Path:
-    """Return the file or folder to write.
-
-    Raises:
-        ConfigError: The target is part of the run itself, or must not be replaced.
-    """
+    """Return the file or folder to write."""
     target = output or run / f"data{SUFFIXES[form]}"
     if target.resolve() in {(run / name).resolve() for name in (*OWNED, "")}:
         raise ConfigError(f"{target} is part of the run; give another -o")

@@ -30,12 +30,6 @@ EVALUATION: JsonObject = {"num_examples": 56, "rollouts_per_example": 8, "temper
 def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto") -> JsonObject:
     """Audit both graders of `sums` with the learner, evaluate what it learned, and print the table.
 
-    Args:
-        folder: Folder for all runs.
-        seed: Random seed.
-        console: Shows progress and tables.
-        device: Device of the models.
-
     Returns:
         `reports` and `rows` of the table as JSON values.
     """

@@ -43,11 +43,7 @@ data_option = click.option(
 
 @contextmanager
 def opened(data: Path, new: bool = False) -> Iterator[Any]:
-    """Open the store of a hub.
-
-    Raises:
-        ConfigError: The folder has no hub, and `new` is not set.
-    """
+    """Open the store of a hub."""
     from rove.hub.server.database import FILE
     from rove.hub.server.store import Store
 
@@ -93,11 +89,7 @@ def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
 
 
 def check_key(text: str) -> None:
-    """Check that a text is a public Ed25519 key in base64.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a text is a public Ed25519 key in base64."""
     try:
         size = len(base64.b64decode(text, validate=True))
     except binascii.Error:

@@ -133,11 +133,7 @@ def examples(*lines: str, note: str = "") -> str:
 
 
 def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
-    """Return a command's settings, from its named flags and the remaining words.
-
-    Args:
-        bare: The setting that a word without a flag stands for.
-    """
+    """Return a command's settings, from its named flags and the remaining words."""
     flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
     named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
     for word in ctx.args:
@@ -164,13 +160,7 @@ def confirm_foreign(file: Path, values: JsonMapping, kind: Any = None, overridde
     """Ask before settings are used that a run folder contains and this user's rove did not write.
 
     Args:
-        file: the settings file.
-        values: its settings.
         kind: the settings struct, for its defaults.
-        overridden: settings that the command line replaces.
-
-    Raises:
-        ConfigError: The user says no, or there is no terminal to ask in.
     """
     risky = foreign_settings(file, values, kind, overridden)
     if not risky:
@@ -186,11 +176,7 @@ def confirm_foreign(file: Path, values: JsonMapping, kind: Any = None, overridde
 
 
 def json_object(text: str | None, flag: str) -> JsonObject | None:
-    """Return the value of a flag that takes a JSON object.
-
-    Raises:
-        ConfigError: The value is not a JSON object.
-    """
+    """Return the value of a flag that takes a JSON object."""
     if text is None:
         return None
     value = parse_value(text)
@@ -213,9 +199,6 @@ def confirmed(question: str, otherwise: str) -> bool:
 
     Args:
         otherwise: Advice for the error message if there is no terminal.
-
-    Raises:
-        ConfigError: There is no terminal to ask in.
     """
     if _Confirmation.assume_yes:
         return True

@@ -70,7 +70,6 @@ class Person:
     """A client that shows the conversation in the terminal and reads the answer from it.
 
     Args:
-        console: The terminal.
         role: Name of the model role; "" is the model's own role.
     """
 
@@ -172,8 +171,6 @@ def set_up_game(
 
     Args:
         model_client: The model that acts; None = the person.
-        person_roles: Patterns of the roles that the person plays.
-        role_clients: Patterns of the roles that models play → client.
     """
     person = Person(console)
     roles = PlayRoles(
@@ -226,11 +223,7 @@ def print_result(record: RolloutRecord, model: str | None, console: Console) -> 
 def replay(
     env: Environment, client: Client, model: str, sampling: SamplingParams, folder: Path, console: Console
 ) -> int:
-    """Replay the games of a run folder and print the results; return how many games have a lower reward.
-
-    Raises:
-        RunError: The folder is not a run, or has no games to replay.
-    """
+    """Replay the games of a run folder and print the results; return how many games have a lower reward."""
     run = Run(folder)
     recorded_role = run.config()["identity"].get("role", "")
     role = "" if recorded_role in PERSON_ROLES else str(recorded_role)
@@ -268,11 +261,7 @@ def replay_table(cases: list[ReplayCase]) -> Table:
 def check_options(
     env: Environment, env_id: str, model: str | None, watch: bool, roles: Sequence[str], cases: Path | None
 ) -> None:
-    """Refuse combinations of options that exclude each other.
-
-    Raises:
-        ConfigError: What excludes what, and how to fix it.
-    """
+    """Refuse combinations of options that exclude each other."""
     if roles and cases is not None:
         raise ConfigError(
             "--model-role and --replay exclude each other: a replay uses the recorded roles; omit one of them"

@@ -42,12 +42,7 @@ def play_in_browser(
     run_dir: Path | None,
     console: Console,
 ) -> None:
-    """Serve games until Ctrl-C; `seed` chooses the first example, and increases by one per game.
-
-    Args:
-        given: Values of --model-role.
-        others: Clients of the roles that models play.
-    """
+    """Serve games until Ctrl-C; `seed` chooses the first example, and increases by one per game."""
     table = set_up_table(env, env_id, model, watch, given.person)
     kept: list[Path] = []
 
@@ -98,11 +93,7 @@ def folder_of(role: str) -> str:
 def set_up_table(
     env: Environment, env_id: str, model: str | None, watch: bool, person_roles: Sequence[str] = ()
 ) -> PlaySession:
-    """Return the session of an environment: the roles that a person may play, and the fields of an answer.
-
-    Args:
-        person_roles: Patterns of the model roles that the person plays.
-    """
+    """Return the session of an environment: the roles that a person may play, and the fields of an answer."""
     roles: list[str] = ["none", "model"] if model is not None else ["model"]
     if model is not None and isinstance(env, TwoPlayer) and env.two_player:
         roles.insert(1 if watch else 0, "opponent")

@@ -51,11 +51,7 @@ def build_command(folder: Path, output: Path | None, no_play: bool, python: str 
 
 
 def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:
-    """Return the package that `rove build` wrote into a folder: its manifest, and its files by part of an upload.
-
-    Raises:
-        PackageError: The folder has no package, or its files do not match the manifest.
-    """
+    """Return the package that `rove build` wrote into a folder: its manifest, and its files by part of an upload."""
     manifest = verify(folder).manifest
     parts = {part: folder / name for part, name in PARTS.items() if (folder / name).is_file()}
     return manifest, parts | {entry.kind: folder / entry.filename for entry in manifest.files}
@@ -118,11 +114,7 @@ def push_command(
 
 
 def _built_package(folder: Path) -> Path:
-    """Return the folder of a built package: the folder itself, or the only one in its `dist`.
-
-    Raises:
-        ConfigError: There is no package, or there are several.
-    """
+    """Return the folder of a built package: the folder itself, or the only one in its `dist`."""
     if (folder / "manifest.json").is_file():
         return folder
     found = sorted(file.parent for file in (folder / "dist").glob("*/manifest.json"))
@@ -133,11 +125,7 @@ def _built_package(folder: Path) -> Path:
 
 
 async def _owner(hub: Hub) -> str:
-    """Return the owner of the user's token.
-
-    Raises:
-        HubError: The token has no owner.
-    """
+    """Return the owner of the user's token."""
     me = await hub.me()
     if not isinstance(me.get("owner"), str):
         raise HubError(f"{hub.where} does not name the owner of this token; give --owner")

@@ -41,14 +41,7 @@ ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "tem
 
 
 def resolve(ctx: click.Context, named: JsonMapping) -> tuple[list[Evaluation], bool]:
-    """Return the evaluations that a command line specifies, and whether they come from a file of several.
-
-    Args:
-        named: Values of named flags.
-
-    Raises:
-        ConfigError: A file or a setting is wrong.
-    """
+    """Return the evaluations that a command line specifies, and whether they come from a file of several."""
     paths, flags = _split_files(ctx.args)
     files = [(path, read_toml(path)) for path in paths]
     complete = any(content.keys() >= RUN_CONFIG for _, content in files)

@@ -269,11 +269,7 @@ def _run_demo(
 
 
 def _initial_model(recipe: RecipeFile, model: str | None, file: str | None) -> str | None:
-    """Return the folder or name of the initial model; None if the recipe makes a new one.
-
-    Raises:
-        ConfigError: There is no initial model.
-    """
+    """Return the folder or name of the initial model; None if the recipe makes a new one."""
     model = model or recipe.model.get("name")
     if model is None and not recipe.model:
         raise ConfigError(

@@ -39,11 +39,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Address(Settings, frozen=True, kw_only=True):
-    """One `[[endpoint]]` table: where a model is served. Tables with the same `endpoint_id` are replicas.
-
-    Raises:
-        ConfigError: unknown API, limit or price out of range, or a `key` that is not the name of an environment variable.
-    """
+    """One `[[endpoint]]` table: where a model is served. Tables with the same `endpoint_id` are replicas."""
 
     endpoint_id: Text
     """Name for `-m`."""
@@ -78,12 +74,7 @@ class Address(Settings, frozen=True, kw_only=True):
             )
 
     def client(self, api_key: str | None = None, **settings: Any) -> EndpointClient:
-        """Return a client for this address. `api_key` overrides the environment variable.
-
-        Raises:
-            MissingKeyError: the environment variable is not set, or the official API got no key.
-            ConfigError: the URL is invalid.
-        """
+        """Return a client for this address. `api_key` overrides the environment variable."""
         kind = APIS[self.api_client_type]
         return kind(self.url, api_key or self._api_key(), headers=self.headers, **settings)
 
@@ -119,13 +110,8 @@ class Endpoint(NamedTuple):
         """Return one client for all addresses.
 
         Args:
-            api_key: overrides the keys of the addresses.
             max_concurrent: maximum number of concurrent requests per address; a lower limit of the address applies.
             timeout: seconds per try.
-            max_retries: tries after the first one, divided among replicas so that a request soon leaves one that is down.
-
-        Raises:
-            MissingKeyError, ConfigError: as `Address.client`.
         """
         retries = -(-max_retries // len(self.addresses))
         clients = [
@@ -142,11 +128,7 @@ class Endpoint(NamedTuple):
 
 
 def read_endpoints(path: str | Path) -> dict[str, Endpoint]:
-    """Read the endpoints of a file, by name.
-
-    Raises:
-        ConfigError: the file does not exist, is not TOML or has an invalid table; or replicas have different prices.
-    """
+    """Read the endpoints of a file, by name."""
     content = read_toml(path)
     tables = content.pop("endpoint", [])
     for name in content:
@@ -166,11 +148,7 @@ def read_endpoints(path: str | Path) -> dict[str, Endpoint]:
 
 
 def known_endpoints(path: str | Path | None = None) -> dict[str, Endpoint]:
-    """Read the endpoints of a file, else of the first of `DEFAULT_PATHS` that exists; {} without a file.
-
-    Raises:
-        ConfigError: as `read_endpoints`.
-    """
+    """Read the endpoints of a file, else of the first of `DEFAULT_PATHS` that exists; {} without a file."""
     found = path if path is not None else next((known for known in DEFAULT_PATHS if known.is_file()), None)
     return {} if found is None else read_endpoints(found)
 

@@ -72,7 +72,6 @@ class Limiter:
     Args:
         limit: concurrent requests; for an adaptive limiter, the start.
         adaptive: adapt the limit between 1 and `maximum`.
-        maximum: upper bound of an adaptive limit.
         clock: a monotonic clock in seconds.
 
     Example:
@@ -142,7 +141,6 @@ class Limiter:
         """End a request.
 
         Args:
-            admitted: the return value of `acquire`.
             outcome: "answered", "refused" (the endpoint is overloaded), "unanswered" (timeout) or "failed" (unrelated
                 to the load).
             pause: seconds of pause that a refusing endpoint requested.

@@ -108,7 +108,6 @@ def without_secrets(value: object, settings: object = None, by_field: bool = Tru
 
     Args:
         value: Settings, records or texts that are shown or shared.
-        settings: Settings of the run that they are from.
         by_field: Whether field names count. Records have fields such as "example_key", which are no secrets.
     """
     known = {

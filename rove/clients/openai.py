@@ -90,11 +90,7 @@ class CompletionsClient(OpenAIClient):
     """A client for a server with completions but no chat, as for models without a chat template."""
 
     def translate(self, request: Request) -> tuple[str, JsonObject]:
-        """Return path and body of a completion.
-
-        Raises:
-            ConfigError: the request is a conversation or has tools.
-        """
+        """Return path and body of a completion."""
         if request.text is None:
             raise ConfigError(
                 f"{self.base_url} is configured for completions only; expected a raw text to continue, got messages: "

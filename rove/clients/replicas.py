@@ -40,9 +40,6 @@ class Replicas:
         name: common name; it identifies the replicas in run folders, so that a run can resume after the servers moved.
         clock: a monotonic clock in seconds.
 
-    Raises:
-        ConfigError: `replicas` is empty.
-
     Example:
         clients = [rove.OpenAIClient(f"http://node{i}:8000/v1") for i in range(4)]
         client = Replicas([(client, "Qwen/Qwen3-8B") for client in clients], "qwen")
@@ -93,11 +90,7 @@ class Replicas:
         return sum(replica.client.max_concurrent for replica in self._replicas)
 
     async def respond(self, request: Request) -> Response:
-        """Send one request; the model name of the replica overrides that of the request.
-
-        Raises:
-            ModelError, InfraError: as `EndpointClient.respond` of the last replica, with the attempts at all replicas.
-        """
+        """Send one request; the model name of the replica overrides that of the request."""
         tried: list[_Replica] = []
         attempts: list[str] = []
         seed = None if request.state is None else _seed_of(request.state)

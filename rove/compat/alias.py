@@ -102,11 +102,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that v0 had, None for any other.
-
-        Raises:
-            ImportError: rove does not provide the module; the message names a replacement.
-        """
+        """Return the spec of a module that v0 had, None for any other."""
         if fullname != NAME and not fullname.startswith(f"{NAME}."):
             return None
         relative = _relative_path(fullname)

@@ -38,9 +38,6 @@ def check_fields(settings: msgspec.Struct) -> None:
     """Check every field of a struct against its type; a dict becomes a struct, and an integer becomes a float.
 
     Call this in `__post_init__` of structs that are not `Settings`.
-
-    Raises:
-        ConfigError: A field has another type or is out of range.
     """
     for name, annotation, default in _fields(type(settings)):
         value = getattr(settings, name)
@@ -62,20 +59,13 @@ def check_values(values: object, **types: Any) -> None:
 
     Example:
         check_values(self, timeout=Seconds, max_retries=NonNegativeInt)
-
-    Raises:
-        ConfigError: A value has another type or is out of range.
     """
     for name, annotation in types.items():
         checked(name, getattr(values, name), annotation)
 
 
 def checked(name: str, value: object, annotation: object) -> object:
-    """Return a value as a type.
-
-    Raises:
-        ConfigError: The value has another type or is out of range.
-    """
+    """Return a value as a type."""
     try:
         result = msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
@@ -92,14 +82,7 @@ def raise_explained(
     """Raise the ConfigError that explains why a value cannot be converted to a type.
 
     Args:
-        error: msgspec's error.
-        value: The value.
-        annotation: The type.
         name: Name of the value; "" for the settings as a whole.
-        strict: Whether msgspec converted the value in strict mode.
-
-    Raises:
-        ConfigError: Always. The message names the setting, the value given, and what is expected.
     """
     problem, _, path = str(error).partition(" - at `")
     is_key = path.startswith("key` in `")

@@ -33,16 +33,11 @@ def load(
         >>> load(RLConfig, {"seed": 1}, ["tictactoe", "--loss.kind", "cispo"], bare="env")
 
     Args:
-        kind: A msgspec struct.
         named: Values of named flags by the dotted name of their setting; None = not given. They take precedence.
         extra: Remaining arguments: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
             `--flag` alone for true. Values are parsed as JSON if possible, except for text settings. Later arguments take
             precedence; lists are replaced, tables are merged.
-        bare: Setting of the positional argument, which takes precedence over files.
         flags: Names of flags that are not settings, for suggestions after a misspelled name.
-
-    Raises:
-        ConfigError: A file cannot be read, a key is unknown or missing, or a value has the wrong type.
     """
     values: Table = {}
     alone: Table = {}
@@ -91,16 +86,7 @@ def _missing(kind: type, values: Mapping[str, object]) -> list[str]:
 
 
 def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = ()) -> T:
-    """Build a settings struct from plain values.
-
-    Args:
-        kind: A msgspec struct.
-        values: Values by name.
-        flags: Further names for suggestions after a misspelled name.
-
-    Raises:
-        ConfigError: A key is unknown or missing, or a value has another type or is out of range.
-    """
+    """Build a settings struct from plain values."""
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
@@ -112,11 +98,7 @@ def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = 
 
 
 def as_settings(kind: type[T], values: T | Mapping[str, object]) -> T:
-    """Return settings unchanged, or build them from a dict.
-
-    Raises:
-        ConfigError: A key is unknown or missing, or a value has another type or is out of range.
-    """
+    """Return settings unchanged, or build them from a dict."""
     return convert(kind, cast(Mapping[str, object], values)) if isinstance(values, Mapping) else values
 
 
@@ -124,13 +106,6 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
     """Import the function "package.module:function" that a setting names.
 
     The module is installed, in a folder of PYTHONPATH, or else in the current folder.
-
-    Args:
-        setting: Name of the setting, for messages.
-        path: Its value.
-
-    Raises:
-        ConfigError: The value has another form, the import fails, or there is no such function.
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
@@ -155,11 +130,7 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
 
 
 def read_toml(path: str | Path) -> Table:
-    """Return the content of a TOML file.
-
-    Raises:
-        ConfigError: The file does not exist or is not TOML.
-    """
+    """Return the content of a TOML file."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

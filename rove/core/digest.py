@@ -46,11 +46,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def changed_files(folder: Path) -> list[str]:
-    """Return the names of files that are missing or differ from `CHECKSUMS`; [] in a folder without that file.
-
-    Raises:
-        OSError, ValueError: `CHECKSUMS` cannot be read.
-    """
+    """Return the names of files that are missing or differ from `CHECKSUMS`; [] in a folder without that file."""
     file = folder / CHECKSUMS
     if not file.is_file():
         return []
@@ -114,11 +110,7 @@ def digest_model(model: str | Path) -> str:
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """Return the base model of the adapter in a folder, a path or a name on the Hub; None if there is no adapter.
-
-    Raises:
-        ConfigError: adapter_config.json cannot be read or does not name the base model.
-    """
+    """Return the base model of the adapter in a folder, a path or a name on the Hub; None if there is no adapter."""
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     if not file.is_file():
         return None
@@ -132,11 +124,7 @@ def adapter_base(folder: str | Path) -> str | None:
 
 
 def check_base(folder: str | Path, base: str | Path) -> None:
-    """Check that an adapter was trained on a model, if its folder records the base (PEFT's do not).
-
-    Raises:
-        ConfigError: The adapter was trained on another model.
-    """
+    """Check that an adapter was trained on a model, if its folder records the base (PEFT's do not)."""
     file = Path(folder).expanduser() / ADAPTER_BASE
     if not file.is_file():
         return

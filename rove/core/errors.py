@@ -150,8 +150,6 @@ class RejectedError(Error):
     """An HTTP request that one of rove's servers rejects.
 
     Args:
-        status: HTTP status.
-        message: Message for the client: what was given, what was expected and how to fix it.
         code: Error code of an API, such as "model_not_found".
     """
 

@@ -62,11 +62,7 @@ Messages = list[Message]
 
 
 def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message:
-    """Return a mapping, or a text with the role `role`, as a `Message`.
-
-    Raises:
-        ConfigError: The mapping has no known role.
-    """
+    """Return a mapping, or a text with the role `role`, as a `Message`."""
     if isinstance(value, Message):
         return value
     if isinstance(value, str):
@@ -80,11 +76,7 @@ def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message
 def as_messages(
     value: str | Mapping[str, object] | Iterable[Mapping[str, object] | str], role: str = "user"
 ) -> Messages:
-    """Return a text, one message or several as a list of messages; texts get the role `role`.
-
-    Raises:
-        ConfigError: A message has no known role, or `value` is something else.
-    """
+    """Return a text, one message or several as a list of messages; texts get the role `role`."""
     if isinstance(value, str) or is_mapping(value):
         return [as_message(value, role)]
     if not isinstance(value, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  users pass anything

@@ -392,14 +392,8 @@ def available_tokens(prompt_ids: Sequence[int], vocab: int, context: int, min_ne
     """Return how many tokens may follow a prompt.
 
     Args:
-        prompt_ids: Tokens of the prompt.
-        vocab: Size of the model's vocabulary.
         context: Maximum number of tokens of prompt and answer together.
         min_new_tokens: Tokens that must fit after the prompt; 0 to only score it.
-
-    Raises:
-        ConfigError: The prompt is empty or has a token outside the vocabulary.
-        OverlongPromptError: Fewer than `min_new_tokens` tokens fit.
     """
     if len(prompt_ids) == 0:
         raise ConfigError("the prompt has no tokens; expected at least one")

@@ -44,7 +44,6 @@ def documented_fields(module: str, struct: str) -> dict[str, str]:
 
     Args:
         module: Module name, such as "rove.train.config".
-        struct: Name of a class in it.
     """
     spec = find_spec(module)
     assert spec is not None

@@ -64,8 +64,6 @@ async def check_endpoint(
 
     Args:
         client: Client of the endpoint; not closed.
-        model: Name of the model there.
-        on_check: Called with the name of each check before it starts.
     """
     on_check("models")
     try:
@@ -120,11 +118,7 @@ async def _first_response(client: EndpointClient, model: str) -> tuple[Response 
 
 
 async def list_models(client: EndpointClient) -> list[JsonObject]:
-    """Return the models that the API lists.
-
-    Raises:
-        ModelError, InfraError: The request failed.
-    """
+    """Return the models that the API lists."""
     path = "v1/models" if client.translate(_request(client, "", HELLO))[0].startswith("v1/") else "models"
     async with client.open_stream(path) as reply:
         try:

@@ -124,10 +124,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     Measures sampling and a training step with random tokens of the workload's lengths.
 
     Args:
-        rl: Settings of RL.
-        sft: Settings of SFT, if there is SFT.
         loaded: A model of the size that is trained; its weights are changed.
-        work: The rollouts.
     """
     on_cpu = loaded.model.device.type == "cpu"
     libraries = resident_memory() - on_cpu * sum(p.nbytes for p in loaded.model.parameters())

@@ -125,7 +125,6 @@ def check_drift(trial: Trial, in_bf16: bool = False) -> Finding:
     """Check whether sampler and trainer compute the same probabilities of the sampled tokens.
 
     Args:
-        trial: A micro-batch of sampled rollouts.
         in_bf16: Whether settings let the trainer or the sampler compute in bf16.
     """
     drift = trial.drift or 0.0
@@ -146,12 +145,8 @@ def memory_needed(
     and what only the other needs counts as 0.
 
     Args:
-        config: Settings of the run.
         loaded: The model, with its adapter if one is trained.
-        trial: A measured micro-batch.
-        longest: Length of a rollout in tokens.
         tokens: Computed tokens of a training step. Default: enough to fill a micro-batch.
-        libraries: Bytes of the process before the model was loaded.
     """
     filled = max(config.micro_batch_tokens, longest)
     filled = min(filled, tokens) if tokens else filled

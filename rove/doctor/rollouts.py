@@ -48,11 +48,8 @@ def check_samples(
     """Yield findings about sampled groups.
 
     Args:
-        records: Complete groups, sampled by the model.
         scripted: Rollouts of the environment's scripted policies; may be empty.
-        renderer: The model's renderer.
         max_tokens: Maximum tokens per response.
-        context: Context length of the model, in tokens.
     """
     yield check_failures(records)
     scored = [record for record in records if record.scores is not None]

@@ -75,8 +75,6 @@ async def check_training(
     Args:
         config: Settings of the run; they may be invalid.
         groups: Number of groups to sample, including one for warm-up; 0 skips checks that need samples.
-        folder: Parent of run folders.
-        on_progress: Called when an activity progresses.
     """
     for finding in check_settings(config):
         yield finding

@@ -76,12 +76,7 @@ def constraint_for(sampling: SamplingParams, tokenizer: object, stop_ids: Sequen
     A grammar is compiled once; the first use of a tokenizer takes up to a second.
 
     Args:
-        sampling: Its `response_format` or `structured_outputs` is used.
-        tokenizer: A `transformers` fast tokenizer.
         stop_ids: Tokens that may end a complete form that could continue. Default: the tokenizer's end token.
-
-    Raises:
-        ConfigError: The form is unknown or invalid.
     """
     grammar = grammar_of(sampling)
     if grammar is None:
@@ -194,17 +189,7 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 def tool_call_grammar(
     how: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
 ) -> str:
-    """Return the Lark grammar of one call, or of several, of the tools that `choice` names.
-
-    Args:
-        how: Tool call format of the model.
-        tools: All tools of the request, in chat form.
-        choice: The tools that may be called, and whether several calls are allowed.
-        special_token: Finds special tokens, which grammars name by id.
-
-    Raises:
-        ConfigError: The format cannot express a tool's name or arguments.
-    """
+    """Return the Lark grammar of one call, or of several, of the tools that `choice` names."""
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
     lark = _Lark(special_token)
     write = _WRITERS[how.name]

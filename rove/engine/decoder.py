@@ -146,12 +146,7 @@ def _activation(config: object) -> str:
 
 
 class Decoder:
-    """The forward pass of one model.
-
-    Args:
-        model: A transformers model that `supports` accepts.
-        native: Use C kernels if they can be compiled.
-    """
+    """The forward pass of one model."""
 
     def __init__(self, model: Any, native: bool = True):
         config = model.config

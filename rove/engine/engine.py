@@ -100,8 +100,6 @@ class Engine:
     """Batched sampling with log-probabilities from a transformers model; an `InferenceEngine`.
 
     Args:
-        model: Causal language model prepared by `rove.models.load`.
-        stop_ids: Tokens that end a generation.
         max_batch: Maximum concurrent requests; further requests wait.
         cache_bytes: Maximum memory for keys and values, of running requests and of ended ones that may be continued. Default: see
             `default_cache_bytes`.
@@ -189,13 +187,6 @@ class Engine:
             on_token: Called on the event loop with every sampled token.
             adapter: Name of a loaded adapter; None: the base model. Requests with different adapters run in one batch but share
                 no cache.
-
-        Raises:
-            OverlongPromptError: The prompt leaves no room in the context. With `max_tokens` 0 it may fill the context.
-            ConfigError: An unsupported sampling parameter, an empty prompt, a token outside of the vocabulary, an invalid
-                grammar, a request larger than the cache, or an unknown adapter.
-            ModelError: The model's probabilities are not finite.
-            StructuredOutputError: The grammar of a structured output failed.
         """
         lora_adapter = None if adapter is None else lora.find_adapter(self._adapters, adapter)
         max_new_tokens = available_tokens(
@@ -282,10 +273,6 @@ class Engine:
             version: Recorded with every token sampled from now on.
             weights: Parameter name → tensor (also a `state_dict()` of a tied model), or a checkpoint folder; copied in place.
                 None if the parameters were already changed in place.
-
-        Raises:
-            ConfigError: Names or shapes do not match the model's, or requests are running without `in_flight_updates` (await or
-                cancel them first).
         """
         self._drop_cancelled()
         active = self._runner.active()
@@ -306,13 +293,8 @@ class Engine:
         """Load a LoRA adapter, or replace the one of that name.
 
         Args:
-            name: Name for `generate`.
             source: A folder written by PEFT, or `lora.PeftWeights`; copied.
             version: Recorded with every token sampled with the adapter.
-
-        Raises:
-            ConfigError: Not a plain LoRA of this model (see `lora.load_adapter`), the model has no fast path, the name is empty,
-                or requests with this adapter are running. The previous adapter then stays.
         """
         if not name:
             raise ConfigError("the adapter name is empty; expected a name for requests to use")
@@ -323,11 +305,7 @@ class Engine:
         self._adapters[name] = loaded
 
     def drop_adapter(self, name: str) -> None:
-        """Unload an adapter and clear its cache.
-
-        Raises:
-            ConfigError: No adapter of this name, or requests with it are running.
-        """
+        """Unload an adapter and clear its cache."""
         dropped = lora.find_adapter(self._adapters, name)
         self._check_unused(name)
         self._runner.drop_adapter(dropped)

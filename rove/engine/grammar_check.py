@@ -42,10 +42,6 @@ class GrammarChecker:
     """Decides which grammars may be compiled in this process.
 
     Each requester (`rove.core.protocols.REQUESTER`) has one check at a time, so that none can occupy all workers.
-
-    Args:
-        tokenizer: A `transformers` fast tokenizer.
-        stop_ids: Tokens that may end a text.
     """
 
     def __init__(self, tokenizer: object, stop_ids: list[int]):
@@ -61,13 +57,7 @@ class GrammarChecker:
         """Checks of each requester that have not ended."""
 
     async def check(self, grammar: str) -> None:
-        """Check a grammar; equal grammars are checked once.
-
-        Raises:
-            ConfigError: It is invalid, no text matches it, or it needs too much time or memory.
-            RejectedError: Too many other grammars of the same requester are being checked.
-            WorkerError: The worker processes cannot be started.
-        """
+        """Check a grammar; equal grammars are checked once."""
         digest = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
         if digest not in self._results:
             if digest not in self._running:
@@ -127,11 +117,7 @@ class GrammarChecker:
 
 
 def tokenizer_json(tokenizer: object) -> str:
-    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`.
-
-    Raises:
-        ConfigError: It is not a fast tokenizer.
-    """
+    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError("structured output needs a fast tokenizer; this model has a slow one: request text only")

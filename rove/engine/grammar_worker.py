@@ -40,9 +40,6 @@ class Session:
         """Compile a grammar and generate random texts of it; return what is wrong with it, or "".
 
         Args:
-            grammar: Grammar for `LLMatcher`.
-            limits: Arguments of `LLParserLimits`.
-            cpu_seconds: CPU time after which the system ends this process.
             mask_seconds: Maximum CPU time for the allowed tokens of one position.
         """
         assert _tokenizer is not None

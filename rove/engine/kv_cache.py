@@ -304,9 +304,7 @@ class KVCache:
     tokens, until the memory is needed; the least recently retired slot is evicted first.
 
     Args:
-        shape: Shape of one position.
         budget: Maximum bytes of all pools.
-        max_rows: Retired slots are evicted while more rows than this are used.
     """
 
     def __init__(self, shape: CacheShape, budget: int, max_rows: int):
@@ -335,8 +333,6 @@ class KVCache:
         """Return a slot for `length` positions; None if active sequences use the memory.
 
         Args:
-            length: Positions.
-            protected: Reusable slot that must not be evicted.
             expected: Number of such slots that are likely to follow; where growing copies the pool, it grows by as many, up to
                 half of the available memory.
         """

@@ -156,10 +156,6 @@ def load_adapter(
         model: The base model; not changed.
         source: Folder of the adapter, or its tensors and settings.
         version: Recorded with every token sampled with it.
-        paired: `Decoder.interleave_halves`, for the outputs of queries and keys.
-
-    Raises:
-        ConfigError: No adapter, or not a plain LoRA of this model's attention, MLP and convolution projections.
     """
     given = source if isinstance(source, PeftWeights) else read_folder(source)
     try:
@@ -170,22 +166,14 @@ def load_adapter(
 
 
 def find_adapter(adapters: Mapping[str, Adapter], name: str) -> Adapter:
-    """Return the adapter of this name.
-
-    Raises:
-        ConfigError: No such adapter is loaded.
-    """
+    """Return the adapter of this name."""
     if name not in adapters:
         raise ConfigError(f"no adapter '{name}' is loaded; {nearest(name, adapters)}. Load it with load_adapter")
     return adapters[name]
 
 
 def read_folder(path: str | Path) -> PeftWeights:
-    """Read a folder written by PEFT's `save_pretrained`; tensors are on the CPU.
-
-    Raises:
-        ConfigError: A file is missing or damaged.
-    """
+    """Read a folder written by PEFT's `save_pretrained`; tensors are on the CPU."""
     folder = Path(path).expanduser()
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():

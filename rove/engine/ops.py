@@ -60,12 +60,9 @@ class Ops(Protocol):
         """Write keys and values of new tokens to the cache, and their attention outputs to `out`.
 
         Args:
-            layer: Layer of the cache.
             qkv: [B, H + 2 · K, d] before norm and rotation.
             norm: [H + K, d] weights of the query and key norms, or None.
             angles: [P, d / 2] complex rotation of each position.
-            part: Rows and positions of the tokens.
-            out: [B, H, d].
         """
         ...
 
@@ -85,13 +82,7 @@ def rotate_qkv(
 
 
 class TorchOps:
-    """`Ops` on any device.
-
-    Args:
-        heads: Shape of attention.
-        eps: Epsilon of the norms.
-        activation: "silu", "gelu" or "gelu_pytorch_tanh".
-    """
+    """`Ops` on any device."""
 
     block: int = 0
     takes_any_rows: bool = False
@@ -134,14 +125,7 @@ MIN_THREAD_POSITIONS = 1 << 14
 
 
 class NativeOps:
-    """`Ops` in C on a CPU, in fp32 or bf16, with SiLU.
-
-    Args:
-        library: Kernels of `kernels.load_kernels` for these heads.
-        heads: Shape of attention.
-        eps: Epsilon of the norms.
-        vector: Floats per vector, as compiled.
-    """
+    """`Ops` in C on a CPU, in fp32 or bf16, with SiLU."""
 
     takes_any_rows: bool = True
     norm_dtype: torch.dtype | None = torch.float32

@@ -23,11 +23,7 @@ class Runner(Protocol):
     """Number of tokens computed so far."""
 
     def submit(self, seq: SequenceState) -> None:
-        """Queue a sequence.
-
-        Raises:
-            ConfigError: It can never fit in memory.
-        """
+        """Queue a sequence."""
         ...
 
     def active(self) -> list[SequenceState]:
@@ -60,11 +56,7 @@ class Runner(Protocol):
         ...
 
     def load_adapter(self, source: Source, version: int) -> Adapter:
-        """Load an adapter.
-
-        Raises:
-            ConfigError: It does not fit the model, or this runner does not support adapters.
-        """
+        """Load an adapter."""
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
@@ -86,11 +78,7 @@ class FastRunner:
     """All sequences in one forward pass per step, with a shared KV cache.
 
     Args:
-        model: A model that the decoder supports.
-        max_batch: Maximum running sequences.
-        cache_bytes: Maximum memory for keys and values, including those of ended sequences.
         chunk: Maximum prompt tokens per step.
-        native: Use C kernels if they can be compiled.
     """
 
     def __init__(self, model: Any, max_batch: int, cache_bytes: int, chunk: int, native: bool = True):
@@ -172,8 +160,6 @@ class SlowRunner:
     No prefixes are shared. The groups take turns, one step each.
 
     Args:
-        model: Any causal language model.
-        max_batch: Maximum running sequences.
         cache_bytes: Maximum memory for keys and values, counted as if every layer had them.
     """
 

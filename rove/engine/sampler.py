@@ -88,7 +88,6 @@ def filter_unlikely(
     that the result does not depend on token ids. The most likely token is always likely.
 
     Args:
-        probabilities: [F, V].
         top_k: [F] int64, 1 to V (V: off).
         top_p: [F], above 0 to 1 (off).
         min_p: [F], 0 (off) to 1.
@@ -116,7 +115,6 @@ def top_tokens(probabilities: torch.Tensor, counts: list[int]) -> list[list[tupl
     """Return the most likely ids of each row [B, V] with their log-probabilities, most likely first.
 
     Args:
-        probabilities: [B, V].
         counts: Number of ids per row; ids of probability 0 are left out.
     """
     values, ids = probabilities.topk(min(max(counts, default=0), probabilities.shape[1]))
@@ -134,8 +132,6 @@ def score_tokens(
 
     Args:
         logits: [N, V] before each token.
-        ids: [N].
-        top: Number of most likely ids to return at each position.
 
     Returns:
         Log-probabilities of the ids at temperature 1, and the most likely ids (see `top_tokens`).
@@ -150,10 +146,6 @@ class Penalties:
     The repetition penalty (Keskar et al. 2019, arXiv 1909.05858) counts prompt and completion, as in transformers and vLLM;
     presence and frequency penalties count the completion only, as in OpenAI's API and vLLM. Memory: 5 bytes per vocabulary entry
     and row.
-
-    Args:
-        vocab: Size of the vocabulary.
-        device: Device of the logits.
     """
 
     def __init__(self, vocab: int, device: torch.device | str = "cpu"):
@@ -237,12 +229,6 @@ class Sampler:
     """Samples the next tokens of rows that join and leave.
 
     A row's token depends on its own logits, seed and position alone, not on other rows.
-
-    Args:
-        vocab: Size of the model's logits.
-        stop_ids: The model's end tokens, which `min_tokens` suppresses.
-        device: Device of the logits.
-        rows: Initial rows.
     """
 
     def __init__(
@@ -270,11 +256,7 @@ class Sampler:
 
     @torch.inference_mode()
     def add(self, rows: Sequence[SamplerRow]) -> None:
-        """Append rows.
-
-        Raises:
-            ConfigError: A bias is for a token outside of the vocabulary; no row was added.
-        """
+        """Append rows."""
         for row in rows:
             unknown = [token for token in row.sampling.logit_bias or {} if token >= self.vocab]
             if unknown:

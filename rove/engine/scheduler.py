@@ -85,8 +85,6 @@ class Scheduler:
     sequences grow, the one that arrived last is preempted: its slot is freed and it is computed again later.
 
     Args:
-        cache: Keys and values.
-        max_batch: Maximum number of running sequences.
         chunk: Maximum prompt tokens per step. Long prompts are prefilled in chunks so that running sequences keep their latency.
     """
 

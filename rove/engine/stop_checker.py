@@ -32,8 +32,6 @@ class StopChecker:
 
     Args:
         sampling: Its stop, stop_token_ids, min_tokens and ignore_eos are used.
-        max_tokens: Length limit.
-        stop_ids: The model's end tokens.
         decode: Token ids → text; needed for stop strings and streaming, else None.
         constraint: Grammar state of a structured output, advanced by the sampler.
 
@@ -71,9 +69,6 @@ class StopChecker:
 
         Returns:
             "stop" or "length" if it ends the completion, else None.
-
-        Raises:
-            StructuredOutputError: The grammar of a structured output failed.
         """
         assert self.reason is None, "the answer has ended"
         self._count += 1

@@ -40,9 +40,6 @@ class Rows:
 
     A function is called at first use; a generator is advanced only as far as needed; of a file, only line offsets are
     kept in memory.
-
-    Args:
-        source: see `DatasetSource`.
     """
 
     def __init__(self, source: DatasetSource):
@@ -120,9 +117,6 @@ class JsonLines(Sequence[Row]):
     """The rows of a JSONL file, read on access; only line offsets are kept in memory.
 
     A byte-order mark at the beginning and empty lines are skipped.
-
-    Raises:
-        ConfigError: the file does not exist, or a line is not UTF-8 or not a JSON object.
     """
 
     def __init__(self, path: Path):
@@ -186,15 +180,9 @@ def build_example(
     """Convert a row to the input of a rollout: `prompt`, `answer`, `info`, `example_id`, and every other column.
 
     Args:
-        row: a dataset row with `prompt` or `question`.
         index: position of the row; becomes `example_id`.
         system_prompt: first message, unless the row's prompt has a system message.
-        few_shot: messages before a `question`.
         message_type: with "completion" the prompt is the text of the row's `prompt` or `question`.
-
-    Raises:
-        ConfigError: the row has neither `prompt` nor `question`, a value has the wrong type, or `info` is not a
-            mapping or its JSON.
     """
     example = dict(row)
     name = next((name for name in ("prompt", "question") if row.get(name) is not None), None)

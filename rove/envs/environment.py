@@ -32,10 +32,7 @@ class Turn(Protocol):
     If the state's prompt is a text (completion mode), the model continues the concatenated text of the messages.
 
     Args:
-        state: the rollout.
-        messages: the conversation.
         role: model role; the query is recorded under this name, as by `rove.query`.
-        model, sampling_args: for a model role, its model and sampling arguments.
         agent_request: request of a foreign agent: its tools (instead of `state["tools"]`), its sampling (overriding the
             run's), and its stream callback.
     """
@@ -378,9 +375,6 @@ def take_result(state: State) -> None:
 
     Called when `run` has ended; what is set later does not change the rollout. `MultiTurnEnv` and `AgentEnv` record these
     themselves.
-
-    Raises:
-        ConfigError: the prompt or the completion is neither a text nor messages.
     """
     own = bookkeeping(state)
     if own.stop_condition is None and isinstance(state.get("stop_condition"), str):
@@ -404,11 +398,7 @@ def _text_or_messages(value: Any, name: str) -> object:
 
 
 def offered_tools(state: State) -> list[ToolDefinition] | None:
-    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions.
-
-    Raises:
-        ConfigError: they are not, in a `ToolEnv`. Elsewhere an author may use this key for other values.
-    """
+    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions."""
     own = bookkeeping(state)
     tools = state.get("tools")
     if tools is None and not own.reads_tools:

@@ -119,15 +119,7 @@ class ForeignEnvironment(Protocol):
 
 
 def as_environment(value: object, prefix: str = "this is") -> Environment:
-    """Return a rove environment unchanged, or convert an object with `__rove_environment__`.
-
-    Args:
-        value: the object.
-        prefix: beginning of the error message.
-
-    Raises:
-        ConfigError: the object is neither.
-    """
+    """Return a rove environment unchanged, or convert an object with `__rove_environment__`."""
     convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
     env = value if convert is None else convert()
     if not isinstance(env, Environment):
@@ -154,15 +146,7 @@ def project_file(file: Path) -> Path:
 def environment_defaults(
     env_id: str, env_dir: str | Path | None = None, tool: str = "rove"
 ) -> tuple[Path, dict[str, object]]:
-    """Return the `pyproject.toml` of an environment and its unchecked table `[tool.rove.eval]` ({} without one).
-
-    Args:
-        env_id, env_dir: as for `load_environment`.
-        tool: replaces "rove" in the name of the table.
-
-    Raises:
-        ConfigError: the name is unknown, or the file is invalid.
-    """
+    """Return the `pyproject.toml` of an environment and its unchecked table `[tool.rove.eval]` ({} without one)."""
     file = project_file(environment_file(env_id, env_dir))
     if is_question_file(env_id):
         return file, {}
@@ -180,11 +164,7 @@ def environment_version(
     """Return name, version and code hash of the environment that `load_environment` would load.
 
     Args:
-        env_id, env_dir: as for `load_environment`.
         env_args: its arguments; whether a file of questions has held-out rows is part of its version.
-
-    Raises:
-        ConfigError: the name is unknown.
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
@@ -195,20 +175,12 @@ def environment_version(
 
 
 def environment_module(env_id: str, env_dir: str | Path | None = None) -> ModuleType:
-    """Import and return the module that `load_environment` would use.
-
-    Raises:
-        ConfigError: the name is unknown, or the import fails.
-    """
+    """Import and return the module that `load_environment` would use."""
     return _import(_module_name(env_id), _folder_of(env_id, env_dir))
 
 
 def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
-    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment.
-
-    Raises:
-        ConfigError: the name is unknown, or the import fails.
-    """
+    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment."""
     if is_question_file(env_id):
         load: Any = QuestionsEnv.__init__
     elif find_external_environment(env_id, env_dir) is not None:
@@ -219,11 +191,7 @@ def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> fro
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
-    """Return the file of the module that `load_environment` would use, without importing it.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Return the file of the module that `load_environment` would use, without importing it."""
     if is_question_file(env_id):
         return Path(env_id)
     external = find_external_environment(env_id, env_dir)

@@ -61,11 +61,7 @@ def check_question_file(path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[FileRow]:
-    """Return the rows of a file of questions.
-
-    Raises:
-        ConfigError: there is no such file, it has another form, or it cannot be read; the message names the line.
-    """
+    """Return the rows of a file of questions."""
     check_question_file(path)
     suffix = path.suffix.lower()
     if suffix == ".csv":
@@ -150,11 +146,7 @@ def _long_fields() -> Generator[None]:
 
 
 def read_parquet(path: Path) -> list[dict[str, object]]:
-    """Return the rows of a Parquet file.
-
-    Raises:
-        ConfigError: The package pyarrow is missing, it is not a Parquet file, or two columns have one name.
-    """
+    """Return the rows of a Parquet file."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:

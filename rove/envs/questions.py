@@ -54,7 +54,6 @@ class QuestionsEnv(SingleTurnEnv):
     Scripted policies: `teacher` gives the right answer, `no_answer` does not know it.
 
     Args:
-        path: a .jsonl, .ndjson, .csv or .parquet file.
         scorer: "exact", "numeric", "regex", "choice", "math" or "judge", see `rove.rubrics.scorers`; or your own reward function
             as package.module:function.
         question_column: column of the question. Default: "question", else "prompt".
@@ -65,10 +64,6 @@ class QuestionsEnv(SingleTurnEnv):
         system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
         held_out: fraction of the different questions that are only for evaluation (0 to below 1). A hash of the question
             chooses them, so rows with equal questions are on the same side. With 0, all rows are for both.
-
-    Raises:
-        ConfigError: the file cannot be read; a column, question or answer is missing, has another type or is ambiguous; or
-            the scorer is unknown.
 
     Example:
         env = rove.load_environment("questions.csv", scorer="numeric")

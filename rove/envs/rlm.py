@@ -153,11 +153,7 @@ def _size(context: object) -> str:
 
 
 def as_text(context: object) -> str:
-    """Return a text unchanged, anything else as JSON.
-
-    Raises:
-        ConfigError: the value has no JSON form.
-    """
+    """Return a text unchanged, anything else as JSON."""
     if isinstance(context, str):
         return context
     try:

@@ -305,11 +305,7 @@ class CodeMathEnv(PythonEnv):
 
 
 def package_names(given: str | Sequence[str]) -> list[str]:
-    """Return package names from a list or a space-separated text.
-
-    Raises:
-        ConfigError: a name has a version or is invalid.
-    """
+    """Return package names from a list or a space-separated text."""
     names = given.split() if isinstance(given, str) else list(given)
     for name in names:
         if not name.replace("-", "_").replace(".", "_").isidentifier():
@@ -322,11 +318,7 @@ def package_names(given: str | Sequence[str]) -> list[str]:
 def override_limits(
     limits: SandboxLimits, seconds: float | None, memory_gb: float | None, disk_size_gb: float | None
 ) -> SandboxLimits:
-    """Return the limits with the given values replaced.
-
-    Raises:
-        ConfigError: a value is not above 0.
-    """
+    """Return the limits with the given values replaced."""
     given = {
         "seconds": seconds,
         "memory_bytes": None if memory_gb is None else int(memory_gb * BYTES_PER_GB),

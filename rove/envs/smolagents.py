@@ -120,11 +120,7 @@ class SmolaAgentEnv(AgentEnv):
 
 
 def as_tool(tool: Any) -> Any:
-    """Convert a smolagents tool; return anything else unchanged.
-
-    Raises:
-        ConfigError: an input has an unknown type.
-    """
+    """Convert a smolagents tool; return anything else unchanged."""
     inputs = getattr(tool, "inputs", None)
     if isinstance(tool, Tool) or not is_mapping(inputs) or not hasattr(tool, "forward"):
         return tool

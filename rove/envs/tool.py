@@ -62,11 +62,7 @@ class ToolMonitorRubric(Rubric):
         self.add_metric(total_tool_calls)
 
     def add_tool_metric(self, name: str) -> None:
-        """Count the calls of a tool.
-
-        Raises:
-            ConfigError: a metric of that name exists.
-        """
+        """Count the calls of a tool."""
 
         def tool_calls(completion: Messages) -> int:
             return called_names(completion).count(name)

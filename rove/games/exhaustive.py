@@ -41,11 +41,7 @@ class ExhaustiveGame(Protocol):
 
 
 def as_exhaustive_game(env: Environment) -> ExhaustiveGame:
-    """Return the environment as an exhaustive game.
-
-    Raises:
-        ConfigError: The environment has no second role, or lacks the methods of `ExhaustiveGame`.
-    """
+    """Return the environment as an exhaustive game."""
     if not (isinstance(env, MultiTurnEnv) and env.two_player and isinstance(env, ExhaustiveGame)):
         raise ConfigError(
             f"environment '{env.env_id}' does not support exhaustive evaluation; it needs two_player = True, and the "
@@ -114,11 +110,7 @@ class Goals(Settings, frozen=True, kw_only=True):
     counts as missed."""
 
     def missed(self, result: ExhaustiveResult) -> list[Missed]:
-        """Return the goals that a result does not reach.
-
-        Raises:
-            ConfigError: The environment has no such reward function or metric.
-        """
+        """Return the goals that a result does not reach."""
         for name in (*self.never, *self.expected):
             if name not in result.counts:
                 raise ConfigError(f"unknown reward function or metric '{name}'; {nearest(name, result.counts)}")
@@ -186,18 +178,10 @@ async def play_all_games(
     rove sends each distinct conversation to the client once, so all games follow one policy at any temperature.
 
     Args:
-        env: An environment that supports exhaustive evaluation.
-        client: Client of the model.
         sampling: Sampling parameters; temperature 0 evaluates the greedy policy.
-        model: Model name, for endpoints that serve several.
-        seed: Random seed of a policy that samples.
 
     Returns:
         The games, ordered by opening and replies.
-
-    Raises:
-        ConfigError: The environment does not support exhaustive evaluation.
-        RolloutError: A game failed.
     """
     rows = enumerate(as_exhaustive_game(env).openings())
     assert isinstance(env, MultiTurnEnv)
@@ -228,11 +212,7 @@ async def play_all_games(
 
 
 def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
-    """Summarize the games of an exhaustive evaluation.
-
-    Raises:
-        ConfigError: The environment does not support exhaustive evaluation.
-    """
+    """Summarize the games of an exhaustive evaluation."""
     check_answer = as_exhaustive_game(env).check_answer
     counts: dict[str, int] = {}
     expected: dict[str, float] = {}

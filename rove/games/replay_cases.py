@@ -55,12 +55,8 @@ async def run_replay_cases(
 
     Args:
         env: The environment; it is not changed.
-        client: Client of the model.
         recorded: The games; failed ones are skipped.
         role: Name, or a pattern of names, of the model roles in which the person answered.
-
-    Raises:
-        RunError: The dataset no longer has the example of a game.
     """
     rows = {example_key(row): row for row in islice(env.examples(), MAX_EXAMPLES)}
     for record in recorded:

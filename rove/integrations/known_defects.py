@@ -56,12 +56,7 @@ def known_defects() -> dict[str, KnownDefects]:
 
 @functools.cache
 def warn_of_known_defects(library: str, name: str) -> None:
-    """Warn, once per process, of the known defects of a library's task, audited or reported.
-
-    Args:
-        library: "reasoning-gym" or "textarena".
-        name: Name of the task.
-    """
+    """Warn, once per process, of the known defects of a library's task, audited or reported."""
     audited = known_defects().get(library)
     defects = audited.defects.get(name, []) if audited is not None else []
     if audited is not None and defects:

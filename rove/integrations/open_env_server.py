@@ -68,7 +68,6 @@ class OpenEnvServer:
 
     Args:
         env: the environment; torn down when the application ends.
-        name: its name.
         max_sessions: maximum sessions; further connections are refused with CAPACITY_REACHED.
         seed: default seed of episodes.
     """
@@ -305,11 +304,7 @@ class SessionLimit:
         self.active = 0
 
     def acquire(self) -> None:
-        """Count a new session.
-
-        Raises:
-            RefusedError: the maximum is reached.
-        """
+        """Count a new session."""
         if self.active >= self.max_sessions:
             raise RefusedError(f"all {self.max_sessions} sessions are in use", "CAPACITY_REACHED")
         self.active += 1
@@ -382,11 +377,7 @@ class RestEpisodes:
         app.router.add_get("/state", _handler(self.state))
 
     async def reset(self, data: Mapping[str, object]) -> JsonObject:
-        """Begin an episode; return observation, reward and done.
-
-        Raises:
-            RefusedError: the maximum of sessions is reached, or there is no such row.
-        """
+        """Begin an episode; return observation, reward and done."""
         now = asyncio.get_running_loop().time()
         name = str(data.get("episode_id") or uuid.uuid4().hex)
         for old, stored in list(self._episodes.items()):
@@ -402,11 +393,7 @@ class RestEpisodes:
         return await self._store_result(name, stored, stored.episode.observe())
 
     async def step(self, data: Mapping[str, object]) -> JsonObject:
-        """Act in an episode; return observation, reward and done.
-
-        Raises:
-            RefusedError: there is no such episode, or the action is invalid.
-        """
+        """Act in an episode; return observation, reward and done."""
         name, stored = self._find(data)
         action = data.get("action")
         if not isinstance(action, Mapping):

@@ -74,9 +74,6 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     """Return the kernels of a source; None, with a log line, if they cannot be compiled.
 
     Args:
-        name: Source: "decode", "attention", "layer" or "softmax".
-        groups: Query heads per key head.
-        size: Head size.
         bf16: Read and write bf16 instead of fp32.
     """
     vector = vector_floats(size)

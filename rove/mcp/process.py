@@ -33,10 +33,8 @@ class ServerProcess:
     Child processes that have left the group (daemons) end with it too, on Linux; see `kill_marked`.
 
     Args:
-        process: the started process.
         mark: value of the environment variable `MARK_VARIABLE` in the process and its child processes.
         decode: converts a line of stdout to an SDK message; raises ValueError for any other line.
-        encode: converts an SDK message to a line, without line end.
     """
 
     def __init__(
@@ -64,11 +62,7 @@ class ServerProcess:
         decode: Callable[[bytes], Any],
         encode: Callable[[Any], bytes],
     ) -> ServerProcess:
-        """Start the process in its own session.
-
-        Raises:
-            MCPServerError: the program or folder does not exist.
-        """
+        """Start the process in its own session."""
         mark = secrets.token_hex(16)
         variables = {**env, **settings.env, MARK_VARIABLE: mark}
         try:
@@ -181,11 +175,7 @@ def _kill_all(group: int, mark: str) -> None:
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream without line ends, except for an incomplete last line.
-
-    Raises:
-        ValueError: a line is longer than `MAX_MESSAGE_BYTES`.
-    """
+    """Yield the lines of a stream without line ends, except for an incomplete last line."""
     parts: list[bytes] = []
     size = 0
     while chunk := await stream.read(1 << 16):

@@ -108,9 +108,6 @@ class Session:
         """Return all tools of the server: name, description, inputSchema, …
 
         A list ends with a page that names no next page. An empty page that names a page again also ends it.
-
-        Raises:
-            MCPServerError: The list does not end, or has too many tools.
         """
         tools: list[ToolDefinition] = []
         cursors: set[str] = set()
@@ -147,11 +144,7 @@ class Session:
             ) from error
 
     async def call(self, tool: str, arguments: JsonMapping) -> JsonObject:
-        """Call a tool and return content, structuredContent and isError.
-
-        Raises:
-            Exception: from the SDK; see `message_of` and `is_lost`.
-        """
+        """Call a tool and return content, structuredContent and isError."""
         return _plain(await self._client.call_tool(tool, dict(arguments)))
 
     def is_lost(self, error: BaseException | None = None) -> bool:

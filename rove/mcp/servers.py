@@ -32,11 +32,7 @@ class Connection:
         self._holder: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start the server and list its tools.
-
-        Raises:
-            MCPServerError: the server cannot be started, ends, or takes too long.
-        """
+        """Start the server and list its tools."""
         self._holder = asyncio.create_task(self._hold_session(), name=f"mcp {self.settings.name}")
         ready = asyncio.create_task(self._ready.wait())
         try:
@@ -62,12 +58,7 @@ class Connection:
         return self._holder.done() or self._session.is_lost()
 
     async def call(self, tool: str, arguments: Mapping[str, object]) -> JsonObject:
-        """Call a tool and return its result as the protocol spells it.
-
-        Raises:
-            ToolCallError: the server rejected the call, or took too long.
-            MCPServerError: the server has ended.
-        """
+        """Call a tool and return its result as the protocol spells it."""
         if self.lost:
             raise await self._connection_error("has ended")
         assert self._session is not None

@@ -58,16 +58,8 @@ def add_adapter(
     """Add a new adapter to a model; it changes nothing yet, and from now on its weights alone are trained.
 
     Args:
-        model: Changed in place.
-        rank: Rank of the matrices.
-        alpha: The change is scaled by alpha / rank.
-        dropout: Fraction of its inputs dropped in training.
         targets: Last parts of the names of linear layers; empty: all but the head.
         seed: Seed of its random half (A; B starts at zero).
-        base: Folder or hub name of the base model.
-
-    Raises:
-        ConfigError: No layer has one of these names.
     """
     known = _linear_names(model)
     unknown = [name for name in targets if name not in known]
@@ -110,11 +102,7 @@ def _linear_names(model: Any) -> list[str]:
 
 
 def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Merge an adapter into the weights of its base model, in place; return the model.
-
-    Raises:
-        ConfigError: The adapter cannot be read, or belongs to another model.
-    """
+    """Merge an adapter into the weights of its base model, in place; return the model."""
     try:
         held = load_file(Path(folder) / ADAPTER_TENSORS).keys()
         with warnings.catch_warnings():

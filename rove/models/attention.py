@@ -178,11 +178,7 @@ def run_attention(
     """Call a kernel of `attention.c` with its key heads split over threads.
 
     Args:
-        function: The kernel.
         given: Queries [N, H, d], keys [N, K, d] and values [N, K, d], contiguous fp32.
-        scale: Factor of the scores.
-        packing: Attention structure.
-        wanted: The kernel's other tensors.
     """
     heads = given[1].shape[1]
 

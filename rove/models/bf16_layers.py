@@ -114,11 +114,7 @@ def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class LayerWeights:
-    """The weights of a decoder layer, ready for `DecoderLayer`; matrices are bf16 copies.
-
-    Args:
-        layer: transformers' decoder layer.
-    """
+    """The weights of a decoder layer, ready for `DecoderLayer`; matrices are bf16 copies."""
 
     def __init__(self, layer: Any):
         block, mlp = layer.self_attn, layer.mlp

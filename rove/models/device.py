@@ -17,11 +17,7 @@ MPS_NOTE = "the project has not tested rove on MPS"
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return the device of a setting `device`: "auto", "cpu", "cuda", "cuda:N", or "mps".
-
-    Raises:
-        ConfigError: There is no such device, or it is not available on this machine.
-    """
+    """Return the device of a setting `device`: "auto", "cpu", "cuda", "cuda:N", or "mps"."""
     checked("device", name, Device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,11 +45,7 @@ def _check_cuda(name: str) -> None:
 
 
 def check_device_of_processes(name: str, processes: int) -> None:
-    """Check the device of several processes that train one model.
-
-    Raises:
-        ConfigError: The setting names one device for all of them, or a device that cannot be used by several processes.
-    """
+    """Check the device of several processes that train one model."""
     if processes > 1 and name not in ("auto", "cpu", "cuda"):
         raise ConfigError(
             f"device is '{name}', but torchrun started {processes} processes, each of which uses the CUDA device of its local "

@@ -51,11 +51,7 @@ class Weights(NamedTuple):
 
 
 def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
-    """Check the files of a model folder, without reading its tensors.
-
-    Raises:
-        ConfigError: A file is damaged or implausible.
-    """
+    """Check the files of a model folder, without reading its tensors."""
     for file in sorted(folder.iterdir()):
         if file.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model", ".bin") and not file.is_file():
             raise ConfigError(f"{file} is not a regular file; expected a copy of the model's file: download it again")
@@ -73,11 +69,7 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
 
 
 def read_object(file: Path) -> dict[str, object]:
-    """Return the JSON object in a file.
-
-    Raises:
-        ConfigError: It is too large, is not JSON, is not an object, or is nested too deeply.
-    """
+    """Return the JSON object in a file."""
     _check_size(file, MAX_JSON_BYTES.get(file.name, MAX_OTHER_BYTES))
     try:
         content = json.loads(file.read_bytes())
@@ -109,11 +101,7 @@ def _check_size(file: Path, limit: int) -> None:
 
 
 def read_header(file: Path) -> Weights:
-    """Return what the header of a safetensors file describes, checked against the size of the file.
-
-    Raises:
-        ConfigError: The header is damaged, or describes other data than the file has.
-    """
+    """Return what the header of a safetensors file describes, checked against the size of the file."""
     size = file.stat().st_size
     try:
         with file.open("rb") as content:

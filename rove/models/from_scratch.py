@@ -131,15 +131,10 @@ def new_model(
     """Return a model with random weights and a tokenizer trained on `texts`.
 
     Args:
-        texts: Texts that the model will read and write.
         arch: "llama", "qwen3" or "lfm2".
         size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
-        seed: Seed of the weights.
         word_share: Minimum share of the texts (0 to 1) with a word that becomes one token.
-
-    Raises:
-        ConfigError: Unknown `arch` or `size`, or `word_share` is out of range.
     """
     if arch not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
@@ -177,11 +172,7 @@ def new_model(
 
 
 def save_new_model(path: Path, loaded: LoadedModel) -> None:
-    """Save a model to `path`.
-
-    Raises:
-        ConfigError: The folder is not empty.
-    """
+    """Save a model to `path`."""
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; give another --output, or delete it")
     loaded.save(path)

@@ -22,15 +22,7 @@ MAGIC = b"GGUF"
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
-    """Write the dequantized model and the tokenizer of a GGUF file into a folder, in fp32.
-
-    Args:
-        file: A GGUF file of an architecture that transformers can read.
-        folder: An empty folder.
-
-    Raises:
-        ConfigError: The package gguf is missing, the file is no GGUF file, or transformers cannot read it.
-    """
+    """Write the dequantized model and the tokenizer of a GGUF file into a folder, in fp32."""
     if _gguf is None:
         raise missing_train_package("gguf", "reading a GGUF file")
     with file.open("rb") as stream:

@@ -152,9 +152,7 @@ def use_fast_linear(model: nn.Module, bf16_backward: bool = False, bf16_forward:
     """Convert the model's fp32 bias-free CPU linear layers to `FastLinear`, in place; return their number.
 
     Args:
-        model: The model.
         bf16_backward: Whether to compute the products of the backward pass in bf16; ignored if the CPU has no bf16 products.
-        bf16_forward: The same for those of the forward pass.
     """
     if not _HAS_ONEDNN:
         return 0

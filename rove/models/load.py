@@ -44,11 +44,7 @@ PYTORCH_THREADS = torch.get_num_threads()
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a transformers model that support activation checkpointing, in order.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Return the layers of a transformers model that support activation checkpointing, in order."""
     layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
@@ -203,11 +199,7 @@ def remote_code(path: str | Path) -> list[str]:
 
 
 def check_model(path: str | Path) -> None:
-    """Check that a model or an adapter exists, without reading its weights.
-
-    Raises:
-        ConfigError: It does not exist.
-    """
+    """Check that a model or an adapter exists, without reading its weights."""
     folder = Path(model_path(path)).expanduser()
     if adapter_base(folder) is not None:
         return
@@ -234,11 +226,7 @@ def load_adapter(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load the base model of an adapter with the adapter merged into it; arguments as for `load_model`.
-
-    Raises:
-        ConfigError: There is no adapter, it belongs to another model, or its base is missing.
-    """
+    """Load the base model of an adapter with the adapter merged into it; arguments as for `load_model`."""
     check_peft()
     from rove.models.adapter import merge_adapter
 
@@ -258,21 +246,13 @@ def load_adapter(
 
 
 def check_peft() -> None:
-    """Check that PEFT is installed.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that PEFT is installed."""
     if find_spec("peft") is None:
         raise missing_train_package("peft", "a LoRA adapter (lora.rank, or a model folder with an adapter)")
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a folder's safetensors files by parameter name, on the CPU.
-
-    Raises:
-        ConfigError: There are none.
-    """
+    """Return the weights in a folder's safetensors files by parameter name, on the CPU."""
     files = sorted(Path(path).glob("*.safetensors"))
     if not files:
         raise ConfigError(
@@ -302,9 +282,6 @@ def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy weights into a model's parameters: all, or only the `trainable_parameters`.
 
     A tied parameter may appear under each of its names, as in a `state_dict()`, if the tensors are equal.
-
-    Raises:
-        ConfigError: Names or shapes do not match, or tensors of a tied parameter differ; nothing was copied.
     """
     parameters = dict(model.named_parameters())
     weights = _without_tied(model, weights)
@@ -321,11 +298,7 @@ def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def _without_tied(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights without additional names of tied parameters, such as `lm_head.weight`.
-
-    Raises:
-        ConfigError: The tensors of a tied parameter differ.
-    """
+    """Return the weights without additional names of tied parameters, such as `lm_head.weight`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     tied = {name: names[id(parameter)] for name, parameter in every if names[id(parameter)] != name}

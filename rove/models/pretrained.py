@@ -81,9 +81,6 @@ def model_path(model: str | Path) -> str:
     """Return the folder of a model of the catalog, or the argument itself if it is no name of the catalog.
 
     A folder of this name in the current directory wins over the catalog.
-
-    Raises:
-        ConfigError: The model is in the catalog and was not downloaded.
     """
     model = str(model)
     if model not in CATALOG or Path(model).is_dir():
@@ -104,10 +101,6 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
         source: A name of the catalog, "hf:ORG/NAME" for a model of the Hugging Face hub, or a GGUF file.
         folder: A new or empty folder to write. Default: one in the user's cache; for a GGUF file, one in `models/`.
         convert: Reads GGUF files; `rove.models.gguf.convert_gguf`.
-
-    Raises:
-        ConfigError: There is no such model, the folder is not empty, or the model cannot be downloaded, has another checksum than
-            expected, or cannot be converted.
     """
     if source.startswith(HUB_PREFIX):
         name = source.removeprefix(HUB_PREFIX)
@@ -142,11 +135,7 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
 
 
 def _new_folder(folder: Path) -> Path:
-    """Return the absolute path of a folder that can be written.
-
-    Raises:
-        ConfigError: It is a file, or a folder that is not empty.
-    """
+    """Return the absolute path of a folder that can be written."""
     folder = folder.expanduser().absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty; give another folder with --output, or delete it")

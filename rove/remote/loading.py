@@ -76,11 +76,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(isolation: IsolationConfig, ray: RayConfig) -> Isolation:
-        """Return what these tables mean together; an interpreter or a cluster implies isolation.
-
-        Raises:
-            ConfigError: A setting of Ray is set without an address.
-        """
+        """Return what these tables mean together; an interpreter or a cluster implies isolation."""
         unused = [n for n in ("actors", "rollouts_per_actor") if getattr(ray, n) != getattr(RayConfig(), n)]
         if unused and ray.address is None:
             raise ConfigError(
@@ -98,11 +94,7 @@ def open_environment(
     env_args: Mapping[str, object] | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Environment:
-    """Load an environment here, in a worker process, or in workers on a Ray cluster.
-
-    Raises:
-        ConfigError: It cannot be loaded, its dependencies cannot be installed, or the cluster cannot be used.
-    """
+    """Load an environment here, in a worker process, or in workers on a Ray cluster."""
     alias = active_import_alias()
     prepare, stand_ins = ("", {}) if alias is None else (alias.setup, alias.provided_versions)
     if isolation.ray is not None:

@@ -111,11 +111,7 @@ def about() -> dict[str, str]:
 
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Check that a node has the Python and the rove of this machine.
-
-    Raises:
-        ConfigError: A version differs.
-    """
+    """Check that a node has the Python and the rove of this machine."""
     for name, shown in (("python", "Python"), ("rove", "rove")):
         here, there = ours[name], theirs[name]
         if name == "python":

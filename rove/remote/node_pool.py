@@ -40,11 +40,7 @@ class Node(Protocol):
     """Name of the machine."""
 
     async def call(self, name: str, /, *args: object) -> JsonValue:
-        """Call a method of the actor.
-
-        Raises:
-            WorkerError: The node is gone, or the method raised.
-        """
+        """Call a method of the actor."""
         ...
 
     async def lost(self) -> None:
@@ -71,11 +67,7 @@ class NodeWorkers:
         self.node, self.name, self.address = node, name, address
 
     async def open(self, handler: CallHandler | None = None) -> Worker:
-        """Fork a worker and wait for its connection.
-
-        Raises:
-            WorkerError: It did not start or connect.
-        """
+        """Fork a worker and wait for its connection."""
         token = secrets.token_bytes(TOKEN_BYTES)
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         with socket.create_server((self.address, 0), family=family) as listener:
@@ -113,11 +105,7 @@ class NodePool:
     Args:
         nodes: The nodes; None for one that has not started yet.
         open_node: Starts a node with the environment loaded, to replace a lost one; may take any time.
-        name, address: See `NodeWorkers`.
-        keep_groups_together: Whether all rollouts of a group go to the same pool, because they are scored as a whole.
         max_rollouts: Concurrent rollouts per pool; a group that stays together may exceed it.
-        hang_seconds: See `WorkerPool`.
-        wait_seconds: Time limit for a new node when none is left.
     """
 
     def __init__(
@@ -162,11 +150,7 @@ class NodePool:
             self._slots.release()
 
     async def choose(self, state: State) -> WorkerPool:
-        """Return the pool with the fewest rollouts, or that of the rollout's group.
-
-        Raises:
-            WorkerError: No node is left, and none has started for `wait_seconds`.
-        """
+        """Return the pool with the fewest rollouts, or that of the rollout's group."""
         self._ensure_started()
         while not self._pools:
             left = self._since + self.wait_seconds - time.monotonic()

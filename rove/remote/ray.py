@@ -48,14 +48,8 @@ class RayEnv(RemoteEnv):
     Rollouts of a lost machine are replayed on others with the recorded responses.
 
     Args:
-        env_id, env_args: As for `load_environment`.
         env_dir: As for `load_environment`; every machine must have this folder.
-        isolation: The cluster and the limits of workers.
         prepare: A function, "module:name", that every machine calls before it loads the package.
-
-    Raises:
-        ConfigError: Ray is not installed, the cluster is unreachable or has other versions, no actor can start, or the
-            environment cannot be loaded.
     """
 
     def __init__(
@@ -243,9 +237,6 @@ def connect(address: str) -> Any:
 
     Args:
         address: HOST:PORT, "auto" (the cluster of this machine), or "local". An existing connection is reused.
-
-    Raises:
-        ConfigError: Ray is not installed, or there is no such cluster.
     """
     here = address == "local"
     if here:

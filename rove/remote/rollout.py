@@ -47,10 +47,7 @@ class RemoteRollout:
     are replayed on another node's shared worker.
 
     Args:
-        pools: The workers.
         state: State of the rollout in this process; the worker has its own copy.
-        turn: Queries the model.
-        opponent: Plays the other role of a two-player environment.
     """
 
     def __init__(self, pools: WorkerPools, state: State, turn: Turn, opponent: Opponent | None = None):
@@ -78,12 +75,7 @@ class RemoteRollout:
                     raise
 
     async def run(self) -> None:
-        """Run the rollout to its end.
-
-        Raises:
-            WorkerError: The worker died, and so did the worker of the replay; or too many nodes were lost.
-            RemoteError: The environment raised.
-        """
+        """Run the rollout to its end."""
         try:
             worker: Worker | None = await self._acquire_worker()
             while worker is not None:
@@ -107,9 +99,6 @@ class RemoteRollout:
 
         Args:
             keep: Do not leave the worker yet if the rollout has scores, because group rewards follow.
-
-        Raises:
-            RemoteError: A `@cleanup` method raised.
         """
         failed: JsonObject | None = None
         try:
@@ -344,11 +333,6 @@ class ModelRequests:
 
     In a replay a request gets its recorded response. Turns of the rollout's own conversation are sequential and must repeat in
     the same order; sub-models and agents may send requests concurrently, which therefore may repeat in any order.
-
-    Args:
-        state: State of the rollout in this process.
-        turn: Queries the model.
-        opponent: Plays the other role of a two-player environment.
     """
 
     def __init__(self, state: State, turn: Turn, opponent: Opponent | None = None):
@@ -378,9 +362,7 @@ class ModelRequests:
         """Return the model's response to a worker's request: a new one, or in a replay the recorded one.
 
         Args:
-            call_id: The worker's number of the call.
             conversation: 0 = the rollout's own; others are those of sub-models that are trained.
-            request: Fields of `ModelRequest`.
         """
         one = self._match(call_id, conversation, ModelRequest(**request))
         if one is None:
@@ -454,11 +436,7 @@ class ModelRequests:
         return [one.step for one in own if one.step is not None and one.number not in reply]
 
     def _match(self, call_id: int, number: int, request: ModelRequest) -> _PendingRequest | None:
-        """Return the recorded request that equals this one, or a new one; None if new requests are refused.
-
-        Raises:
-            WorkerError: A turn of the rollout's own conversation differs from the recorded one.
-        """
+        """Return the recorded request that equals this one, or a new one; None if new requests are refused."""
         waiting = [one for one in self._sent if not one.is_matched]
         one = next((one for one in waiting if one.request == request), None)
         if one is not None:

@@ -43,10 +43,6 @@ def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
 
     Args:
         file: File of the environment's module; see `project_file`.
-        stand_ins: See `make_venv`.
-
-    Raises:
-        ConfigError: The dependencies cannot be installed.
     """
     needed = dependencies(project_file(file))
     if not needed:
@@ -75,13 +71,7 @@ def make_venv(
     folder. An existing folder is not changed: its name must identify its contents.
 
     Args:
-        folder: The folder of the environment.
         arguments: Arguments of `pip install`: requirements, files, flags; none are installed if empty.
-        seconds: Time limit for installing.
-        stand_ins: Distributions that are replaced by empty ones.
-
-    Raises:
-        ConfigError: pip failed or took too long, or the folder cannot be created.
     """
     if not (folder / "made").exists():
         _make(folder, arguments, seconds, stand_ins or {})
@@ -89,14 +79,7 @@ def make_venv(
 
 
 def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: float = INSTALL_TIMEOUT_S) -> None:
-    """Run `pip WORDS`.
-
-    Args:
-        failed: Start of the error message if it fails.
-
-    Raises:
-        ConfigError: pip failed or took too long; the message has its last lines.
-    """
+    """Run `pip WORDS`."""
     command = [str(python), "-m", "pip", *words[:1], "--disable-pip-version-check", *words[1:]]
     try:
         done = subprocess.run(
@@ -117,7 +100,6 @@ def stand_in_arguments(folder: Path, stand_ins: StandIns) -> list[str]:
 
     Args:
         folder: A folder that does not exist yet; pip must be able to read it.
-        stand_ins: The distributions.
     """
     if not stand_ins:
         return []

@@ -50,11 +50,7 @@ class WorkerPools(Protocol):
         ...
 
     async def choose(self, state: State) -> WorkerPool:
-        """Return the pool for a rollout. Members of a group that is scored as a whole share a pool while it exists.
-
-        Raises:
-            WorkerError: No pool is left.
-        """
+        """Return the pool for a rollout. Members of a group that is scored as a whole share a pool while it exists."""
         ...
 
     async def is_lost(self, pool: WorkerPool) -> bool:

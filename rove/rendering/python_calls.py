@@ -42,11 +42,7 @@ _CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false":
 
 
 def read_call_list(text: str, start: int = 0) -> tuple[list[Call], int]:
-    """Return the calls in the list `[f(a=1), …]` that starts at `start`, and the position after it.
-
-    Raises:
-        MalformedCall: the text is not a list of calls.
-    """
+    """Return the calls in the list `[f(a=1), …]` that starts at `start`, and the position after it."""
     reader = _Reader(text, start)
     reader.expect("[")
     calls = reader.items("]", reader.call)
@@ -56,11 +52,7 @@ def read_call_list(text: str, start: int = 0) -> tuple[list[Call], int]:
 
 
 def read_calls_until(text: str, start: int, end: str) -> tuple[list[Call], int]:
-    """Return the calls that follow each other, one a line, until the marker `end`, and the position after it.
-
-    Raises:
-        MalformedCall: there is anything else than calls.
-    """
+    """Return the calls that follow each other, one a line, until the marker `end`, and the position after it."""
     reader = _Reader(text, start)
     calls = [reader.call()]
     while not reader.skip(end):
@@ -69,11 +61,7 @@ def read_calls_until(text: str, start: int, end: str) -> tuple[list[Call], int]:
 
 
 def read_call(text: str, start: int = 0) -> tuple[Call, int]:
-    """Return the call `f(a=1)` that starts at `start`, and the position after it.
-
-    Raises:
-        MalformedCall: the text is not a call.
-    """
+    """Return the call `f(a=1)` that starts at `start`, and the position after it."""
     reader = _Reader(text, start)
     return reader.call(), reader.at
 

@@ -92,10 +92,6 @@ class Renderer:
         """Render a conversation as text with the chat template.
 
         The role "developer" becomes "system" if the template does not know it.
-
-        Raises:
-            ConfigError: Tools are given but the template has no known tool-call format, a message has parts other than
-                text, there is no template, or the template rejects the messages.
         """
         if tools and self.tool_format is None:
             raise ConfigError(
@@ -141,11 +137,7 @@ class Renderer:
         return max(map(len, vocabulary), default=0)
 
     def check_length(self, text: str, context: int | None) -> None:
-        """Reject a text that cannot fit the context, before the slow tokenization of a large text.
-
-        Raises:
-            OverlongPromptError: The text has more characters than a context of the longest tokens.
-        """
+        """Reject a text that cannot fit the context, before the slow tokenization of a large text."""
         if context is None or len(text) <= context or not self.longest_token:
             return
         max_chars = context * self.longest_token
@@ -221,10 +213,6 @@ class Renderer:
 
         If the conversation continues `previous`, reuse its sampled ids and tokenize only the rest. Otherwise (the template
         rewrites history, or the environment edited it), tokenize everything, which starts a new branch.
-
-        Raises:
-            ConfigError: See `text`.
-            OverlongPromptError: See `check_length`; only if `context`, the model's context length, is given.
         """
         text = self.text(messages, tools, generation_prompt, template_kwargs)
         self.check_length(text, context)
@@ -250,7 +238,6 @@ class Renderer:
         """Return a sampled text as an assistant message with its tool calls.
 
         Args:
-            text: Text of the model.
             tools: Available tools in chat form. Without tools, calls are not parsed.
             before: Number of prompt tokens, so that equal calls of different turns get different ids.
             is_cut: Whether the complete calls are kept if the last one is cut off.
@@ -267,9 +254,6 @@ class Renderer:
 
         If the text continues `previous`, reuse its sampled ids, except for a sampled end token: it is not part of the text, so
         the next turn starts a new branch.
-
-        Raises:
-            OverlongPromptError: See `check_length`; only if `context`, the model's context length, is given.
         """
         self.check_length(text, context)
         begin = self.tokenizer.encode("", add_special_tokens=True)[:1]
@@ -301,10 +285,7 @@ class Renderer:
         starts a new pair. Messages after the last assistant message are omitted.
 
         Args:
-            messages: The conversation.
-            tools: Tools in chat form.
             sampled_messages: Positions of the assistant messages to train on. Default: all.
-            template_kwargs: Variables of the chat template.
         """
         branches: list[tuple[list[int], list[bool]]] = []
         known = ""
@@ -429,8 +410,6 @@ class IncrementalDetokenizer:
     The pieces together are a prefix of the text that `Renderer.read` (with `before`: `Renderer.read_text`) returns.
 
     Args:
-        renderer: Renderer of the model.
-        on_text: Called with each piece.
         before: Ids of the prompt, if its text is continued; some tokenizers decode the start of a text differently.
     """
 

@@ -71,10 +71,6 @@ def read_calls(
     If any call is malformed, the whole response is returned as text. Text inside <think></think> is never parsed as a call.
 
     Args:
-        text: The response.
-        how: The format.
-        names: Names of the available tools.
-        before: Number that differs between the turns of a conversation, so that their calls get different ids.
         is_cut: Whether the response was cut at its length limit. Its complete calls are then returned, and what follows them,
             the beginning of another call, is dropped.
     """

@@ -48,14 +48,8 @@ class RunRows:
     The rollouts are those of `Run.finished()`. Memory grows by a few numbers per rollout, never by texts.
 
     Args:
-        run: the run folder.
         passes: which rollouts; all scored ones when not given.
         tags: Only rollouts with one of these tags (`rove view --annotate`). Default: all.
-        not_tags: No rollouts with one of these tags.
-
-    Raises:
-        RunError: the folder is no run, none of its rollouts was scored, or annotations cannot be read.
-        ConfigError: the filter cannot be applied to the first rollouts, or no rollout has a requested tag.
     """
 
     def __init__(
@@ -132,13 +126,7 @@ def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
     metric; a prompt or completion of one text message is that text, any other is its messages as JSON.
 
     Args:
-        rows: can be iterated several times.
         path: replaced if it is there; a folder only if it holds a dataset.
-        form: "jsonl", "csv", "parquet" or "hf-dir".
-
-    Raises:
-        ConfigError: there is not a single row, something else is at `path`, the `hf` extra is missing, or the rows cannot be
-            put into columns.
     """
     check_target(path, form)
     if next(iter(rows), None) is None:
@@ -149,11 +137,7 @@ def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
 
 
 def check_target(path: Path, form: str) -> None:
-    """Refuse, before any work, what could not be written.
-
-    Raises:
-        ConfigError: the `hf` extra is missing, or there is a folder, or for hf-dir anything but a dataset, at `path`.
-    """
+    """Refuse, before any work, what could not be written."""
     if form not in ("jsonl", "csv"):
         _hf("datasets", form)
     if form != "hf-dir" and path.is_dir():
@@ -163,12 +147,7 @@ def check_target(path: Path, form: str) -> None:
 
 
 def push(path: Path, name: str) -> str:
-    """Upload a dataset folder to the Hugging Face Hub, where a new dataset is private; returns its address.
-
-    Raises:
-        ConfigError: `name` is not OWNER/NAME, or the `hf` extra is missing.
-        InfraError: the upload failed.
-    """
+    """Upload a dataset folder to the Hugging Face Hub, where a new dataset is private; returns its address."""
     check_name(name)
     datasets = _hf("datasets", "hf-dir")
     try:
@@ -179,11 +158,7 @@ def push(path: Path, name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be a dataset's name on the Hub.
-
-    Raises:
-        ConfigError: `name` is not OWNER/NAME.
-    """
+    """Refuse what cannot be a dataset's name on the Hub."""
     owner, _, rest = name.partition("/")
     if not owner or not rest or not all(c.isalnum() or c in "-_." for c in owner + rest):
         raise ConfigError(f"--push takes OWNER/NAME, got '{name}'")

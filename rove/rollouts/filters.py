@@ -89,9 +89,6 @@ class Filter:
     Args:
         expression: see the module and `visible`. A metric must exist in every rollout, unless the expression tests for it:
             `'win' in metrics and metrics.win > 0`.
-
-    Raises:
-        ConfigError: the expression has a syntax error, a part that is not allowed, or a name that does not exist.
     """
 
     def __init__(self, expression: str):
@@ -106,11 +103,7 @@ class Filter:
         self._evaluator = _Evaluator()
 
     def __call__(self, record: RolloutRecord) -> bool:
-        """Whether a rollout passes.
-
-        Raises:
-            ConfigError: the expression cannot be applied to it; says which names exist.
-        """
+        """Whether a rollout passes."""
         if record.scores is None:
             return False
         names = visible(record, record.scores)

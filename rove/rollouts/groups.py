@@ -51,22 +51,12 @@ async def run_groups(
     admitted immediately.
 
     Args:
-        client: Client of the model.
-        groups: Groups of jobs, see `plan`.
-        model: Name of the model, for endpoints that serve several.
         sampling: Sampling parameters. Default: the environment's.
         max_concurrent: Maximum concurrent rollouts. Default: the client's recommendation.
         max_scoring: Maximum rollouts scored concurrently. Default: no limit.
-        allowance: Limits of one rollout.
-        fail_fast: Stop at the first failed rollout.
-        step: Training step, written into the records.
-        model_roles: Clients that replace the environment's by role.
         keep: Called with each final record, in order within a group, even if the generator is closed early.
         for_training: Fail rollouts whose agent uses sampling parameters that the loss does not support; see
             `rove.rollouts.runner.check_trainable`.
-
-    Raises:
-        RolloutError: a rollout failed and `fail_fast` is set.
     """
     sampling = sampling or SamplingParams.from_args(env.sampling_args)
     units = _units(groups if env.scoring_rubric.has_group_rewards else ([job] for group in groups for job in group))
@@ -102,8 +92,6 @@ class _Pool:
 
     Args:
         env, client: Their capacity limits new rollouts; the environment's is acquired first, so the client's is not idle.
-        units: Rollouts to run.
-        play: Runs one rollout.
     """
 
     def __init__(

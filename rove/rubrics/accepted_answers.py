@@ -24,9 +24,6 @@ class AcceptedAnswersRubric(RubricGroup):
     """Scores a reply against each accepted answer of its row, and keeps the scores with the highest reward.
 
     Reward functions see one answer at a time as `answer`. Functions over a whole group see the first one.
-
-    Args:
-        rubric: the reward functions.
     """
 
     def __init__(self, rubric: Rubric):

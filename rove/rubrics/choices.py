@@ -76,7 +76,6 @@ def read_choice(text: str, choices: Sequence[str]) -> str:
     """Return the letter of the option that a text chooses; "" without one (see the top of this module).
 
     Args:
-        text: the answer.
         choices: texts of the options A, B, C, …; without them only letters count.
     """
     if letter := _option_with_text(text, choices):

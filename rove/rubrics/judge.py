@@ -94,10 +94,6 @@ def make_judges(client: object, model: str | Sequence[str]) -> tuple[list[Judge]
 
     Returns:
         The judges, and the clients that were created here.
-
-    Raises:
-        ConfigError: there are no judges, the lists differ in length, or an object is not a client.
-        MissingKeyError: a client must be created and there is no key.
     """
     from rove.clients.openai import as_client  # here, because aiohttp takes long to import
 
@@ -135,7 +131,6 @@ class JudgeCache:
 
     Args:
         timeout_seconds: wall time of one call with retries. Default: the limit of the client.
-        remembers: False sends every question.
     """
 
     def __init__(self, timeout_seconds: float | None = None, remembers: bool = True):
@@ -145,12 +140,7 @@ class JudgeCache:
         self._calls: dict[bytes, asyncio.Task[tuple[Request, Response, float]]] = {}
 
     async def query(self, judge: Judge, text: str, sampling: SamplingParams) -> Reply:
-        """Return the reply of a judge to a text.
-
-        Raises:
-            InfraError: no reply within `timeout_seconds`.
-            Error: from the client.
-        """
+        """Return the reply of a judge to a text."""
         if not self.remembers:
             return Reply(*await self._call(judge, text, sampling), False)
         key = _digest(judge.name, text, sampling)

@@ -94,8 +94,6 @@ class MathPool:
     """A pool of worker processes, started on demand; a comparison that exceeds its time limit ends its worker.
 
     Args:
-        max_workers: concurrent comparisons.
-        timeout_seconds: wall time of one comparison, without the wait for a worker and its start.
         strict: apply the rules for units, ratios, punctuation and small values, which `MathRubric` lists; False leaves the
             decision to math-verify, as verifiers v0 does.
     """
@@ -108,12 +106,7 @@ class MathPool:
         self._times_closed = 0
 
     async def equal(self, answer: str, response: str) -> bool:
-        """Return whether a response is equal to the right answer.
-
-        Raises:
-            InfraError: math-verify cannot be imported; or (WorkerError) the comparison timed out or killed its worker.
-            Error: the right answer cannot be parsed; or (RemoteError) math-verify failed.
-        """
+        """Return whether a response is equal to the right answer."""
         try:
             await self.workers.ensure_started()
         except (RemoteError, WorkerError) as error:
@@ -133,10 +126,6 @@ class MathPool:
 
         If a comparison fails, the right answer is compared with 0. If that succeeds, the response caused the failure
         and is wrong: otherwise a policy could remove a rollout from its group with an answer such as 9^{9^{9^{9}}}.
-
-        Raises:
-            WorkerError, RemoteError: the right answer cannot be compared with 0 either, or the pool was closed.
-            InfraError, Error: as for `equal`.
         """
         closed_before = self._times_closed
         try:

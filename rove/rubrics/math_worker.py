@@ -121,7 +121,6 @@ class Session:
         """Return whether two answers are equal; None if the right answer cannot be parsed.
 
         Args:
-            answer, response: LaTeX, without the box.
             strict: apply the rules of this module; False leaves the decision to math-verify.
         """
         if not strict:

@@ -43,7 +43,6 @@ def without_quotations(text: str, is_kept: Callable[[str], bool]) -> str:
     """Return a text of the same length with spaces in place of what stands in quotation marks, fences and block quotes.
 
     Args:
-        text: the text.
         is_kept: returns whether to keep a quotation on one line, such as a verdict in quotation marks.
     """
 
@@ -62,9 +61,6 @@ class JudgedText:
 
     Case, white space, punctuation, invisible characters and the width of letters are ignored, so that a quotation is
     recognized even if the judge formats it anew.
-
-    Args:
-        text: the text.
     """
 
     def __init__(self, text: str):

@@ -360,11 +360,7 @@ class RubricGroup(Rubric):
 
 
 def merge_scores(parts: Sequence[Scores]) -> Scores:
-    """Merge scores of the same rollout from several rubrics or functions.
-
-    Raises:
-        ConfigError: two parts have a value of the same name.
-    """
+    """Merge scores of the same rollout from several rubrics or functions."""
     rewards: dict[str, float] = {}
     weights: dict[str, float] = {}
     metrics: dict[str, float] = {}

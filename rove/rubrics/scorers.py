@@ -53,9 +53,6 @@ def numeric(completion: Completion, answer: str, tolerance: float = 1e-6) -> flo
     Args:
         answer: text with one number; of "reasoning #### 42", the part after the last "####" counts.
         tolerance: largest difference, relative to the right number; 0 is equal only to 0.
-
-    Raises:
-        Error: the right answer has no number, or several.
     """
     right = right_number(answer)
     number = read_number(read_answer(completion))
@@ -63,11 +60,7 @@ def numeric(completion: Completion, answer: str, tolerance: float = 1e-6) -> flo
 
 
 def right_number(answer: str) -> float:
-    """Return the number of the right answer to a question that `numeric` scores.
-
-    Raises:
-        Error: the answer has no number that stands alone, or several ("1/2", "2^10").
-    """
+    """Return the number of the right answer to a question that `numeric` scores."""
     text = answer.rpartition("####")[2]
     number = read_number(text)
     count = count_numbers(text)
@@ -86,7 +79,6 @@ def choice(completion: Completion, answer: str, choices: Sequence[str] = ()) -> 
     `rove.rubrics.choices` states which texts choose an option.
 
     Args:
-        answer: letter of the right option.
         choices: texts of the options A, B, C, …; without them only letters count.
     """
     right = answer.strip().upper()
@@ -98,10 +90,6 @@ def choice_letter(answer: object, choices: Sequence[str]) -> str:
 
     Args:
         answer: its letter, its text, or its position as an integer (0 = A).
-        choices: texts of the options.
-
-    Raises:
-        ValueError: it is none of these.
     """
     letters = string.ascii_uppercase[: len(choices)]
     if isinstance(answer, int) and 0 <= answer < len(choices):
@@ -122,13 +110,6 @@ class RegexRubric(Rubric):
 
     `re.search` runs in a worker process, because a pattern such as `(a+)+$` can take exponential time. A search that
     takes too long scores 0. Anchor the pattern with `^…$` to match the whole answer.
-
-    Args:
-        timeout_seconds: wall time of one search.
-        max_chars: characters of the answer that are searched.
-
-    Raises:
-        ConfigError: a limit is not above 0.
     """
 
     def __init__(self, timeout_seconds: float = 2.0, max_chars: int = 20_000):
@@ -141,12 +122,7 @@ class RegexRubric(Rubric):
         self.add_reward_func(self.regex)
 
     async def regex(self, completion: Completion, answer: str) -> float:
-        """Return 1.0 if the pattern `answer` is found in the answer of the reply, else 0.0.
-
-        Raises:
-            Error: the pattern is empty (it would reward every reply), or not a regular expression.
-            WorkerError: the worker process could not be started.
-        """
+        """Return 1.0 if the pattern `answer` is found in the answer of the reply, else 0.0."""
         await self._workers.ensure_started()
         text = read_answer(completion)[: self.max_chars]
         async with self._workers.acquire() as worker:

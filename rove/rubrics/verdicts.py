@@ -117,15 +117,9 @@ def read_verdict(
     wrote the opening one. In the second case, a verdict before the tag must not differ from the one after it.
 
     Args:
-        text: reply of the judge.
-        choices: possible verdicts.
         is_truncated: the reply ended at its token limit; only a JSON object at its beginning then counts.
-        judged: the text that was judged.
         lowest: the choice with the lowest value. If the reply only quotes this choice, the quotation counts: a
             response must not make its own bad verdict unreadable. "" = never.
-
-    Raises:
-        InvalidModelResponseError: no verdict can be read. An unreadable judgment is not a "no".
     """
     choice = _Reader(choices, JudgedText(judged), lowest).read(plain(text), is_truncated)
     if choice is not None:
@@ -214,13 +208,7 @@ class _Reader:
         return stated[-1] if stated else self._choice(piece)
 
     def _decide(self, statements: Sequence[_Statement], reply: str, own_words: str) -> str | None:
-        """Return the choice of the last statement; None if it is none, disputed or taken back.
-
-        Args:
-            statements: the statements that are not quoted.
-            reply: the reply.
-            own_words: the reply with spaces in place of quoted statements.
-        """
+        """Return the choice of the last statement; None if it is none, disputed or taken back."""
         last = max(statements, key=lambda statement: (statement.start, statement.strength))
         if last.choice is None:
             return None
@@ -303,13 +291,7 @@ class _Reader:
                     yield _Statement(mark.start(), mark.end(), choice, strength, self._judged.contains_marks(mark[0]))
 
     def _alone(self, text: str, reply: str, is_last: bool) -> Iterator[_Statement]:
-        """Yield choices alone on the first or last line, or as its first or last sentence.
-
-        Args:
-            text: the reply with spaces in place of quotations and other statements.
-            reply: the reply.
-            is_last: no other part of the reply follows.
-        """
+        """Yield choices alone on the first or last line, or as its first or last sentence."""
         lines: list[re.Match[str]] = []
         for line in re.finditer(r"[^\n]+", reply):
             if self._judged.has_line(line[0]):

@@ -49,10 +49,6 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Example:
         >>> annotate(Path("runs/a"), Change(add=["interesting"], rollout=RolloutId("f00d", 0)))
-
-    Raises:
-        ValueError: a tag is empty, longer than MAX_TAG_CHARS, or has surrounding spaces or invisible characters; a note is too
-            long, or is for a whole run.
     """
 
     add: list[str] = []
@@ -144,24 +140,14 @@ class Annotations:
         return sorted({tag for one in self.rollouts.values() for tag in one.tags})
 
     def check(self) -> None:
-        """Check that every line could be read.
-
-        Raises:
-            RunError: a line is invalid.
-        """
+        """Check that every line could be read."""
         if self.bad:
             number, why = self.bad[0]
             raise RunError(f"{self.file}, line {number}: not an annotation: {why}\nDelete or correct that line")
 
 
 def annotate(folder: Path, change: Change) -> None:
-    """Write a change to disk.
-
-    Raises:
-        ConfigError: the change is empty.
-        RunError: annotations.jsonl is not a regular file.
-        OSError: the file cannot be written.
-    """
+    """Write a change to disk."""
     if not change.add and not change.remove and change.note is None:
         raise ConfigError("the change is empty; pass tags to add or remove, or a note")
     line = msgspec.json.encode(msgspec.structs.replace(change, at=change.at or time.time()))

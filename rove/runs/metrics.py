@@ -20,13 +20,8 @@ class Panel(NamedTuple):
     """A chart.
 
     Args:
-        group: Heading above it.
-        title: Its unique title.
         metrics: Regular expression of its metrics; the first group is the name of a curve, without a group the title is.
-        most: Maximum of a metric in this chart.
-        least: Value that a metric of this chart exceeds at some step.
         band: "steps" for a band of the rewards of rollouts, "interval" for the interval of an evaluation.
-        in_table: Whether its metrics are also in the table that a training run ends with.
     """
 
     group: str

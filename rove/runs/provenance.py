@@ -84,7 +84,6 @@ def risky_settings(values: Mapping[str, object], kind: type[msgspec.Struct] | No
     name that is not a plain one, because commands read some of them in other ways ("a=b" as the setting "a").
 
     Args:
-        values: Settings as in a TOML file.
         kind: The struct of these settings, for its defaults.
     """
     defaults = dict(_leaves(_defaults(kind))) if kind is not None else {}
@@ -102,8 +101,6 @@ def foreign_settings(
     """Return the risky settings of a run folder's file that this user's rove did not write; {} for any other file.
 
     Args:
-        file: The settings file.
-        values: Its settings.
         kind: The struct of these settings, for its defaults.
         overridden: Settings that are replaced, so that those of the file do not count.
     """
@@ -117,11 +114,7 @@ def foreign_settings(
 
 
 def check_own(file: Path, values: Mapping[str, object]) -> None:
-    """Refuse settings of a run folder that this user's rove did not write and that can run code or send data.
-
-    Raises:
-        ConfigError: There are such settings.
-    """
+    """Refuse settings of a run folder that this user's rove did not write and that can run code or send data."""
     risky = foreign_settings(file, values)
     if risky:
         raise ConfigError(
@@ -179,11 +172,7 @@ def _digest(content: bytes) -> str:
 
 
 def _key() -> bytes:
-    """Return this user's key, which is created on first use.
-
-    Raises:
-        OSError, RuntimeError: There is no folder for it.
-    """
+    """Return this user's key, which is created on first use."""
     file = data_folder() / KEY_FILE
     with suppress(FileNotFoundError):
         return file.read_bytes()

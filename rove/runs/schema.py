@@ -112,13 +112,7 @@ def decoded(
     """Decode the content of a file and check its types; values of unknown keys are returned unchecked.
 
     Args:
-        file: Path, for the error message.
-        content: Content of the file.
-        expected: A type that `msgspec.convert` supports.
         decode: Decoder of the file format. Default: JSON.
-
-    Raises:
-        RunError: The content is damaged, of other types, or nested deeper than MAX_DEPTH.
     """
     try:
         found = decode(content)
@@ -130,11 +124,7 @@ def decoded(
 
 
 def decoded_row(line: bytes) -> JsonObject:
-    """Decode a line of metrics.jsonl or alerts.jsonl: numbers and texts by name, `step` an integer if there is one.
-
-    Raises:
-        RunError: the line is something else.
-    """
+    """Decode a line of metrics.jsonl or alerts.jsonl: numbers and texts by name, `step` an integer if there is one."""
     try:
         found = msgspec.json.decode(line, type=dict[str, Scalar])
         step = found.get("step", 0)
@@ -147,11 +137,7 @@ def decoded_row(line: bytes) -> JsonObject:
 
 
 def check_plain(value: object, depth: int = 0) -> None:
-    """Refuse values that cannot be shown or stored.
-
-    Raises:
-        ValueError: a table or list is nested deeper than MAX_DEPTH, or an integer is MAX_INTEGER or larger.
-    """
+    """Refuse values that cannot be shown or stored."""
     if depth > MAX_DEPTH:
         raise ValueError(f"tables or lists are nested deeper than {MAX_DEPTH}")
     if is_mapping(value):

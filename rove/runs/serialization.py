@@ -211,11 +211,7 @@ def encode_record(record: RolloutRecord) -> bytes:
 
 
 def check_storable(record: RolloutRecord) -> None:
-    """Check that a record can be written and read back.
-
-    Raises:
-        ConfigError: a value has another type than the schema says, so that the run folder could not be opened.
-    """
+    """Check that a record can be written and read back."""
     try:
         _decoder.decode(encode_record(record))
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
@@ -226,11 +222,7 @@ def check_storable(record: RolloutRecord) -> None:
 
 
 def decode_record(line: bytes) -> RolloutRecord:
-    """Return the record of a line.
-
-    Raises:
-        RunError: the line is not a rollout record, or has a newer schema than this version reads.
-    """
+    """Return the record of a line."""
     stored = _decoded(_decoder, line)
     _check_version(stored.record.schema_version)
     return msgspec.structs.replace(
@@ -243,20 +235,12 @@ def decode_record(line: bytes) -> RolloutRecord:
 
 
 def decode_outcome(line: bytes) -> Outcome:
-    """Return the outcome of a line, several times faster than the whole record.
-
-    Raises:
-        RunError: the line is not a rollout record.
-    """
+    """Return the outcome of a line, several times faster than the whole record."""
     return _with_turns(_decoded(_outcome_decoder, line))
 
 
 def decode_listing(line: bytes) -> RolloutListing:
-    """Return the rollout of a line as shown in lists, about as fast as its outcome.
-
-    Raises:
-        RunError: the line is not a rollout record, or has a newer schema than this version reads.
-    """
+    """Return the rollout of a line as shown in lists, about as fast as its outcome."""
     try:
         listed = _with_turns(_decoded(_listed_decoder, line))
     except RunError:
@@ -284,11 +268,7 @@ def _with_turns(stored: JsonValue) -> JsonValue:
 
 
 def decode_place(line: bytes) -> Place:
-    """Return the identity of the rollout of a line; the fastest decoder.
-
-    Raises:
-        RunError: the line is not a rollout record.
-    """
+    """Return the identity of the rollout of a line; the fastest decoder."""
     return _decoded(_place_decoder, line).record
 
 

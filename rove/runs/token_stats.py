@@ -45,11 +45,7 @@ def write_tokens(run: Path, step: int, rollouts: Sequence[TrainedRollout]) -> No
 
 
 def read_tokens(run: Path, step: int) -> list[TrainedRollout]:
-    """Return the statistics of a step; [] if there are none.
-
-    Raises:
-        RunError: the file is not one that rove wrote.
-    """
+    """Return the statistics of a step; [] if there are none."""
     file = file_of(run, step)
     if not os.path.lexists(file):
         return []

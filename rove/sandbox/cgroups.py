@@ -39,11 +39,7 @@ class Groups:
                 self.missing[controller] = str(error)
 
     def enter(self, slot: int, limits: SandboxLimits) -> list[int]:
-        """Return open files of a slot's groups: writing 0 moves a process into the group. The caller closes them.
-
-        Raises:
-            OSError: The kernel refuses a limit.
-        """
+        """Return open files of a slot's groups: writing 0 moves a process into the group. The caller closes them."""
         memory = limits.memory_bytes + limits.disk_bytes + OVERHEAD_BYTES
         values = {"memory": str(memory), "swap": "0", "pids": str(limits.processes + OVERHEAD_PROCESSES)}
         folders = {parent / f"rove-{os.getpid()}-{id(self):x}-{slot}" for parent, _ in self._parents.values()}

@@ -175,11 +175,7 @@ class LocalSession(SupervisedSession):
 def settings(
     packages: Sequence[str], paths: Sequence[str], environment: Mapping[str, str], without: Sequence[str]
 ) -> JsonMapping:
-    """Return the settings of a zygote.
-
-    Raises:
-        ConfigError: A package is not installed, a path is invalid, or a feature is unknown.
-    """
+    """Return the settings of a zygote."""
     for path in paths:
         is_reserved = os.path.realpath(path) in ("/", "/dev", "/proc", "/session")
         if is_reserved or not os.path.isabs(path) or not os.path.exists(path):
@@ -204,11 +200,7 @@ def settings(
 
 
 def module_of(package: str) -> str:
-    """Return the module name of an installed package.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return the module name of an installed package."""
     name = package.replace("-", "_")
     if importlib.util.find_spec(name) is not None:
         return name

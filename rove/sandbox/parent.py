@@ -47,11 +47,7 @@ class Parent:
 
     @staticmethod
     async def start(settings: JsonMapping, slots: int) -> Parent:
-        """Start a zygote and wait until it is ready.
-
-        Raises:
-            SandboxError: It does not start.
-        """
+        """Start a zygote and wait until it is ready."""
         host_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with zygote_end:
             process = start_process(zygote_end, settings["environment"])
@@ -80,11 +76,7 @@ class Parent:
         return self._groups
 
     async def fork(self, limits: SandboxLimits) -> tuple[int, socket.socket]:
-        """Start a session when a slot is free; return its number and the host's end of its socket.
-
-        Raises:
-            SandboxError: The zygote is gone, or control groups are refused.
-        """
+        """Start a session when a slot is free; return its number and the host's end of its socket."""
         await self._slots_free.acquire()
         if self.is_gone:
             self._slots_free.release()
@@ -106,11 +98,7 @@ class Parent:
             raise
 
     async def _send_open(self, message: bytes, slot: int, limits: SandboxLimits) -> socket.socket:
-        """Request a session; return the host's end of its socket. Wait while the zygote's socket is full.
-
-        Raises:
-            OSError: Control groups or files are refused, or the zygote is gone.
-        """
+        """Request a session; return the host's end of its socket. Wait while the zygote's socket is full."""
         host_end, zygote_end = socket.socketpair()
         files = [zygote_end.fileno()]
         try:

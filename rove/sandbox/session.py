@@ -49,11 +49,7 @@ class SupervisedSession(ABC):
         """End all processes of the session and wait for them; return the reason if it never started."""
 
     async def start(self) -> None:
-        """Start the session and wait until it is ready.
-
-        Raises:
-            ConfigError, SandboxError: See `Backend.open`.
-        """
+        """Start the session and wait until it is ready."""
         try:
             self._streams = await self._connect()
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -230,9 +226,6 @@ async def reply_to(call_json: str, functions: Functions, max_bytes: int) -> str:
     """Return the reply to a host call: {"id", "value"}, or {"id", "error"} if the call or the value is invalid.
 
     `call_json` is untrusted.
-
-    Raises:
-        InfraError, LimitReachedError: A function raised it.
     """
     number = 0
     try:

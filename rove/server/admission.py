@@ -73,9 +73,6 @@ def check_page(request: web.Request) -> None:
 
     On loopback the `Host` header must name this server. Beyond loopback, where programs reach the server under names that it
     cannot know, this is required only of browsers, which send `Origin` with every POST request and WebSocket.
-
-    Raises:
-        RejectedError: status 403.
     """
     host, named = request.app.get(HOST, "127.0.0.1"), request.headers.get("Host", "")
     if not names_this_server(named, host) and (is_loopback(host) or "Origin" in request.headers):
@@ -97,11 +94,7 @@ def check_page(request: web.Request) -> None:
 
 
 def check_content_type(request: web.Request) -> None:
-    """Refuse a request whose body is not declared as JSON: forms of web pages can send other types to any server.
-
-    Raises:
-        RejectedError: status 415.
-    """
+    """Refuse a request whose body is not declared as JSON: forms of web pages can send other types to any server."""
     if request.can_read_body and request.content_type != JSON:
         raise RejectedError(
             415,

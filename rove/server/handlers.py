@@ -80,12 +80,7 @@ BODY_TIMEOUT_S = 60.0
 
 
 async def read_json(request: web.Request) -> object:
-    """Return the decoded body of a request.
-
-    Raises:
-        ConfigError: The body is not JSON.
-        RejectedError: The body did not arrive in time.
-    """
+    """Return the decoded body of a request."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await request.read()

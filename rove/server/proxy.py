@@ -95,10 +95,7 @@ class AgentTurns:
     the run, a stop condition or an error ends the rollout: further requests are refused.
 
     Args:
-        turn: Queries the model and records the step.
-        state: State of the rollout.
         honored: Names of sampling arguments that the agent may set; the run sets the others.
-        is_over: Checks after each step whether a stop condition holds.
     """
 
     max_concurrent = MAX_CONCURRENT
@@ -121,12 +118,7 @@ class AgentTurns:
         self._recorded: dict[str, list[TrajectoryStep]] = {}
 
     async def respond(self, request: Request) -> Response:
-        """Return the model's response.
-
-        Raises:
-            RejectedError: The rollout is over, or reached a limit.
-            ConfigError, ModelError, InfraError: From the client, see `Client.respond`.
-        """
+        """Return the model's response."""
         if self.over.is_set():
             raise RejectedError(403, f"the rollout is over: {self._why}; no further responses", "rollout_over")
         own = bookkeeping(self._state)
@@ -232,11 +224,7 @@ class Proxy:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen on a free port; does nothing if it already listens.
-
-        Raises:
-            ConfigError: No port is free.
-        """
+        """Listen on a free port; does nothing if it already listens."""
         async with self._starting:
             if not self._root:
                 runner = await self._stack.enter_async_context(listening(self._app()))
@@ -272,11 +260,7 @@ class Proxy:
         return app
 
     def _queue_of(self, request: web.Request) -> RequestQueue:
-        """Return the queue of the rollout whose key a request has.
-
-        Raises:
-            RejectedError: No rollout has this key.
-        """
+        """Return the queue of the rollout whose key a request has."""
         keys = request.match_info.get("key"), key_of(request), request.headers.get("x-api-key")
         queue = next((self._queues[key] for key in keys if key in self._queues), None)
         if queue is None:

@@ -76,7 +76,6 @@ class RequestQueue:
     Args:
         client: Answers the requests. Token ids and log-probabilities need its `engine` and `renderer`.
         names: Model names; a request without a name means the first.
-        max_queued: Maximum number of queued model requests.
     """
 
     def __init__(self, client: Client, names: Sequence[str], max_queued: int):
@@ -98,11 +97,7 @@ class RequestQueue:
 
     @property
     def renderer(self) -> Renderer:
-        """The client's renderer.
-
-        Raises:
-            ConfigError: The client has none.
-        """
+        """The client's renderer."""
         renderer = getattr(self.client, "renderer", None)
         if not isinstance(renderer, Renderer):
             raise ConfigError(
@@ -113,11 +108,7 @@ class RequestQueue:
 
     @property
     def engine(self) -> InferenceEngine:
-        """The client's engine.
-
-        Raises:
-            ConfigError: The client has none.
-        """
+        """The client's engine."""
         engine = getattr(self.client, "engine", None)
         if not isinstance(engine, InferenceEngine):
             raise ConfigError(f"'{self.names[0]}' takes no token ids on this server; send the prompt as text")
@@ -129,23 +120,13 @@ class RequestQueue:
         return getattr(getattr(self.client, "engine", None), "context", None)
 
     def resolve_model(self, model: str) -> str:
-        """Return the requested model name, or the first one for "".
-
-        Raises:
-            RejectedError: The server does not serve this model.
-        """
+        """Return the requested model name, or the first one for ""."""
         if model and model not in self.names:
             raise RejectedError(404, f"no model '{model}' here; {nearest(model, self.names)}", "model_not_found")
         return model or self.names[0]
 
     def admit(self, parsed: ServingRequest) -> ServingRequest:
-        """Check that the client can answer a request; return the request with its full model name.
-
-        Raises:
-            RejectedError: The model is unknown or the queue is full.
-            ConfigError: The client cannot guarantee the required tool call, has no tokens, or does not know
-                a field; or a token id does not exist.
-        """
+        """Check that the client can answer a request; return the request with its full model name."""
         model = self.resolve_model(parsed.model)
         choice = parsed.choices[0].request.tool_choice if parsed.choices else None
         if choice is not None and not getattr(self.client, "forces_tool_calls", False):
@@ -175,11 +156,7 @@ class RequestQueue:
         return msgspec.structs.replace(parsed, model=model, choices=questions)
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Check token ids here, because an invalid id would fail a whole batch of the engine.
-
-        Raises:
-            ConfigError: An id does not exist, or the client has no renderer.
-        """
+        """Check token ids here, because an invalid id would fail a whole batch of the engine."""
         size = len(self.renderer.tokenizer) if hasattr(self.renderer.tokenizer, "__len__") else None  # pyright: ignore[reportArgumentType]
         wrong = next((i for i in ids if i < 0 or (size is not None and i >= size)), None)
         if wrong is not None:
@@ -188,12 +165,7 @@ class RequestQueue:
             )
 
     async def respond(self, question: ChoiceRequest) -> Response:
-        """Wait for a slot and return the client's response.
-
-        Raises:
-            ConfigError, ModelError, InfraError: See `Client.respond`.
-            RejectedError: See `cancel_all`.
-        """
+        """Wait for a slot and return the client's response."""
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)

@@ -168,11 +168,6 @@ def graded_estimate(
     `FEWEST_TWO_VALUED` examples, and at least two examples have each of them. Otherwise it is Student's t, with a caveat below
     `FEWEST_EXAMPLES` examples and for skewed values. Values between 0 and 1 are shares: where a limit of Student's t is outside
     this range, the interval is `proportion_interval`, which can only be too wide.
-
-    Args:
-        values: As for `mean_estimate`.
-        levels: As for `mean_estimate`.
-        observations: As for `mean_estimate`.
     """
     n = len(values)
     center = mean(values)
@@ -202,9 +197,6 @@ def widened_t(values: Sequence[float]) -> Estimate:
     Each limit is the outer one of two: that of Student's t, and that of Hall's transformation, which corrects for skewness
     (Hall 1992, "On the removal of skewness by transformation"). Small samples show too little of their skewness, so it
     counts `SKEWNESS_FACTOR` times. `benchmarks/interval_coverage.py` simulates the coverage.
-
-    Args:
-        values: At least two values, not all equal.
     """
     n = len(values)
     center, error = mean(values), math.sqrt(sample_variance(values) / n)

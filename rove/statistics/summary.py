@@ -139,11 +139,7 @@ class Columns:
 
 
 class RoleUsage:
-    """Calls and tokens of model roles.
-
-    Args:
-        prices: Prices by role.
-    """
+    """Calls and tokens of model roles."""
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
         self.prices = prices

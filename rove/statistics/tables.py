@@ -69,12 +69,7 @@ def name_width(width: int) -> int:
 
 
 def comparison_table(comparison: Comparison, width: int = 98) -> Table:
-    """Return a table of two runs: all common values, their differences, and the direction, if any.
-
-    Args:
-        comparison: The comparison.
-        width: Width of the terminal.
-    """
+    """Return a table of two runs: all common values, their differences, and the direction, if any."""
     width = min(98, width)
     examples = "the examples of both" if comparison.paired else "different examples"
     title = f"means over {examples}; a direction if the interval excludes 0"

@@ -334,9 +334,6 @@ def call_arguments(call: JsonValue) -> Arguments:
     """Return the arguments of a tool call: a JSON object, as a dict, as its text, or as the JSON text of that text.
 
     None, null and a blank text are no arguments.
-
-    Raises:
-        ToolParseError: the arguments are anything else.
     """
     name, given = call_name(call), call["function"].get("arguments")
     arguments = given

@@ -33,25 +33,13 @@ without spread are excluded before.
 
 
 def check_estimator(name: str) -> None:
-    """Check the name of an estimator.
-
-    Raises:
-        ConfigError: Unknown name.
-    """
+    """Check the name of an estimator."""
     if name not in ESTIMATORS:
         raise ConfigError(f"no advantage estimator '{name}'; {nearest(name, ESTIMATORS)}")
 
 
 def group_advantages(rewards: Sequence[float], estimator: str = "mean") -> list[float] | None:
     """Return the advantages of one group; None if all rewards are equal or there are fewer than two members.
-
-    Args:
-        rewards: Reward of each member.
-        estimator: One of `ESTIMATORS` except "batch_std" (see `batch_advantages`).
-
-    Raises:
-        ConfigError: Unknown estimator, or one that needs the whole batch.
-        ValueError: A reward is not finite.
 
     Example:
         group_advantages([1.0, 0.0])  # [0.5, -0.5]
@@ -93,12 +81,7 @@ def turn_advantages(
 
     Args:
         group: Rewards of each member's turns. With one reward each, this is `group_advantages`.
-        estimator: As in `group_advantages`.
         gamma: Discount; 1 counts later rewards in full, 0 only the turn's own.
-
-    Raises:
-        ConfigError: Unknown estimator, or a discount out of range.
-        ValueError: A reward is not finite.
     """
     checked("gamma", gamma, Fraction)
     returns = [returns_to_go(rewards, gamma) for rewards in group]
@@ -121,10 +104,6 @@ def batch_advantages(
 
     With "batch_std", groups without spread are excluded from the standard deviation, so advantages have a mean square of 1
     however many examples are solved.
-
-    Raises:
-        ConfigError: Unknown estimator, or a discount out of range.
-        ValueError: A reward is not finite.
     """
     within_group = "mean" if estimator == "batch_std" else estimator
     found = [turn_advantages(group, within_group, gamma) for group in groups]

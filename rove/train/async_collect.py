@@ -74,11 +74,7 @@ class StalenessScheduler:
     A group starts only if it will find a place in time however slow it and the others are, so no group is ever discarded.
 
     Args:
-        groups: Groups per step.
-        max_staleness: Maximum number of policy versions between a group's start and its training.
-        steps: Steps of the run.
         first: Next step to train, counted from 0.
-        extra: Zero-advantage groups that a step may have in addition.
     """
 
     def __init__(self, groups: int, max_staleness: int, steps: int, first: int = 0, extra: int = 0):
@@ -113,7 +109,6 @@ class StalenessScheduler:
         """Assign a finished group to the earliest step that leaves places for the running ones; return the step.
 
         Args:
-            due: What `start` returned.
             needs_place: Whether it has advantages; a zero-advantage group may be one of a step's `extra` groups.
         """
         self._due[due] -= 1
@@ -159,12 +154,6 @@ class AsyncCollector(RolloutCollector):
     while a full step waits for the trainer.
 
     Args:
-        config: Settings.
-        env: Environment.
-        client: Client that samples with the trained model.
-        run: Run folder.
-        drawn: Number of examples that earlier steps have drawn.
-        on_progress: Called after every rollout.
         step: Next step to train, counted from 0.
         state: `state()` at the checkpoint that the run resumes from. Finished groups that were not trained are read from the run
             folder, those that were running start again.
@@ -209,12 +198,7 @@ class AsyncCollector(RolloutCollector):
         return {"groups": msgspec.to_builtins(open_groups), "next_step": self._next_step, "drawn": self.drawn}
 
     async def take(self, step: int) -> CollectedStep:
-        """Return the rollouts of the next step as soon as all are finished.
-
-        Raises:
-            RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
-            Exception: Any other error while sampling.
-        """
+        """Return the rollouts of the next step as soon as all are finished."""
         assert step == self.scheduler.first
         started, self._is_waiting, self._late = time.perf_counter(), True, 0
         self._start_groups()

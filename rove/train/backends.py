@@ -36,11 +36,7 @@ class SamplingBackend(Protocol):
     """Client that samples with the weights of the last `publish`."""
 
     def publish(self, version: int) -> None:
-        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on.
-
-        Raises:
-            RunError: The backend refuses them, or its log-probabilities differ from the trainer's.
-        """
+        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on."""
         ...
 
     def release(self) -> None:
@@ -67,10 +63,8 @@ class EmbeddedBackend:
     With an adapter, a copy shares the frozen base weights unless it is in bf16, and only the adapter is copied at each update.
 
     Args:
-        max_batch: Maximum number of concurrent rollouts.
         separate_weights: Whether it samples while the model trains, so that it needs a copy of the weights.
         bf16: Whether to sample with a copy in bf16, if the device has bf16 products.
-        in_flight_updates: Whether weights may change while rollouts run.
     """
 
     metrics: dict[str, float] = {}  # never changed
@@ -120,7 +114,6 @@ class VLLMBackend:
 
     Args:
         folder: Folder for logs and weights; servers must see it under this path.
-        max_batch: Maximum number of concurrent rollouts.
         lora_rank: Rank of the model's adapter, if it has one.
     """
 

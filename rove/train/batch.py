@@ -86,8 +86,6 @@ def micro_batches(
     Args:
         samples: Sequences; their order does not matter.
         micro_batch_tokens: Computed tokens per batch: distinct ones if packed, else including padding.
-        device: Device of the tensors.
-        pack: Share prefixes, for models that `can_pack`.
         ranks: Processes that share the batches. Each gets the same number of batches with about as many tokens; empty sequences
             fill up.
     """

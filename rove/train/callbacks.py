@@ -37,11 +37,6 @@ class TrainingCallbacks:
 
     Args:
         run: Run folder; it stores the alerts.
-        limits: Limits of the alerts.
-        loggers: Names of the loggers.
-        config: Settings of the run, for the loggers.
-        step: Step that the run starts from.
-        on_alert: Called with every new alert.
     """
 
     def __init__(

@@ -53,11 +53,7 @@ def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference
 
 
 def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
-    """Restore weights and optimizer state exactly as saved, and the `reference` model if given.
-
-    Raises:
-        RunError: The checkpoint has no trainer state, or belongs to another model.
-    """
+    """Restore weights and optimizer state exactly as saved, and the `reference` model if given."""
     if (path / SHARDS_FOLDER).exists():
         read_shards(path, trainer.model, trainer.optimizer, reference)
         return
@@ -81,12 +77,7 @@ def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> di
     """Read the trainer state of a checkpoint, without executing pickled code.
 
     Args:
-        path: Checkpoint folder.
-        device: Device of the tensors.
         mmap: Map the file into memory instead of reading it; for "cpu".
-
-    Raises:
-        RunError: The file is missing, damaged, or contains something other than tensors and plain values.
     """
     if not (path / STATE).exists():
         raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
@@ -105,11 +96,7 @@ def _copy(weights: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
 
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
-    """Copy the weights of a checkpoint into the model in place.
-
-    Raises:
-        RunError: They belong to another model, or a file is damaged.
-    """
+    """Copy the weights of a checkpoint into the model in place."""
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         try:
@@ -135,14 +122,8 @@ WEIGHT_INDEX = "model.safetensors.index.json"
 def recover(run: Run) -> list[str]:
     """Rename damaged checkpoints that are newer than the last intact one, so that training resumes from that.
 
-    Args:
-        run: A started run.
-
     Returns:
         A sentence for every renamed checkpoint: which, why, and where training resumes.
-
-    Raises:
-        RunError: The run has checkpoints but none is intact, or the best weights, which are its result, are damaged.
     """
     damaged: dict[Path, str] = {}
     intact = None
@@ -188,9 +169,6 @@ def check_checkpoint(run: Run, path: Path) -> None:
     """Check that training can resume from a checkpoint: its files are complete and have the checksums of when it was saved.
 
     Checkpoints of older versions have no checksums; of their tensors only the offsets in the files are checked.
-
-    Raises:
-        RunError: A file of the checkpoint, or its part of metrics.jsonl, is damaged or missing.
     """
     progress = run.progress_of(path)
     if (path / SHARDS_FOLDER).exists():
@@ -204,11 +182,7 @@ def check_checkpoint(run: Run, path: Path) -> None:
 
 
 def check_checksums(path: Path) -> None:
-    """Check that the files of a checkpoint have not changed since it was saved.
-
-    Raises:
-        RunError: A file has changed or is missing.
-    """
+    """Check that the files of a checkpoint have not changed since it was saved."""
     try:
         changed = changed_files(path)
     except (OSError, ValueError) as error:
@@ -221,11 +195,7 @@ def check_checksums(path: Path) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Check that the safetensors files of a model folder are complete.
-
-    Raises:
-        RunError: A file is missing or damaged.
-    """
+    """Check that the safetensors files of a model folder are complete."""
     names = {file.name for file in path.glob("*.safetensors")}
     index = path / WEIGHT_INDEX
     if index.exists():

@@ -44,15 +44,7 @@ class RolloutCollector:
     """Collects the rollouts of one step after another and stores them in the run folder.
 
     Args:
-        config: Settings.
-        env: Environment.
-        client: Client that samples with the trained model.
         run: Run folder; the difficulty of examples is read from its earlier rollouts.
-        drawn: Number of examples that earlier steps have drawn.
-        on_progress: Called after every rollout.
-
-    Raises:
-        ConfigError: The dataset has no rows, or not the column of the curriculum.
     """
 
     def __init__(
@@ -95,11 +87,7 @@ class RolloutCollector:
         return collected
 
     async def collect(self, step: int) -> CollectedStep:
-        """Run the groups of a step, and with dynamic sampling further ones in place of zero-advantage groups.
-
-        Raises:
-            RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
-        """
+        """Run the groups of a step, and with dynamic sampling further ones in place of zero-advantage groups."""
         config, started = self.config, time.perf_counter()
         chooser = StepExamples(self.order, self.difficulty, step, self.drawn)
         chosen: list[int] = []

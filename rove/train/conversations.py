@@ -30,14 +30,7 @@ class Conversation(NamedTuple):
     """Where it comes from, such as "chats.jsonl, line 3"."""
 
     def trained_messages(self, loss_on: str) -> Collection[int] | None:
-        """Return the indices of the messages to train on; None: all assistant messages.
-
-        Args:
-            loss_on: "all", "last" or "completion", see `SFTConfig.loss_on`.
-
-        Raises:
-            ConfigError: "completion", but the conversation is not divided into prompt and completion.
-        """
+        """Return the indices of the messages to train on; None: all assistant messages."""
         if loss_on == "all":
             return self.sampled_messages
         sampled = self.sampled_messages

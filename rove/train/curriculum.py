@@ -23,11 +23,7 @@ Example = JsonMapping
 
 
 def column(examples: Sequence[Example], name: str) -> list[Any]:
-    """Return the values of a column; "info.level" is the value of `info` under "level".
-
-    Raises:
-        ConfigError: An example does not have the column.
-    """
+    """Return the values of a column; "info.level" is the value of `info` under "level"."""
     parts = name.split(".")
     values: list[Any] = []
     for i, example in enumerate(examples):
@@ -68,7 +64,6 @@ def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
     Dynamic programming over the sum of the squared sums, each row in linear time by the convex hull of its lines.
 
     Args:
-        sizes: Positive numbers.
         parts: Number of parts, at most the number of `sizes`.
 
     Returns:
@@ -120,18 +115,7 @@ def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
 
 
 class ExampleOrder:
-    """The examples of a run as an endless sequence, from which each step takes the next ones.
-
-    Args:
-        examples: The dataset.
-        curriculum: How they are ordered.
-        seed: Seed of the run.
-        steps: Steps of the run.
-        groups: Groups per step.
-
-    Raises:
-        ConfigError: A column is missing, the stratification column is constant, or the curriculum column is not numeric.
-    """
+    """The examples of a run as an endless sequence, from which each step takes the next ones."""
 
     def __init__(self, examples: Sequence[Example], curriculum: CurriculumConfig, seed: int, steps: int, groups: int):
         self.size = len(examples)
@@ -188,11 +172,7 @@ class ExampleOrder:
 
 
 class Difficulty:
-    """Recent mean rewards of examples, and which examples are too easy or too hard.
-
-    Args:
-        config: Thresholds, and how many steps are recent.
-    """
+    """Recent mean rewards of examples, and which examples are too easy or too hard."""
 
     def __init__(self, config: FilterConfig):
         self.config = config
@@ -226,10 +206,7 @@ class StepExamples:
     """Chooses the examples of one step.
 
     Args:
-        order: Order of the run.
-        difficulty: Difficulty of the examples so far.
         step: Number of the step, from 0.
-        position: Number of examples that the steps before have drawn.
     """
 
     def __init__(self, order: ExampleOrder, difficulty: Difficulty, step: int, position: int):

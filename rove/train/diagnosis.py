@@ -119,12 +119,7 @@ def is_stuck(history: History, total: int, task: Task) -> bool:
 
 
 def during_sft(history: History, task: Task) -> list[Finding]:
-    """Return why SFT is stuck, as far as the loss and the teacher's rollouts show it.
-
-    Args:
-        history: Metrics of the steps so far, at least one.
-        task: What is known of the environment, including the teacher's data.
-    """
+    """Return why SFT is stuck, as far as the loss and the teacher's rollouts show it."""
     loss = statistics.fmean(row["loss"] for row in history[-5:])
     if task.token_entropy is not None and loss > UNLEARNED_SHARE * task.token_entropy:
         seen = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
@@ -138,10 +133,7 @@ def after_sft(
     """Return why SFT learned little of the task, or no longer progressed below its target; nothing if it did neither.
 
     Args:
-        history: Metrics of the SFT run.
         classes: Losses by token class.
-        task: What is known of the environment.
-        target: Reward at which SFT ends.
     """
     unsure = [one for one in classes if not one.is_format]
     fixed = [one for one in classes if one.is_format]
@@ -182,13 +174,7 @@ def _cause(seen: str, task: Task) -> list[Finding]:
 
 
 def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> list[Finding]:
-    """Return why SFT that has learned more than the format is not better than the weakest policy.
-
-    Args:
-        history: Metrics of the SFT run.
-        unsure: Token classes of which more than the format can be learned.
-        task: What is known of the environment.
-    """
+    """Return why SFT that has learned more than the format is not better than the weakest policy."""
     rewards = _sampled_rewards(history)
     if not rewards:
         return []
@@ -293,13 +279,7 @@ def _merged_tokens(merged: Sequence[str], seen: str) -> Finding:
 def before_training(
     rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None
 ) -> list[Finding]:
-    """Return what prevents learning, as far as rollouts of the scripted policies show it.
-
-    Args:
-        rewards: Rewards of the scored rollouts by policy.
-        errors: Policy → the first error, of policies with failed rollouts.
-        hidden: See `hidden_share`, of the best policy.
-    """
+    """Return what prevents learning, as far as rollouts of the scripted policies show it."""
     scored = [reward for some in rewards.values() for reward in some]
     if errors and not scored:
         name, error = next(iter(errors.items()))
@@ -317,14 +297,7 @@ def before_training(
 
 
 def during_rl(history: History, task: Task, window: int = 5, steps: int | None = None) -> list[Finding]:
-    """Return what is wrong in an RL run.
-
-    Args:
-        history: Metrics of all steps so far.
-        task: What is known of the environment.
-        window: Steps that are averaged.
-        steps: Maximum number of steps.
-    """
+    """Return what is wrong in an RL run."""
     lowest = task.weakest if task.lowest is None else task.lowest
     highest = task.highest
     held_out = _sampled_rewards(history)
@@ -365,10 +338,7 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
     """Return whether too many groups have equal rewards for RL to make progress.
 
     Args:
-        history: Metrics of the training steps, at least `window`.
         means: Mean rewards of every `window` steps in a row.
-        task: What is known of the environment.
-        window: Steps that are averaged.
     """
     lowest = task.weakest if task.lowest is None else task.lowest
     first_equal, equal = (zero_advantage_share(*rows) or 0.0 for rows in (history[:window], history[-window:]))
@@ -395,11 +365,7 @@ def _no_progress(history: History, means: Sequence[float], task: Task, window: i
     """Return whether RL is no better than the weakest policy, although there has been time for it.
 
     Args:
-        history: Metrics of the training steps, at least `window`.
         means: Mean rewards of every `window` steps in a row.
-        task: What is known of the environment.
-        window: Steps that are averaged.
-        steps: Maximum number of steps.
     """
     first_equal, equal = (zero_advantage_share(*rows) or 0.0 for rows in (history[:window], history[-window:]))
     best = max([*means, *_sampled_rewards(history)])

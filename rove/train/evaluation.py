@@ -118,16 +118,8 @@ class HeldOutEvaluations:
     """The evaluations of a training run.
 
     Args:
-        configs: Settings of the evaluations.
-        client: Client of the trained model.
         run: Run folder; `evaluations/NAME/STEP` in it is an ordinary run folder of `rove eval`.
-        env_dir: Folder that is searched first for environments.
         seed: Random seed, the same for every evaluation, so that results differ by the weights alone.
-        isolation: Where the run's environment is.
-        on_progress: Called after every rollout.
-
-    Raises:
-        ConfigError: An environment cannot be loaded or does not support the kind of evaluation.
     """
 
     def __init__(
@@ -168,9 +160,6 @@ class HeldOutEvaluations:
         Metrics: `reward/mean` with its 95% interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION`,
         `metrics/FUNCTION`, `length/mean` in tokens, and `truncated` and `failed` as fractions of the rollouts. Registered kinds
         (`EvaluationKind`) have their own.
-
-        Raises:
-            RunError: Every rollout of an evaluation failed, or any rollout of a registered kind.
         """
         if not configs:
             return {}
@@ -190,17 +179,8 @@ class HeldOutEvaluations:
     ) -> dict[str, float]:
         """Run the evaluations that are due after a step, and all after the last step or if the goal turns out to be reached.
 
-        Args:
-            row: Metrics of the step.
-            history: Metrics of the steps before.
-            last: Whether no step follows.
-            goal: Goal of the run.
-
         Returns:
             The metrics, as of `measure`.
-
-        Raises:
-            ConfigError: An evaluation does not have the metric of the goal.
         """
         step = int(row["step"])
         now = self.configs if last else self.due(step)
@@ -312,9 +292,6 @@ def reward_gain(rewards: Sequence[float]) -> Estimate | None:
 
     Steps count as independent. A trend within a quarter counts as variation, so the interval is rather too wide.
 
-    Args:
-        rewards: Mean reward of each step, oldest first.
-
     Returns:
         None with fewer than `MIN_PLATEAU_STEPS` steps.
     """
@@ -328,11 +305,7 @@ def reward_gain(rewards: Sequence[float]) -> Estimate | None:
 
 
 def flat_reward(rewards: Sequence[float]) -> Finding | None:
-    """Return a finding if the reward has not measurably increased; None if it has, or with too few steps.
-
-    Args:
-        rewards: Mean reward of each step, oldest first.
-    """
+    """Return a finding if the reward has not measurably increased; None if it has, or with too few steps."""
     gain = reward_gain(rewards)
     if gain is None or gain.low > 0.0:
         return None

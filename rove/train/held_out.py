@@ -44,8 +44,6 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
 
     Args:
         available: Number of held-out examples; None if the environment makes as many as needed.
-        table: Number of examples that the table should have.
-        has_seed: Whether the environment makes other examples for another seed.
     """
     wanted = SELECTION_ROLLOUTS + table
     if has_seed and (available is None or available >= wanted):
@@ -84,14 +82,7 @@ class Table(Protocol):
 
 
 def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], seed: int, table: Table) -> str | None:
-    """Return a note if the table reports examples that chose the weights; None if it does not.
-
-    Args:
-        metric: The metric that chooses the weights (`keep_best`).
-        evaluations: The evaluations during training.
-        seed: Random seed of the training run.
-        table: Settings of the table.
-    """
+    """Return a note if the table reports examples that chose the weights; None if it does not."""
     for evaluation in evaluations:
         chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
         same_dataset = (evaluation.env, evaluation.env_args) == (table.env, table.env_args)

@@ -31,11 +31,7 @@ from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 
 def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
-    """Return the model with a new adapter if the settings enable one; only its weights are then trained and saved.
-
-    Raises:
-        ConfigError: The model has no layers with the names in `lora.targets`.
-    """
+    """Return the model with a new adapter if the settings enable one; only its weights are then trained and saved."""
     if not config.lora.rank:
         return loaded
     from rove.models.adapter import add_adapter
@@ -145,15 +141,8 @@ class Learner:
     """A model in training.
 
     Args:
-        config: Settings of the run.
-        objective: Training objective.
         loaded: The model before training (not resumed). A single process trains it in place. Several processes train shards of a
             copy, and `gather` copies the weights back in the first process.
-        ranks: Processes that train together.
-        on_progress: Called after every micro-batch.
-
-    Raises:
-        ConfigError: The settings do not fit this model.
     """
 
     def __init__(
@@ -190,9 +179,6 @@ class Learner:
         """Take the optimizer steps of one training step; return the metrics of the last one.
 
         The mismatch metrics are those of the first: from the second iteration on, the trained policy is meant to differ.
-
-        Raises:
-            TrainingError: The loss or the gradient is not finite; the weights are unchanged.
         """
         model, objective = self.trainer.model, self.objective
         batches = self._batches(samples)
@@ -234,19 +220,11 @@ class Learner:
         save_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
 
     def restore(self, path: Path) -> None:
-        """Restore a checkpoint, written by any number of processes.
-
-        Raises:
-            RunError: It is not a checkpoint, or belongs to another model.
-        """
+        """Restore a checkpoint, written by any number of processes."""
         restore_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
 
     def return_to(self, path: Path) -> None:
-        """Continue from the weights in a folder, with the optimizer's moments at zero. A moving reference gets them, too.
-
-        Raises:
-            RunError: The folder contains the weights of another model.
-        """
+        """Continue from the weights in a folder, with the optimizer's moments at zero. A moving reference gets them, too."""
         restore_weights(path, self.loaded)
         if self.ranks.size > 1:
             scatter_weights(trainable_parameters(self.loaded.model), self.trainer.model)
@@ -261,11 +239,7 @@ class Learner:
 
 
 def resume(group: WorkerGroup[Learner], run: Run) -> int:
-    """Restore the last intact checkpoint of the run; return its step, 0 if there is none.
-
-    Raises:
-        RunError: See `recover` and `Learner.restore`.
-    """
+    """Restore the last intact checkpoint of the run; return its step, 0 if there is none."""
     for line in recover(run):
         logger.warning(line)
     last = run.last_checkpoint()

@@ -35,11 +35,7 @@ class Logger(Protocol):
 
 
 def load_module(name: str) -> Any:
-    """Return the library of a logger.
-
-    Raises:
-        ConfigError: Unknown logger, or its library is not installed.
-    """
+    """Return the library of a logger."""
     if name not in MODULES:
         raise ConfigError(f"no logger '{name}'; {nearest(name, MODULES)}. metrics.jsonl is always written")
     try:
@@ -52,11 +48,7 @@ def load_module(name: str) -> Any:
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Check the names of loggers.
-
-    Raises:
-        ConfigError: See `load_module`; or a name is given twice.
-    """
+    """Check the names of loggers."""
     for name in names:
         if list(names).count(name) > 1:
             raise ConfigError(f"loggers has '{name}' twice; expected each once")
@@ -120,13 +112,7 @@ def open_loggers(names: Sequence[str], run: Run, config: JsonMapping, step: int)
     """Return the loggers of a run.
 
     Args:
-        names: Keys of `OPENERS`.
-        run: Run folder.
-        config: Settings of the run.
         step: Last step that counts; a stopped process may have logged later ones.
-
-    Raises:
-        ConfigError: See `load_module`.
     """
     check_loggers(names)
     return [OPENERS[name](run, config, step) for name in names]

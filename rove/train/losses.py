@@ -88,12 +88,6 @@ def cispo(max_ratio: float = 5.0) -> PolicyLoss:
     """−sg(min(r, max_ratio)) · A · log π (CISPO, MiniMax-M1, arXiv 2506.13585; sg stops the gradient).
 
     There is no lower bound, and no token loses its gradient.
-
-    Args:
-        max_ratio: Absolute upper bound of r.
-
-    Raises:
-        ConfigError: `max_ratio` is not above 1, which would scale down every on-policy token.
     """
     checked("max_ratio", max_ratio, FloatAbove1)
 
@@ -108,11 +102,7 @@ def cispo(max_ratio: float = 5.0) -> PolicyLoss:
 
 
 def grpo(clip_low: float = 0.2, clip_high: float = 0.2) -> PolicyLoss:
-    """−min(r · A, clip(r, 1 − clip_low, 1 + clip_high) · A) (GRPO, arXiv 2402.03300; with 0.2 and 0.28 DAPO, arXiv 2503.14476).
-
-    Raises:
-        ConfigError: A bound is out of range.
-    """
+    """−min(r · A, clip(r, 1 − clip_low, 1 + clip_high) · A) (GRPO, arXiv 2402.03300; with 0.28 above DAPO, arXiv 2503.14476)."""
     return _clipped_surrogate(lambda logprobs, tokens: logprobs - tokens.start, clip_low, clip_high)
 
 
@@ -123,9 +113,6 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
     may differ in advantage. The paper's objective is this with the aggregation "sequence". The bounds are far narrower than
     GRPO's, because a mean over many tokens hardly moves. If sampler and trainer differ numerically by as much, it needs `old`
     log-probabilities; otherwise it clips before anything is trained.
-
-    Raises:
-        ConfigError: A bound is out of range.
     """
 
     def log_ratio(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
@@ -236,13 +223,8 @@ def make_loss(
     Args:
         name: One of `PRESETS`, or "package.module:function" of your own function with the signature of `Loss`.
         max_ratio: Bound of "cispo"; None: default of the preset, as for the other bounds. Losses without the bound ignore it.
-        clip_low: Lower bound of losses with a clip range.
-        clip_high: Upper bound of losses with a clip range.
         kl_penalty: Weight of the KL divergence to the reference model; 0: none.
         importance_cap: Upper bound of π_old/μ in `importance_corrected` and of π/μ in `kl_penalized`.
-
-    Raises:
-        ConfigError: Unknown loss, a setting out of range, or your function cannot be used.
 
     Example:
         loss = make_loss("grpo", clip_high=0.28)
@@ -292,11 +274,7 @@ def _check_function(name: str, function: Callable[..., Any], with_reference: boo
 
 
 def choose_aggregation(loss: str, aggregation: str | None = None) -> str:
-    """Return the loss aggregation: the given one, else the preset's; "token" for a function of your own.
-
-    Raises:
-        ConfigError: Unknown aggregation.
-    """
+    """Return the loss aggregation: the given one, else the preset's; "token" for a function of your own."""
     if aggregation is None:
         return PRESETS[loss].aggregation if loss in PRESETS else "token"
     _check_aggregation(aggregation)
@@ -323,14 +301,10 @@ def token_weights(
       2503.20783).
 
     Args:
-        aggregation: One of `AGGREGATIONS`.
         counts: Trained tokens of every sequence of the step.
         rollouts: Rollout number of each sequence; None: each sequence is a rollout. A rollout with several sequences counts
             once; otherwise rollouts with many turns would count more.
         constant: Divisor for "constant", such as the maximum number of trained tokens of a rollout.
-
-    Raises:
-        ConfigError: Unknown aggregation, or no constant for "constant".
     """
     _check_aggregation(aggregation)
     of = range(len(counts)) if rollouts is None else rollouts

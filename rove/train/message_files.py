@@ -41,11 +41,7 @@ def is_message_file(path: str | Path) -> bool:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file.
-
-    Raises:
-        ConfigError: The file does not exist, or a line cannot be read; the message names the line.
-    """
+    """Yield the rows of a file."""
     if not path.is_file():
         raise ConfigError(f"no file '{path}'; --data takes a run folder or a file that ends in {', '.join(SUFFIXES)}")
     if path.suffix.lower() == ".parquet":
@@ -124,11 +120,7 @@ def conversation_from_row(place: str, row: Any) -> Conversation:
     """Return a row as a conversation.
 
     Args:
-        place: Position of the row for messages.
         row: A mapping in one of the forms, or a list of messages.
-
-    Raises:
-        ConfigError: The row has another form, or no assistant message; the message begins with the place.
     """
     try:
         return _conversation(place, {"messages": row} if isinstance(row, (list, tuple)) else row)

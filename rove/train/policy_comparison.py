@@ -68,15 +68,8 @@ async def measure_policy(
 
     Args:
         env: Environment; it is torn down afterwards.
-        client: Client of the model or policy.
-        name: Name in the result.
         rollouts: Approximate number of rollouts: one per example, or several if there are fewer examples.
         max_tokens: Maximum tokens per response.
-        seed: Random seed.
-        on_progress: Called after every rollout.
-
-    Raises:
-        RunError: Every rollout failed; the message has the first error.
     """
     count = env.count_examples(rollouts)
     each = max(1, rollouts // count) if count else 1

@@ -36,9 +36,6 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
     Compares rollouts with the same conversation before a turn. If they depend on something hidden in the example, two rollouts of
     one example agree more often than rollouts of two examples.
 
-    Args:
-        records: Rollouts of one policy, several per example.
-
     Returns:
         The excess of agreement within examples, as a share of the possible excess, or 0 where chance explains it; None if fewer
         than `MIN_COMPARABLE_TURNS` pairs can be compared.

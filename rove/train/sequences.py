@@ -78,11 +78,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
     """Return the sequences of a rollout with exact tokens; every sampled token is in exactly one of them.
 
     Args:
-        record: The rollout.
         advantages: Advantage of each turn, or one for all turns.
-
-    Raises:
-        ConfigError: A step has no tokens.
     """
     branches: list[_Branch] = []
     of_turns = advantages if isinstance(advantages, Sequence) else [advantages]

@@ -123,7 +123,6 @@ def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) ->
     """Check whether there are enough different examples.
 
     Args:
-        config: The settings.
         rows: Rows of the dataset; None if unknown.
         trained: Keys of the first training rows, at most `MAX_ROWS`; equal contents have equal keys.
     """
@@ -147,7 +146,6 @@ def check_held_out(overlaps: Sequence[Overlap], trained: int, remedy: str = "") 
     """Check, for each evaluation, that its rows are not training rows.
 
     Args:
-        overlaps: Rows that evaluations share with training.
         trained: Number of training rows that were checked, at most `MAX_ROWS`.
         remedy: What to do. Default: that of the registry.
     """
@@ -161,13 +159,7 @@ def check_held_out(overlaps: Sequence[Overlap], trained: int, remedy: str = "") 
 
 
 def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Finding:
-    """Check whether the learning rate suits the size of the model.
-
-    Args:
-        config: The settings.
-        parameters: Number of parameters of the model.
-        trained: Number of trained parameters.
-    """
+    """Check whether the learning rate suits the size of the model."""
     is_adapter = trained < MAX_ADAPTER_FRACTION * parameters or config.lora.rank > 0
     low, high = next(rates for limit, rates in LEARNING_RATES if parameters < limit)
     if is_adapter:

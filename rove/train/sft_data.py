@@ -35,14 +35,6 @@ class SFTData:
         >>> data = SFTData("chats.jsonl", config)
         >>> data.conversations[0].messages[0]["role"]
         'user'
-
-    Args:
-        source: Where they come from.
-        config: Settings that choose among them.
-
-    Raises:
-        ConfigError: The source is neither a run folder, nor a file of messages, nor an iterable of rows.
-        RunError: The run folder is damaged.
     """
 
     def __init__(self, source: SFTSource, config: SFTConfig):
@@ -82,11 +74,7 @@ class SFTData:
 
     @cached_property
     def conversations(self) -> list[Conversation]:
-        """The conversations that pass the filter, in the order of the data.
-
-        Raises:
-            ConfigError: A row is invalid, or fewer than two conversations pass.
-        """
+        """The conversations that pass the filter, in the order of the data."""
         count = taken = 0
         conversations: list[Conversation] = []
         for value in self._values():
@@ -163,9 +151,6 @@ def tokenize(
     """Return conversations as token sequences, truncated at the end to `config.max_length` tokens (default: `context`).
 
     As in TRL, a sequence without a trained token is left out.
-
-    Raises:
-        ConfigError: The chat template rejects a conversation; the message says which.
     """
     limit = config.max_length or context
     tokenized: list[TokenizedConversation] = []
@@ -199,9 +184,6 @@ def split(
 
     Returns:
         The sequences of each training conversation, and all validation sequences.
-
-    Raises:
-        ConfigError: Fewer than two conversations have trained tokens.
     """
     kept = [one for one in tokenized if one.sequences]
     if len(kept) < 2:

@@ -69,13 +69,7 @@ def preview_sft(
     """Return what `train_sft` would train on.
 
     Args:
-        config: Settings.
-        loaded: Initial model.
         data: Data to train on. Default: `config.data`.
-        on_progress: Called with the progress of tokenization.
-
-    Raises:
-        ConfigError: As `train_sft`, for invalid data.
     """
     data = data if isinstance(data, SFTData) else SFTData(config.data if data is None else data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)

@@ -60,13 +60,8 @@ def shard_model(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bo
     """Shard a model over the processes, in place.
 
     Args:
-        model: A transformers model, equal in every process.
-        ranks: The processes.
         score: Function of the model that training calls; becomes the method `score` of the model.
         in_bf16: Compute in bf16. Weights keep their type, and gradients are reduced in fp32.
-
-    Raises:
-        ConfigError: The model has no layers that can be gathered one by one.
     """
     mesh = init_device_mesh(ranks.device, (ranks.size,))
     dtype = torch.bfloat16 if in_bf16 else None
@@ -126,11 +121,7 @@ def write_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: 
 
 
 def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: Any | None) -> None:
-    """Restore shards written by any number of processes into a model with any number of shards, or a whole one.
-
-    Raises:
-        RunError: A file is damaged, contains code, or belongs to another model.
-    """
+    """Restore shards written by any number of processes into a model with any number of shards, or a whole one."""
     check_shards(path)
     state = _state(model, optimizer, reference)
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
@@ -162,11 +153,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def check_shards(path: Path) -> None:
-    """Check that the shards of a checkpoint are complete and contain no code.
-
-    Raises:
-        RunError: Which file is wrong, and why.
-    """
+    """Check that the shards of a checkpoint are complete and contain no code."""
     folder = path / SHARDS_FOLDER
     try:
         with open_regular(folder / METADATA) as stream:

@@ -68,8 +68,6 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
     tasks do not contain the answers.
 
     Args:
-        training: The teacher's rollouts of training examples.
-        held_out: Rollouts of held-out examples.
         min_reward: Minimum reward of the rollouts that count as training data; None uses all.
     """
     texts: set[str] = set()
@@ -118,9 +116,6 @@ def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward:
     """Return a trained model's losses on the teacher's tokens by class.
 
     Args:
-        model: Folder of the model.
-        training: Rollouts that it was trained on.
-        held_out: The teacher's rollouts of other examples.
         min_reward: Minimum reward of the rollouts; None uses all.
     """
     loaded = load_model(str(model), "cpu")

@@ -68,13 +68,7 @@ def step_unless_non_finite(
 
     Args:
         train: Takes the step, or raises TrainingError and leaves weights and optimizer unchanged.
-        samples: The sequences that it trains on.
         run: Run folder, where the last batch is saved if training stops.
-        history: Metrics of the earlier steps, oldest first.
-        most: Consecutive skipped steps that stop training.
-
-    Raises:
-        TrainingError: That many steps were skipped.
     """
     try:
         return {**train(), SKIPPED_METRIC: 0.0}
@@ -92,11 +86,7 @@ def step_unless_non_finite(
 
 
 def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
-    """Return the batch at which a run stopped.
-
-    Raises:
-        RunError: The run has none.
-    """
+    """Return the batch at which a run stopped."""
     file = Path(path) / FILE
     if not file.exists():
         raise RunError(f"{path} has no {FILE}: training did not stop at a step that is not finite")
@@ -272,18 +262,9 @@ class Trainer:
     """A model and its optimizer (AdamW on fp32 weights).
 
     Args:
-        model: Trained in place.
         learning_rate: Peak learning rate; `step` may scale it.
-        max_grad_norm: The gradient is clipped to this norm.
-        weight_decay: Applied to matrices only.
-        betas: Betas of AdamW.
-        activation_checkpointing: Recompute layers in the backward pass instead of keeping their activations.
         mixed_precision: Compute layers in bf16, if model and device support it.
         ranks: Processes that train together; with more than one, the model is sharded.
-        on_progress: Called after every micro-batch.
-
-    Raises:
-        ConfigError: No layer of the model supports activation checkpointing.
     """
 
     def __init__(
@@ -332,9 +313,7 @@ class Trainer:
 
         Args:
             batches: Batches of this process; every process has the same number.
-            loss: Loss per token.
             divisor: Trained tokens of all batches of all processes.
-            entropy_bonus: Weight of the entropy.
 
         Returns:
             Sums over the trained tokens of all processes.
@@ -367,9 +346,6 @@ class Trainer:
         Returns:
             `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ relative to the sampler), `mismatch_kl/all/mean` (its
             k3 estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
-
-        Raises:
-            TrainingError: The loss or the gradient is not finite; weights and optimizer are unchanged.
         """
         self.optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batches, loss, divisor, entropy_bonus, on_batch)
@@ -414,9 +390,6 @@ def make_trainer(
     """Return the trainer for the settings of a run; also sets threads and linear layers.
 
     A single process trains the model itself; several train shards of a copy.
-
-    Raises:
-        ConfigError: The model does not support activation checkpointing or sharding, but the settings enable it.
     """
     torch.set_num_threads(config.threads or default_threads(loaded.model))
     if is_large(loaded.model):
@@ -470,7 +443,6 @@ def lr_scale(step: int, steps: int, warmup_steps: int, final_fraction: float) ->
     Args:
         step: From 0; the decay ends at `steps` − 1.
         steps: Steps of the run. A run of one step does not decay.
-        warmup_steps: Steps of the warmup.
         final_fraction: Factor at the last step; 1: constant rate.
     """
     warm = min(1.0, (step + 1) / max(1, warmup_steps))

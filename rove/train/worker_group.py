@@ -69,10 +69,6 @@ def join_process_group(device: str = "auto") -> Ranks:
 
     Args:
         device: The setting `device`: "auto", "cpu", or "cuda" if there are several processes.
-
-    Raises:
-        ConfigError: The device is not available, the setting names one device for several processes, or this machine has fewer
-            GPUs than processes, but at least one.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     check_device_of_processes(device, size)
@@ -99,7 +95,6 @@ class WorkerGroup(Generic[W]):
         metrics = group.call_all(Learner.update, step, sequences, lr_scale)
 
     Args:
-        ranks: The processes.
         worker: The worker of this process; those of the other processes are of the same class.
     """
 
@@ -109,11 +104,7 @@ class WorkerGroup(Generic[W]):
         self._in_call = False
 
     def call_all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method with the same arguments in every process; return the result of this one.
-
-        Raises:
-            Error: What the method raises, in every process alike.
-        """
+        """Call a method with the same arguments in every process; return the result of this one."""
         self._in_call = True
         if self.ranks.size > 1:
             _broadcast((method, args, kwargs))

@@ -17,9 +17,6 @@ class SafeConsole(Console):
 
     Control characters appear as escapes such as \\x1b, and rich's markup ("[bold]") and emoji codes (":warning:") are not
     interpreted. Style rove's own words with `styled` or `style=`.
-
-    Args:
-        options: See `rich.console.Console`.
     """
 
     def __init__(self, **options: Any):

@@ -19,9 +19,6 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     asyncio alone cancels `main` at its next await, which a wave of sampled tokens or a training step delays. Here Ctrl-C also
     interrupts the running Python code. `main` then cleans up; a second Ctrl-C interrupts the cleanup. Other threads than the
     main one get no signals, so there it is `asyncio.run`.
-
-    Raises:
-        KeyboardInterrupt: On Ctrl-C.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
@@ -65,11 +62,7 @@ def _has_started(task: asyncio.Task[Any]) -> bool:
 
 
 def outside_event_loop(call: Callable[[], T]) -> T:
-    """Call a function that runs event loops of its own; in a thread if this thread already runs one, as in a notebook.
-
-    Raises:
-        KeyboardInterrupt: On Ctrl-C, or when the notebook's cell is interrupted.
-    """
+    """Call a function that runs event loops of its own; in a thread if this thread already runs one, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # no loop runs here

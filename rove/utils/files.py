@@ -33,11 +33,7 @@ FILE_KINDS = {
 
 
 def cache_folder() -> Path:
-    """Return rove's cache folder of this user: `$XDG_CACHE_HOME/rove`, or `~/.cache/rove`.
-
-    Raises:
-        RuntimeError: the user has no home folder.
-    """
+    """Return rove's cache folder of this user: `$XDG_CACHE_HOME/rove`, or `~/.cache/rove`."""
     return _user_folder("XDG_CACHE_HOME", ".cache")
 
 
@@ -61,11 +57,6 @@ def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
 
     Args:
         file: its folder is trusted, the file itself need not be.
-        mode: "rb", "rb+", "ab" or "wb".
-
-    Raises:
-        RunError: `file` is something other than a regular file.
-        OSError: the file does not exist, or cannot be opened.
     """
     check_regular(file)
     stream: Any = open(file, mode, opener=_opener)  # noqa: SIM115  the caller closes it
@@ -82,11 +73,7 @@ def _opener(path: str, flags: int) -> int:
 
 
 def check_regular(file: Path) -> None:
-    """Refuse a symbolic link, a named pipe, a device or a folder; a file that does not exist is fine.
-
-    Raises:
-        RunError: `file` is something other than a regular file.
-    """
+    """Refuse a symbolic link, a named pipe, a device or a folder; a file that does not exist is fine."""
     if os.path.lexists(file):
         _check_kind(file, os.lstat(file))
 
@@ -98,12 +85,7 @@ def _check_kind(file: Path, found: os.stat_result) -> None:
 
 
 def read_regular(file: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        RunError: `file` is something other than a regular file, or larger than MAX_FILE_BYTES.
-        OSError: the file does not exist or cannot be read.
-    """
+    """Return the content of a regular file."""
     with open_regular(file) as stream:
         content = stream.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
@@ -112,11 +94,7 @@ def read_regular(file: Path) -> bytes:
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of an open file, each with its newline; the last one may have none.
-
-    Raises:
-        RunError: a line is longer than MAX_LINE_BYTES.
-    """
+    """Yield the lines of an open file, each with its newline; the last one may have none."""
     while line := stream.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             raise RunError(
@@ -135,11 +113,7 @@ def is_text(name: str) -> bool:
 
 
 def check_tree(path: Path) -> None:
-    """Refuse a file or folder in which writing could change something elsewhere, or wait forever.
-
-    Raises:
-        RunError: at `path` or below it is anything other than regular files and folders.
-    """
+    """Refuse a file or folder in which writing could change something elsewhere, or wait forever."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         _check_kind(path, found)

@@ -162,15 +162,7 @@ def _environment_of(pid: int) -> list[bytes]:
 
 
 async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process:
-    """Start a program in a new session and process group, with pipes for stdin, stdout and stderr.
-
-    Args:
-        words: The program and its arguments.
-        options: Options of `asyncio.create_subprocess_exec`.
-
-    Raises:
-        OSError: the program or folder does not exist.
-    """
+    """Start a program in a new session and process group, with pipes for stdin, stdout and stderr."""
     pipe = asyncio.subprocess.PIPE
     starting = asyncio.create_task(
         asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, **options)
@@ -219,13 +211,8 @@ async def run_command(
 
     Args:
         command: A line for the shell, or a program and its arguments.
-        env: Environment variables.
         cwd: Working folder. Default: the current one.
-        stdin: Text for its stdin.
         max_chars: Maximum characters returned of stdout and of stderr; longer output is cut at the start.
-
-    Raises:
-        OSError: the program or folder does not exist.
     """
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     process = await start_group(*words, env=dict(env), cwd=cwd)

@@ -102,11 +102,7 @@ def _escape(char: str) -> str:
 
 
 class _InertFormatter(logging.Formatter):
-    """Formats log records for a terminal.
-
-    Args:
-        inner: Formats the record.
-    """
+    """Formats log records for a terminal."""
 
     def __init__(self, inner: logging.Formatter | None = None):
         super().__init__()
@@ -153,11 +149,7 @@ def protect_terminal() -> None:
 
 
 class _InertWarnings:
-    """Formats warnings for a terminal.
-
-    Args:
-        inner: Formats the warning.
-    """
+    """Formats warnings for a terminal."""
 
     def __init__(self, inner: Callable[..., str]):
         self._inner = inner

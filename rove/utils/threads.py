@@ -62,9 +62,6 @@ class Threads:
     Example:
         >>> threads = Threads(8)
         >>> text = await threads.run(lambda: path.read_text())
-
-    Args:
-        most: Maximum number of concurrent calls.
     """
 
     def __init__(self, max_threads: int):
@@ -78,11 +75,7 @@ class Threads:
         """Run a function in a thread; return its value or raise its error.
 
         Args:
-            call: Function without arguments.
             under_way: Contains the call until it ends, also if its caller is cancelled.
-
-        Raises:
-            InfraError: no thread could be started.
         """
         job = _Job(call, asyncio.get_running_loop())
         with self._lock:

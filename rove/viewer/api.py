@@ -49,32 +49,20 @@ MAX_BAD_CHARS = 4000
 
 
 class QueryParams:
-    """The query parameters of a URL.
-
-    Args:
-        pairs: Names and values, in order.
-    """
+    """The query parameters of a URL."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]):
         self.pairs = pairs
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return the last value of a parameter.
-
-        Raises:
-            ConfigError: It is missing and has no default.
-        """
+        """Return the last value of a parameter."""
         found = [value for key, value in self.pairs if key == name]
         if not found and default is None:
             raise ConfigError(f"the parameter '{name}' is missing; add {name}=… to the address")
         return found[-1] if found else default or ""
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return a parameter as a non-negative integer.
-
-        Raises:
-            ConfigError: It is not one, or too long.
-        """
+        """Return a parameter as a non-negative integer."""
         given = self.text(name, None if default is None else str(default))
         if not given.isascii() or not given.isdecimal() or len(given) > 15:
             raise ConfigError(f"{name} is '{given[:40]}'; expected a whole number, 0 or more")
@@ -458,12 +446,7 @@ class AnnotationRequest(msgspec.Struct, frozen=True):
 
 
 def annotate(store: RunStore, body: bytes) -> JsonObject:
-    """Apply the annotation in the body of a request.
-
-    Raises:
-        ReadOnly: The viewer is read-only.
-        ConfigError: The body is not an annotation, or there is no such run or rollout.
-    """
+    """Apply the annotation in the body of a request."""
     if not store.annotate:
         raise ReadOnly("this viewer is read-only; start it with `rove view --annotate` to tag runs and rollouts")
     try:
@@ -474,11 +457,7 @@ def annotate(store: RunStore, body: bytes) -> JsonObject:
 
 
 def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, object]:
-    """Tag a run or a rollout, or write a note; return its tags and note.
-
-    Raises:
-        ConfigError: There is no such rollout, or a tag is invalid.
-    """
+    """Tag a run or a rollout, or write a note; return its tags and note."""
     index, progress = store.index(request.run)
     about = None
     if request.line is not None:

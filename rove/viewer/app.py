@@ -48,7 +48,6 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
     """Return the application. It writes only indexes and, with `RunStore.annotate`, tags and notes.
 
     Args:
-        store: The runs.
         host: Address that it will listen on; requests with another `Host` are refused, because other sites could send them.
         token: Token that the first address must contain; None = no token.
     """
@@ -93,11 +92,7 @@ def page_files() -> dict[str, bytes]:
 
 
 def file_response(files: dict[str, bytes], name: str) -> web.Response:
-    """Return a static file.
-
-    Raises:
-        RejectedError: There is no such file.
-    """
+    """Return a static file."""
     if name not in files:
         raise RejectedError(404, "there is no such file")
     kind = CONTENT_TYPES[name[name.rindex(".") :]]
@@ -164,11 +159,7 @@ def access_middleware(host: str, token: str | None) -> Middleware:
 
 
 def _check_origin(request: web.Request, host: str) -> None:
-    """Refuse requests of pages of other sites, including those that resolve their host name to this machine.
-
-    Raises:
-        RejectedError: The host or the origin is another one.
-    """
+    """Refuse requests of pages of other sites, including those that resolve their host name to this machine."""
     named = request.headers.get("Host", "")
     if not names_this_server(named, host):
         raise RejectedError(
@@ -180,11 +171,7 @@ def _check_origin(request: web.Request, host: str) -> None:
 
 
 def _check_token(request: web.Request, token: str) -> web.Response | None:
-    """If the URL has the token, return a redirect that stores it as a cookie.
-
-    Raises:
-        RejectedError: The request has no token or a wrong one.
-    """
+    """If the URL has the token, return a redirect that stores it as a cookie."""
 
     def is_correct(given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), token.encode())
@@ -233,14 +220,7 @@ async def serve_viewer(
     """Serve until cancelled.
 
     Args:
-        store: The runs.
-        host: Address to listen on.
         port: Port; 0 chooses a free one.
-        token: See `make_viewer`.
-        on_start: Called with the address to open once the server listens.
-
-    Raises:
-        ConfigError: The server cannot listen there.
     """
     app = make_viewer(store, host=host, token=token)
     async with listening(app, host, port) as runner:

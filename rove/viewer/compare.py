@@ -22,15 +22,8 @@ def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], compari
     Each example that moved gets its question, and a line of each run: its rollout with the lowest reward.
 
     Args:
-        a: Index of the baseline run.
-        b: Index of the run to compare with it.
-        value: "reward", or the name of a score.
-        names: Names of the runs.
         comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the
             main difference at a confidence of 95% for all of them together (Bonferroni).
-
-    Raises:
-        ConfigError: A run has no scored rollout, or not the value.
     """
     comparison = compare(scored_outcomes(a), scored_outcomes(b), value, names=names, movers=MAX_MOVERS)
     result = msgspec.to_builtins(comparison)

@@ -70,11 +70,6 @@ def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:
 
     Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own
     style and script.
-
-    Args:
-        title: Title of the window.
-        plain_text: Shown without JavaScript.
-        data: Input of `static/report.js`.
     """
     files = {name: content.decode() for name, content in static_files().items()}
     style = files["vendor/uplot.css"] + files["style.css"]
@@ -97,7 +92,6 @@ def bundled(entry: str, files: Mapping[str, str]) -> str:
     """Join an ES module and its imports into one script; each module becomes a function that runs once and returns its exports.
 
     Args:
-        entry: Name of the module.
         files: Modules by name. Imports must be named, one statement per line; exports must be declarations.
     """
     return '"use strict";\n' + "\n".join(_bundle_parts(entry, files, []))

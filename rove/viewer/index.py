@@ -42,11 +42,7 @@ def prefix_fingerprint(file: BinaryIO, end: int) -> bytes:
 
 
 class JsonlTail:
-    """The rows of a small file of JSON lines, up to the last complete line.
-
-    Args:
-        file: May not exist yet.
-    """
+    """The rows of a small file of JSON lines, up to the last complete line."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -61,11 +57,7 @@ class JsonlTail:
         self._lock = Lock()
 
     def catch_up(self) -> None:
-        """Read new lines; an incomplete last line is left for the next call.
-
-        Raises:
-            RunError: The path is not a regular file.
-        """
+        """Read new lines; an incomplete last line is left for the next call."""
         with self._lock:
             try:
                 with open_regular(self.file) as lines:
@@ -230,11 +222,7 @@ class Index:
                 return self._catch_up(time.monotonic() + seconds)
 
     def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple[JsonValue, ...]]:
-        """Return the rows of an SQL query.
-
-        Raises:
-            RunError: The database cannot be read.
-        """
+        """Return the rows of an SQL query."""
         with self._lock:
             try:
                 return self._connected().execute(sql, values).fetchall()
@@ -433,11 +421,7 @@ class _Batch:
 
 
 def _scalars(listed: RolloutListing) -> Iterator[object]:
-    """Yield the values of FIXED after the first four.
-
-    Raises:
-        ValueError: A number is too large for a count.
-    """
+    """Yield the values of FIXED after the first four."""
     for number in (listed.example_id, listed.rollout_index, listed.step or 0, *_tokens(listed)):
         if abs(number) >= 1 << 53:
             raise ValueError(f"not a rollout record: {number} is too large for a count")
@@ -500,11 +484,7 @@ MAX_INDEX_BYTES = 4 << 30
 
 
 def index_folder() -> Path:
-    """Return the folder of all indexes, `indexes` in rove's cache folder; it need not exist.
-
-    Raises:
-        RuntimeError: the user has no home folder.
-    """
+    """Return the folder of all indexes, `indexes` in rove's cache folder; it need not exist."""
     return cache_folder() / "indexes"
 
 
@@ -512,7 +492,6 @@ def store_of(file: Path, folder: Path | None) -> Path | None:
     """Return where the index of a rollouts.jsonl is existing, by its path; None where there is no folder to keep it in.
 
     Args:
-        file: the rollouts.jsonl.
         folder: of the indexes. Default: `index_folder()`.
     """
     try:
@@ -534,9 +513,6 @@ def drop_indexes(folder: Path, keep: Path, max_indexes: int = MAX_INDEXES, max_b
     """Delete indexes whose file is gone, then the least recently used ones beyond the limits.
 
     Args:
-        folder: Folder of the indexes.
-        keep: The index that is never deleted.
-        max_indexes: Maximum number of indexes.
         max_bytes: Maximum total size in bytes.
     """
     existing = []

@@ -21,16 +21,7 @@ MAX_FILES = 200
 
 
 def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
-    """Return the contents of a run's first page.
-
-    Args:
-        run: The run.
-        index: Index of its rollouts.
-        has_rollouts: Whether it has any.
-
-    Raises:
-        RunError: A file of the run is not one that rove wrote.
-    """
+    """Return the contents of a run's first page."""
     report = RunReport(run)
     training = report.kind != "eval"
     found = report.training() if training else _evaluation(report)

@@ -27,11 +27,7 @@ class RoleOptions(NamedTuple):
 
 
 def read_roles(given: Sequence[str], watch: bool, has_model: bool) -> RoleOptions:
-    """Parse the values of `--model-role`: NAME for the person, NAME=MODEL for a model.
-
-    Raises:
-        ConfigError: A name is empty or repeated, or the person would play no role, or two.
-    """
+    """Parse the values of `--model-role`: NAME for the person, NAME=MODEL for a model."""
     roles = RoleOptions([], {})
     for text in given:
         name, equals, model = (part.strip() for part in text.partition("="))
@@ -88,7 +84,6 @@ class PlayRoles:
     """Chooses the client of each model role (`rove.core.model_roles.RoleClients`), and records the roles that were used.
 
     Args:
-        models: Patterns of role names → client.
         person: Returns the person's client for a role, or None. It takes precedence over `models`.
     """
 

@@ -66,7 +66,6 @@ class PlaySession:
         model: Name of the model; "" if there is none.
         roles: Roles of the person; the first one is active. `offer` adds further ones.
         fields: Tags of an answer in the model's role; none = free text.
-        answer_field: The tag with the move.
     """
 
     def __init__(
@@ -212,11 +211,7 @@ class PlaySession:
     # called by the person
 
     def move(self, move: Move) -> None:
-        """Accept a move.
-
-        Raises:
-            ConfigError: There is no prompt, or the move is not legal.
-        """
+        """Accept a move."""
         if self.prompt is None or self._reply is None or self._reply.done() or move.number != self.number:
             raise ConfigError("it is not your turn; reload the current state")
         legal = self.prompt.legal
@@ -227,11 +222,7 @@ class PlaySession:
         self._reply.set_result(move.text)
 
     def new_game(self, request: NewGame = NewGame()) -> None:  # noqa: B008  frozen
-        """Start another game.
-
-        Raises:
-            ConfigError: This game has not ended, or there is no such role.
-        """
+        """Start another game."""
         self._finished()
         role = next((role for role in self.model_roles if role == request.role), None)
         if request.role is not None and role is None:
@@ -242,11 +233,7 @@ class PlaySession:
         self._new_game.set()
 
     def save(self, write: Callable[[RolloutRecord], str]) -> None:
-        """Save the finished game once; `write` stores it and returns the path.
-
-        Raises:
-            ConfigError: The game has not ended.
-        """
+        """Save the finished game once; `write` stores it and returns the path."""
         record = self._finished()
         if not self.saved_as:
             self.saved_as = write(record)
@@ -268,7 +255,6 @@ class PlayClient:
     """A client that shows its conversation in a game; the person answers if there is no other client.
 
     Args:
-        session: The game.
         client: Answers unless the person plays the model; None = the person.
         role: Model role that the environment queries; "" is the model itself. The conversation of another role is shown only
             in the person's prompts.
@@ -310,12 +296,7 @@ class PlayClient:
 
 
 def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) -> web.Application:
-    """Return the application of one game on this machine; it accepts moves only from its own page.
-
-    Args:
-        session: The game.
-        keep: Saves a finished game and returns the path.
-    """
+    """Return the application of one game on this machine; it accepts moves only from its own page."""
     app = web.Application(middlewares=[access_middleware("127.0.0.1", None)], client_max_size=1 << 18)
     files = page_files()
 

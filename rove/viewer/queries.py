@@ -101,11 +101,7 @@ def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]
     """Return the filter of URL parameters; without another condition it excludes superseded rollouts, as statistics do.
 
     Args:
-        available: From `columns`.
         wanted: Names and values; other parameters are ignored.
-
-    Raises:
-        ConfigError: A column does not exist, or a value is not a number.
     """
     any_of: dict[str, list[object]] = {}
     parts, values = [], []
@@ -171,9 +167,6 @@ def page(
     """Return `total` and `rows` of a filter.
 
     A row has the values of FIXED, `question`, `answer` (the expected one), `reply` (the model's), `scores`, `tags` and `note`.
-
-    Raises:
-        ConfigError: There is no such column, or a number is out of range.
     """
     available = columns(index)
     column = _column(available, sort)
@@ -328,9 +321,6 @@ def histogram(index: Index, rows_filter: Filter, name: str) -> JsonObject:
     Returns:
         `name`, `count`, `mean`, and `bars`: {"from", "to", "count"}, with `value` if a bar has a single value. The last bar has
         no `to`: it includes the maximum.
-
-    Raises:
-        ConfigError: The column is not numeric.
     """
     return index.cached(("histogram", name, *rows_filter.key), partial(_histogram, index, rows_filter, name))
 
@@ -441,11 +431,7 @@ def reward_range(index: Index) -> tuple[float, float]:
 
 
 def reward_weights(index: Index) -> dict[str, float]:
-    """Return the weights of the reward functions in the last scored rollout; {} without one.
-
-    Raises:
-        RunError: The file does not match the index.
-    """
+    """Return the weights of the reward functions in the last scored rollout; {} without one."""
     sql = f"SELECT offset, size FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL ORDER BY line DESC LIMIT 1"
     found = index.query(sql)
     if not found:

@@ -52,11 +52,7 @@ OMITTED_FIELDS = ("tokens", "tools", "schema_version", "env_id", "temperature", 
 
 
 class RunReport:
-    """The contents of a report.
-
-    Raises:
-        RunError: The folder is not a run.
-    """
+    """The contents of a report."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -135,9 +131,6 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
         run: An evaluation or a training run, finished or not.
         path: The file; an existing one is replaced.
         rollouts: Maximum number of rollouts: failed ones, then the lowest and the highest rewards; in training of the last step.
-
-    Raises:
-        RunError: The folder is not a run, or has a line that is not a rollout.
     """
     report = RunReport(run)
     index = _open_index(run)
@@ -159,11 +152,7 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
 
 
 def _open_index(run: Run) -> Index:
-    """Return the complete index of a run's rollouts.
-
-    Raises:
-        RunError: A line is not a rollout.
-    """
+    """Return the complete index of a run's rollouts."""
     index = Index(run.path / "rollouts.jsonl")
     while not (progress := index.catch_up(60.0)).done:
         pass
@@ -189,11 +178,7 @@ def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list
 
 
 def markdown(run: Run) -> str:
-    """Return a run in a few lines for a pull request: a table, failures, and the command that repeats it.
-
-    Raises:
-        RunError: The folder is not a run.
-    """
+    """Return a run in a few lines for a pull request: a table, failures, and the command that repeats it."""
     return _to_markdown(RunReport(run))
 
 
@@ -431,14 +416,7 @@ def training_data(
     planned: int | None = None,
     steps: Sequence[JsonMapping] = (),
 ) -> JsonObject:
-    """Return the data of a training run for `static/report.js` and Markdown.
-
-    Args:
-        rows: Rows of metrics.jsonl.
-        alerts: Rows of alerts.jsonl.
-        planned: Planned number of steps.
-        steps: From `training_steps.steps`: rewards per step.
-    """
+    """Return the data of a training run for `static/report.js` and Markdown."""
     values = [row for name in _names(rows) if (row := _row(rows, name))]
     taken = int(rows[-1].get("step", len(rows))) if rows else 0
     seconds = sum(_seconds(row) for row in rows)

@@ -33,11 +33,7 @@ TokenDecoder = Callable[[int], str]
 
 
 def read_line(file: Path, offset: int, size: int) -> bytes:
-    """Return a line without its end.
-
-    Raises:
-        RunError: The file no longer has it.
-    """
+    """Return a line without its end."""
     with open_regular(file) as lines:
         lines.seek(offset)
         line = lines.read(size)
@@ -57,13 +53,7 @@ def describe_rollout(
     """Return the contents of a rollout as plain values.
 
     Args:
-        line: A line of rollouts.jsonl.
         decode: Returns the text of a token; None if unknown.
-        whole: Show long texts in full.
-        max_chars: Otherwise the maximum characters of a text and of all texts together.
-
-    Raises:
-        RunError: The line is not a rollout that this version can read.
     """
     record = decode_record(line)
     texts = max(1, len(record.prompt) + len(record.completion))
@@ -99,14 +89,7 @@ def copied_text(line: bytes, form: str, env: str, model: str) -> str:
     """Return a rollout as a text to copy.
 
     Args:
-        line: A line of rollouts.jsonl.
         form: "curl" for the first request as a command, "json" for the line, "test" for a test case: prompt, replies, reward.
-        env: Name of the environment.
-        model: Name of the model.
-
-    Raises:
-        ConfigError: There is no such form.
-        RunError: The line is not a rollout that this version can read.
     """
     record = decode_record(line)
     if form == "json":

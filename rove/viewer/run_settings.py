@@ -23,11 +23,7 @@ _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
 def describe_run(run: Run) -> JsonObject:
-    """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords.
-
-    Raises:
-        RunError: rove did not write its config.toml.
-    """
+    """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords."""
     content = run.config()
     config = masked(content["config"])
     env = config.get("env") or _first_of(config.get("data")) or ""

@@ -70,11 +70,7 @@ class RunStore:
     """The runs in a folder, or a single run.
 
     Args:
-        folder: Folder of runs, or of one run.
         annotate: Allow tags and notes; otherwise runs are never changed.
-
-    Raises:
-        ConfigError: The folder does not exist.
 
     Example:
         >>> store = RunStore("runs")  # doctest: +SKIP
@@ -102,12 +98,7 @@ class RunStore:
         return sorted(_runs_below(start, self.base, SEARCH_DEPTH))
 
     def run(self, name: str) -> Run:
-        """Return the run of that name.
-
-        Raises:
-            ConfigError: There is no such run inside the folder.
-            RunError: One of its files is a symbolic link or not a regular file.
-        """
+        """Return the run of that name."""
         path = self._path(name)
         if path is None:
             raise ConfigError(f"no run '{name[:200]}' here; {nearest(name[:200], self.names())}")
@@ -180,11 +171,7 @@ class RunStore:
     # summaries
 
     def run_summary(self, name: str) -> JsonObject:
-        """Return a row of the table of runs; `trouble` says which of its files cannot be read.
-
-        Raises:
-            ConfigError: There is no such run.
-        """
+        """Return a row of the table of runs; `trouble` says which of its files cannot be read."""
         if utf8_text(name) != name:
             return _unreadable(name, ConfigError("the folder name is not UTF-8; rename the folder"))
         try:

@@ -39,11 +39,7 @@ class Query(msgspec.Struct, frozen=True):
     """Hits after which the search ends."""
 
     def pattern(self) -> re.Pattern[str]:
-        """Return the search as a regular expression.
-
-        Raises:
-            ConfigError: The text is empty or not a regular expression.
-        """
+        """Return the search as a regular expression."""
         if not self.text:
             raise ConfigError("the search text is empty; expected some text")
         try:

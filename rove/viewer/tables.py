@@ -90,9 +90,7 @@ def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingP
     """Return a table of the examples that changed most, in both directions.
 
     Args:
-        comparison: The comparison.
         questions: The question of each example by its key; without one, the table shows the key.
-        width: Width of the terminal.
     """
     width = min(98, width)
     table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=width)

@@ -75,7 +75,6 @@ def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: s
 
     Args:
         turns: Turns of `rollouts.describe_rollout`, with the trainer's statistics if there are any.
-        advantage: Reward minus the group mean, for turns without the trainer's advantage.
         color: One of `COLORS`; another text means "logprob".
 
     Returns:

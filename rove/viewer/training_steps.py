@@ -17,12 +17,8 @@ def steps(index: Index, band: str = "spread") -> list[JsonObject]:
     """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures.
 
     Args:
-        index: Index of the run.
         band: What `low` and `high` are: "spread" (mean ± standard deviation between rollouts), "interval" (95% interval of the
             mean over examples) or "quantiles" (10% and 90% of the rollouts).
-
-    Raises:
-        ConfigError: There is no such band.
     """
     if band not in BANDS:
         raise ConfigError(f"band is '{band[:40]}'; expected {', '.join(BANDS)}")
@@ -79,13 +75,7 @@ def _steps(index: Index) -> list[JsonObject]:
 
 
 def groups(index: Index, step_from: int, step_to: int) -> JsonObject:
-    """Return a histogram of the mean rewards of groups in some steps, and the number of zero-advantage groups.
-
-    Args:
-        index: Index of the run.
-        step_from: First step.
-        step_to: Last step, included.
-    """
+    """Return a histogram of the mean rewards of groups in some steps, and the number of zero-advantage groups."""
     sql = (
         f"SELECT AVG(reward), MIN(reward) = MAX(reward) FROM {TABLE_SCAN} "
         f"WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"

@@ -30,7 +30,6 @@ def time_left(rows: Rows, planned: object) -> str:
 
     Args:
         rows: Rows of metrics.jsonl with derived values (`panels.with_derived`), oldest first.
-        planned: Number of steps of the run.
     """
     recent = [
         taken for row in rows[-MAX_WINDOW:] if isinstance(taken := row.get(SECONDS), float) and 0 < taken < MAX_SECONDS
@@ -42,13 +41,7 @@ def time_left(rows: Rows, planned: object) -> str:
 
 
 def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()) -> list[str]:
-    """Return sentences and findings about a training run, the conclusion first; [] without metrics.
-
-    Args:
-        rows: Rows of metrics.jsonl, oldest first.
-        weights: Weights of the reward functions.
-        alerts: See `alert_rows`.
-    """
+    """Return sentences and findings about a training run, the conclusion first; [] without metrics."""
     sentences = [*_main(rows, weights), *_held_out(rows), *_policy(rows)]
     if alerts:
         first_steps: dict[str, object] = {}

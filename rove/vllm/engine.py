@@ -47,12 +47,8 @@ class VLLMEngine:
     that ends or hangs is restarted with the newest weights and its requests are retried.
 
     Args:
-        config: Settings.
         folder: Folder for logs and weights; servers must see it under this path.
-        stop_ids: Tokens that end a generation.
         context: Maximum tokens of prompt and completion.
-        vocab: Size of the vocabulary.
-        max_batch: Suggested maximum of concurrent requests.
         renderer: Renderer of the model; needed for stop strings.
     """
 
@@ -102,18 +98,9 @@ class VLLMEngine:
         """Sample a continuation.
 
         Args:
-            prompt_ids: Prompt tokens.
-            sampling: Sampling parameters except structured output, `logit_bias` and `extra`.
             seed: Not used: servers draw from one random stream (per-request seeds crash vLLM 0.32 on a CPU with chunked
                 prefill).
             on_token: Called with every token after the generation ended.
-            adapter: Not supported.
-
-        Raises:
-            OverlongPromptError: The prompt leaves no room in the context.
-            ConfigError: An unsupported sampling parameter, an empty prompt, or a token outside of the vocabulary.
-            ModelError: The model's probabilities are not finite.
-            InfraError: No server responds.
         """
         await self._requests_allowed.wait()
         params, ending = self._params(prompt_ids, sampling)
@@ -128,12 +115,7 @@ class VLLMEngine:
         return generated
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Return the log-probability of each of `ids[1:]` given the tokens before it, from the first server.
-
-        Raises:
-            ConfigError: The temperature is not 1.
-            InfraError: The server does not respond.
-        """
+        """Return the log-probability of each of `ids[1:]` given the tokens before it, from the first server."""
         if temperature != 1.0:
             raise ConfigError(f"temperature is {temperature}; vLLM scores tokens at temperature 1 alone")
         answer = self.fleet.servers[0].request_json("POST", "/inference/v1/generate", self.fleet.scoring_body(ids, 1.0))
@@ -147,11 +129,6 @@ class VLLMEngine:
         Args:
             version: Recorded with every token sampled from now on.
             weights: Model folder (see `rove.train.backends`). None: the servers have these weights already.
-            adapter: Folder of an adapter for that model.
-
-        Raises:
-            AdapterRefusedError: A server does not accept the adapter.
-            RunError: A server does not accept the weights, cannot be started, or failed the parity check after a restart.
         """
         old = self.fleet.weights
         if weights is None:
@@ -166,11 +143,7 @@ class VLLMEngine:
             shutil.rmtree(old.model, ignore_errors=True)
 
     def check_parity(self, probe: ParityCheck) -> None:
-        """Compare the log-probabilities of every server with the trainer's; restarted servers are compared again.
-
-        Raises:
-            RunError: They differ by more than the tolerance, or a server does not respond.
-        """
+        """Compare the log-probabilities of every server with the trainer's; restarted servers are compared again."""
         self.fleet.check(probe)
 
     async def close(self) -> None:

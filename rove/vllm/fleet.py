@@ -58,8 +58,6 @@ class Fleet:
     """The servers and their weights.
 
     Args:
-        config: Settings.
-        folder: Folder for logs.
         context: Maximum tokens of prompt and completion; lowered if a server allows fewer.
     """
 
@@ -101,12 +99,7 @@ class Fleet:
         return {**body, "priority": -1} if self.servers[0].is_ours else body
 
     def update(self, weights: ServedWeights) -> None:
-        """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue.
-
-        Raises:
-            AdapterRefusedError: A server does not accept the adapter.
-            RunError: A server does not accept the weights, cannot be started, or failed the parity check after a restart.
-        """
+        """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue."""
         if self.parity_failure is not None:
             raise self.parity_failure
         what = (
@@ -127,11 +120,7 @@ class Fleet:
                     raise RunError(f"{what}: {error}") from error
 
     def check(self, check: ParityCheck) -> None:
-        """Compare the log-probabilities of every server with the trainer's; restarted servers are compared again.
-
-        Raises:
-            RunError: They differ by more than the tolerance, or a server does not respond.
-        """
+        """Compare the log-probabilities of every server with the trainer's; restarted servers are compared again."""
         self.parity_check = check
         try:
             self.parity_error = max(self._compare_or_restart(server, check) for server in self.servers)
@@ -152,10 +141,6 @@ class Fleet:
     def restart(self, server: Server) -> None:
         """Restart an owned server that ended or hangs, unless another thread did; a server that others restarted gets its
         weights again.
-
-        Raises:
-            InfraError: It cannot be started, or ends repeatedly.
-            RunError: It fails the parity check.
         """
         with self._locks[server.number]:
             if server.is_ours:

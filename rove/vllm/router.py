@@ -76,11 +76,7 @@ class HealthMonitor:
         self._monitor: asyncio.Task[None] | None = None
 
     async def run(self, session: aiohttp.ClientSession, request: Coroutine[object, object, Answer]) -> Answer:
-        """Return the result of a request to the server.
-
-        Raises:
-            InfraError: The server hangs.
-        """
+        """Return the result of a request to the server."""
         task = asyncio.ensure_future(request)
         if not self._waiting or self._monitor is None or self._monitor.done():
             self._monitor = asyncio.ensure_future(self._check_until_hung(session))

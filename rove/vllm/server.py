@@ -64,13 +64,7 @@ def parse_generation(
 
     Args:
         answer: Response of `/inference/v1/generate`.
-        prompt_ids: Prompt of the request.
-        params: Sampling parameters of the request.
-        ending: New stop checker.
         version: Version of the weights, if the response has none.
-
-    Raises:
-        ModelError: The model's probabilities are not finite.
     """
     choice = answer["choices"][0]
     content, ids = choice["logprobs"]["content"], []
@@ -196,11 +190,7 @@ class VLLMConfig(Settings, frozen=True, kw_only=True):
     0.1."""
 
     def check(self) -> None:
-        """Check the settings before anything is started.
-
-        Raises:
-            ConfigError: Two settings contradict each other, or the command does not exist.
-        """
+        """Check the settings before anything is started."""
         wrong = [url for url in self.urls if not url.startswith(("http://", "https://"))]
         if wrong:
             raise ConfigError(f'vllm.urls has "{wrong[0]}"; expected addresses like "http://localhost:8000"')
@@ -246,9 +236,6 @@ class Server:
 
     Args:
         url: URL of a running server; None: rove starts it.
-        config: Settings.
-        number: Index of the server.
-        folder: Folder for its log.
     """
 
     def __init__(self, url: str | None, config: VLLMConfig, number: int, folder: Path):
@@ -290,15 +277,7 @@ class Server:
         return self.is_ours and (self._process is None or self._process.poll() is not None)
 
     def start(self, model: Path, shape: LoRAShape | None = None) -> None:
-        """Start the server with the model in a folder, and wait until it is ready.
-
-        Args:
-            model: Model folder.
-            shape: Rank and targets of adapters that will be loaded later.
-
-        Raises:
-            InfraError: It ended or took too long; quotes the end of its log.
-        """
+        """Start the server with the model in a folder, and wait until it is ready."""
         self.stop()
         self.starts += 1
         self.starts_since_update += 1
@@ -369,12 +348,7 @@ class Server:
     def request_json(
         self, method: str, path: str, body: Mapping[str, object] | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> Any:
-        """Return the JSON response of a request; None if it is empty.
-
-        Raises:
-            RefusedError: The server responds with an HTTP error.
-            InfraError: It does not respond, or the response is not JSON.
-        """
+        """Return the JSON response of a request; None if it is empty."""
         content = self.request(method, path, body, seconds)
         try:
             return msgspec.json.decode(content) if content.strip() else None

@@ -26,11 +26,6 @@ def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None
     A head that is tied to the embeddings is written as a matrix of its own, with `tie_word_embeddings` off: when vLLM 0.32
     reloads weights, it fills the embeddings and expects the head to follow, which fails on a CPU, where the head is a copy in
     another layout.
-
-    Args:
-        loaded: The model.
-        folder: Folder to create.
-        merged: False: leave the adapter out and write the base model.
     """
     model = loaded.model
     weights = merged_weights(model) if merged else base_weights(model)

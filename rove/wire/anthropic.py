@@ -80,11 +80,6 @@ def request_body(request: Request) -> dict[str, object]:
     - Tools that are not functions are the API's own and are sent unchanged.
     - `max_tokens` defaults to `DEFAULT_MAX_TOKENS`. `sampling_params.seed`, log-probabilities and a part's `detail` are not
       sent. `sampling_params.extra` takes precedence; None in it removes a field.
-
-    Raises:
-        ConfigError: a message has content that the API does not support (audio, an image that is neither a base64 data URL nor
-            a web address, tool arguments that are not a JSON object), a tool is not in chat form, or a sampling parameter is
-            not supported.
     """
     refuse_unsupported(request, "Anthropic's Messages API", "response_format")
     system: list[JsonObject] = []
@@ -130,10 +125,6 @@ def read_response(body: object) -> Response:
     Text blocks are joined, thinking becomes `reasoning_content`, tool use becomes `tool_calls` in chat form. If that loses
     information (signatures, redacted thinking, the API's own tools), `CONTENT` has the original blocks for the next
     request. `refusal` has the API's explanation. Cached prompt tokens count as prompt tokens, missing usage as 0.
-
-    Raises:
-        InvalidModelResponseError: the body is not a Messages response.
-        EmptyModelResponseError: see `build_response`.
     """
     try:
         message = msgspec.convert(body, _Message)

@@ -125,10 +125,6 @@ def read_response(body: object) -> Response:
 
     Text parts are joined. Tool calls are read as in `normalized_calls`, or from the older field `function_call`. Reasoning is
     read from `reasoning_content` or `reasoning`. Missing usage counts as 0 tokens, a missing finish reason as "stop".
-
-    Raises:
-        InvalidModelResponseError: the body is not a chat completion.
-        EmptyModelResponseError: see `build_response`.
     """
     try:
         completion = msgspec.convert(body, _Completion)
@@ -174,9 +170,6 @@ def read_request(body: JsonValue) -> ServingRequest:
 
     Contents that consist of text parts become one text. `tool_choice` "none" drops the tools. Unknown fields
     are passed to the client as `sampling_params.extra`.
-
-    Raises:
-        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     if options.top_logprobs and not options.logprobs:
@@ -289,11 +282,7 @@ def _logprobs(tokens: list[TokenLogprob]) -> JsonObject:
 
 
 def checked_template_kwargs(given: JsonObject | None) -> JsonObject | None:
-    """Return the variables of a chat template; None if there are none.
-
-    Raises:
-        ConfigError: one of them would replace the template, or an argument of the function that renders it.
-    """
+    """Return the variables of a chat template; None if there are none."""
     reserved = sorted(RESERVED & (given or {}).keys())
     if reserved:
         raise ConfigError(
@@ -303,11 +292,7 @@ def checked_template_kwargs(given: JsonObject | None) -> JsonObject | None:
 
 
 def checked_messages(messages: Sequence[MessageDict]) -> list[JsonObject]:
-    """Check messages of a request and join lists of text parts.
-
-    Raises:
-        ConfigError: a message is invalid or has no content.
-    """
+    """Check messages of a request and join lists of text parts."""
     checked = []
     for i, message in enumerate(messages):
         try:

@@ -51,11 +51,7 @@ def tool_call(id: str, name: str, arguments: str) -> JsonObject:
 
 
 def tool_calls_of(message: Mapping[str, object]) -> list[ToolCall]:
-    """Return the tool calls of a message.
-
-    Raises:
-        ConfigError: the calls are not in chat form.
-    """
+    """Return the tool calls of a message."""
     try:
         return msgspec.convert(message.get("tool_calls") or [], list[ToolCall])
     except msgspec.ValidationError as error:
@@ -66,11 +62,7 @@ def tool_calls_of(message: Mapping[str, object]) -> list[ToolCall]:
 
 
 def function_of(tool: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the function of a chat tool definition; None for a tool of another type (an API's own).
-
-    Raises:
-        ConfigError: the definition has no function, or the function has no name.
-    """
+    """Return the function of a chat tool definition; None for a tool of another type (an API's own)."""
     if tool.get("type", "function") != "function":
         return None
     function = tool.get("function")
@@ -83,11 +75,7 @@ def function_of(tool: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def parts_of(message: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the content of a message as content parts; a plain text is one text part.
-
-    Raises:
-        ConfigError: the content is neither a text nor a list of parts.
-    """
+    """Return the content of a message as content parts; a plain text is one text part."""
     content = message.get("content")
     parts = [content] if isinstance(content, str) else content or []
     if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
@@ -101,11 +89,7 @@ def text_or_refusal(part: JsonMapping) -> str | None:
 
 
 def text_in(part: Mapping[str, object], *path: str) -> str:
-    """Return the text at a path inside a content part.
-
-    Raises:
-        ConfigError: there is no text at this path.
-    """
+    """Return the text at a path inside a content part."""
     value: JsonValue = part
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -152,11 +136,7 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, object]:
 
 
 def only_tool(request: Request) -> str | None:
-    """Return the name of the tool that must be called; None if any of them may be.
-
-    Raises:
-        ConfigError: only some of the tools may be called, which the APIs cannot express.
-    """
+    """Return the name of the tool that must be called; None if any of them may be."""
     names, count = request.tool_choice.names if request.tool_choice else (), len(request.tools or [])
     if len(names) == 1:
         return names[0]
@@ -174,9 +154,6 @@ def refuse_unsupported(request: Request, api: str, *names: str) -> None:
     """Refuse sampling parameters and template arguments that an API lacks: without them the answer would differ.
 
     `names` are missing parameters in addition to those that only (chat) completions have.
-
-    Raises:
-        ConfigError: one of them is given and not off.
     """
     off = {"top_k": (0, -1), "repetition_penalty": (1,)}
     for name in (*names, *_ONLY_COMPLETIONS):
@@ -196,10 +173,6 @@ def build_response(body: object, text: str, usage: Usage, finish_reason: str, **
 
     An empty answer is an answer, as it is for a local model: its message has the text "". Otherwise a model that stays silent
     on hard examples would gain, because these examples would not count. Tool calls get the form of `normalized_calls`.
-
-    Raises:
-        InvalidModelResponseError: a tool call is not a JSON object.
-        EmptyModelResponseError: the answer is empty and the server reports that it did not finish it.
     """
     given = {name: value for name, value in fields.items() if value}
     if "tool_calls" in given:
@@ -221,9 +194,6 @@ def normalized_calls(calls: Sequence[object]) -> list[dict[str, object]]:
     has, is replaced by a new one, because the next request must tell the calls apart; a number becomes its text. Arguments
     become JSON text: an object is encoded, and null is no arguments. A text stays as it is, even if it is not JSON: the
     environment reports it to the model. Unknown fields are kept.
-
-    Raises:
-        InvalidModelResponseError: a tool call is not a JSON object.
     """
     given_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
     new_ids = _new_ids(calls)

@@ -63,9 +63,6 @@ def request_body(request: Request) -> JsonObject:
 
     None is left out; many servers then stop after 16 tokens, so give `max_tokens`. `sampling_params.extra` takes precedence;
     None in it removes a field.
-
-    Raises:
-        ConfigError: there are other messages, parts that are not text, or tools.
     """
     if request.tools:
         raise ConfigError(f"{len(request.tools)} tools given; expected none, the completions API cannot call tools")
@@ -85,10 +82,6 @@ def read_response(body: object) -> Response:
 
     Missing usage counts as 0 tokens, a missing text as "". Any finish reason but "length"
     and those of `UNFINISHED` counts as "stop".
-
-    Raises:
-        InvalidModelResponseError: the body is not a completion.
-        EmptyModelResponseError: see `build_response`.
     """
     try:
         completion = msgspec.convert(body, _Completion)
@@ -139,9 +132,6 @@ def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a completions request: one text, several, one list of token ids, or several.
 
     Unknown fields are passed to the client as `sampling_params.extra`.
-
-    Raises:
-        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     refuse(body, ("suffix",), "this server continues prompts and cannot fill in between two texts")

@@ -85,10 +85,6 @@ def request_body(request: Request) -> dict[str, object]:
       message's `name` are not sent. `sampling_params.extra` takes precedence; None in it removes a field.
     - Encrypted reasoning is not requested, since models without reasoning refuse that and OpenAI sends it anyway. For a server
       that needs the request, set `extra={"include": ["reasoning.encrypted_content"]}`.
-
-    Raises:
-        ConfigError: a message has content that the API does not support, a tool is not in chat form, or a sampling parameter
-            such as `stop` is not supported.
     """
     sampling = request.sampling_params
     refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")
@@ -129,11 +125,6 @@ def read_response(body: object) -> Response:
     Output texts are joined, function calls become `tool_calls` in chat form, reasoning or its summary becomes
     `reasoning_content`. If that loses information (encrypted reasoning, the API's own tools, the phase of a message), `OUTPUT`
     has the original items for the next request. Missing usage counts as 0 tokens.
-
-    Raises:
-        ModelError: the server reports a failure.
-        InvalidModelResponseError: the body is not a finished response.
-        EmptyModelResponseError: see `build_response`.
     """
     try:
         result = msgspec.convert(body, _Result)

@@ -159,11 +159,7 @@ def completion_object(head: Head, kind: str, choices: list[JsonObject]) -> dict[
 
 
 def read_body(body: object, kind: type[T]) -> T:
-    """Convert a decoded body to a struct.
-
-    Raises:
-        ConfigError: a field is missing, out of range or of the wrong type; the message names it.
-    """
+    """Convert a decoded body to a struct."""
     if not isinstance(body, dict):
         raise ConfigError(f"the body is {excerpt(body, 100)}; expected a JSON object")
     try:
@@ -184,11 +180,7 @@ def _given(body: JsonValue, error: str) -> str:
 
 
 def sampling_of(body: Mapping[str, object], options: msgspec.Struct, **fields: Any) -> SamplingParams:
-    """Return the sampling parameters of a request: its options, unknown fields of the body (as `extra`), and `fields`.
-
-    Raises:
-        ConfigError: a value is out of range. `max_tokens` may be 0 if the options' type allows it.
-    """
+    """Return the sampling parameters of a request: its options, unknown fields of the body (as `extra`), and `fields`."""
     known = {*options.__struct_fields__, *IGNORED}
     known |= {name for name, value in HARMLESS.items() if body.get(name) == value}
     further = {name: value for name, value in body.items() if name not in known}
@@ -200,11 +192,7 @@ def sampling_of(body: Mapping[str, object], options: msgspec.Struct, **fields: A
 
 
 def prompt_logprobs_of(options: TokenOptions) -> int | None:
-    """Return the number of likeliest tokens to report for each token of the prompt; None = no log-probabilities.
-
-    Raises:
-        ConfigError: log-probabilities of the prompt are requested for a stream.
-    """
+    """Return the number of likeliest tokens to report for each token of the prompt; None = no log-probabilities."""
     if options.prompt_logprobs is not None and options.stream:
         raise ConfigError(
             f"prompt_logprobs is {options.prompt_logprobs} and stream is true; expected one of them: streams have no "
@@ -219,11 +207,7 @@ def fields_of(options: msgspec.Struct) -> frozenset[str]:
 
 
 def check_known(parsed: ServingRequest) -> ServingRequest:
-    """Return the request without fields that only some endpoints use.
-
-    Raises:
-        ConfigError: the API does not support a field; the message names the nearest one.
-    """
+    """Return the request without fields that only some endpoints use."""
     questions = []
     for question in parsed.choices:
         request = question.request
@@ -334,11 +318,7 @@ def tool_choice_of(
 
     Args:
         given: None, "none", "auto", "required", or a named function as chat completions or the Responses API write it.
-        tools: in chat form.
         parallel: whether several calls are allowed. Default: yes for "required", no for a named function.
-
-    Raises:
-        ConfigError: `given` has another form, or names an unknown tool.
     """
     if given in (None, "none", "auto"):
         return None
@@ -372,11 +352,7 @@ def joined_content(content: object, read_part: Callable[[JsonValue], JsonObject]
 
 
 def refuse(body: Mapping[str, object], fields: Iterable[str], why: str) -> None:
-    """Refuse fields with a value other than null, false and "".
-
-    Raises:
-        ConfigError: one of them has such a value.
-    """
+    """Refuse fields with a value other than null, false and ""."""
     for name in fields:
         if body.get(name) not in (None, "") and body[name] is not False:
             raise ConfigError(f"{name} is {excerpt(body[name])}, but {why}; leave it out")

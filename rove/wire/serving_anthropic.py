@@ -71,9 +71,6 @@ def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a Messages request.
 
     Tool results become separate messages. `tool_choice` of type "none" drops the tools.
-
-    Raises:
-        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     sampling = sampling_of(body, options, stop=options.stop_sequences or None)

@@ -76,9 +76,6 @@ def read_request(body: JsonValue) -> ServingRequest:
     """Parse the body of a Responses request.
 
     Function calls and reasoning are joined to the adjacent assistant message. `tool_choice` "none" drops the tools.
-
-    Raises:
-        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     refuse(

@@ -42,11 +42,7 @@ class _Body(Options, kw_only=True):
 
 
 def read_request(body: JsonValue) -> ServingRequest:
-    """Parse the body of a request with `prompt_ids` and the sampling fields of a completion.
-
-    Raises:
-        ConfigError: the body is invalid.
-    """
+    """Parse the body of a request with `prompt_ids` and the sampling fields of a completion."""
     options = read_body(body, _Body)
     sampling = sampling_of(body, options, logprobs=options.logprobs, prompt_logprobs=options.prompt_logprobs)
     questions = expand_choices(ChoiceRequest(Request([], sampling), options.prompt_ids), options.n)

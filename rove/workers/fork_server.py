@@ -297,12 +297,7 @@ class _ForkServer:
             self.control.sendall(msgspec.json.encode(workers._settings) + b"\n")
 
     def wait_until_loaded(self, timeout_s: float) -> object:
-        """Return the result of `setup`.
-
-        Raises:
-            WorkerError: the process ended, or took too long.
-            RemoteError: the module raised.
-        """
+        """Return the result of `setup`."""
         if not self._load_finished.wait(timeout_s):
             raise WorkerError(f"{self.name} did not load within {timeout_s:g} s (start_seconds){self._last_lines()}")
         if self._load_result is None:

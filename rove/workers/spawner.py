@@ -30,10 +30,7 @@ class Spawner:
     """Starts worker processes of one module; it has the methods of `_ForkServer`.
 
     Args:
-        command: Python command line of the worker's program, without the port.
         settings: what the program loads; see `rove.workers.fork_server_main`.
-        env: environment variables of the processes.
-        name: name in error messages.
         start_seconds: maximum seconds for starting a process and loading the module.
     """
 
@@ -53,22 +50,13 @@ class Spawner:
         self._lock = threading.Lock()
 
     def wait_until_loaded(self, timeout_s: float) -> object:
-        """Start the first worker and return the result of the module's `setup`.
-
-        Raises:
-            WorkerError: the process ended, or took too long.
-            RemoteError: the module raised.
-        """
+        """Start the first worker and return the result of the module's `setup`."""
         process, connection, setup_result = self._start(timeout_s)
         self._first = process, connection
         return setup_result
 
     def connect(self, number: int) -> socket.socket:
-        """Start the worker with this number and return the connection to it; this waits until it has loaded the module.
-
-        Raises:
-            WorkerError, RemoteError: see `wait_until_loaded`.
-        """
+        """Start the worker with this number and return the connection to it; this waits until it has loaded the module."""
         with self._lock:
             first, self._first = self._first, None
         if first is None:

@@ -35,13 +35,7 @@ _V0_STATE = "v0_state"
 
 
 class TurnClient(Client[Any, Any, Any, Any]):
-    """The v0 client of one rollout: it requests turns from rove.
-
-    Args:
-        turn: rove's function for one turn.
-        outer: rove's state of the rollout.
-        raw: whether the prompt is one text to be continued.
-    """
+    """The v0 client of one rollout: it requests turns from rove."""
 
     def __init__(self, turn: Turn, outer: RoveState, raw: bool):
         super().__init__(None)

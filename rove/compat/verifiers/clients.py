@@ -283,11 +283,7 @@ _CLIENTS: dict[str, type[_RoveBacked]] = {
 
 
 def resolve_client(client: Any) -> Client[Any, Any, Any, Any]:
-    """Return a v0 client for a v0 client, a `ClientConfig`, an `openai.AsyncOpenAI` (as before 0.1.9) or a rove client.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
+    """Return a v0 client for a v0 client, a `ClientConfig`, an `openai.AsyncOpenAI` (as before 0.1.9) or a rove client."""
     if isinstance(client, Client):
         return client
     if isinstance(client, ClientConfig):

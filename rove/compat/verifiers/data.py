@@ -115,11 +115,7 @@ def make_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def as_table(source: Any) -> Any:
-    """Return a `Dataset` as it is, a list of dicts as a `Table`.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return a `Dataset` as it is, a list of dicts as a `Table`."""
     if hasattr(source, "column_names"):
         return source
     if isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
@@ -163,11 +159,7 @@ def with_ids(dataset: Any) -> Any:
 
 
 def as_info(value: Any) -> dict[str, Any]:
-    """Return the info of a row as a dict; it may be JSON.
-
-    Raises:
-        ValueError: it is not a dict.
-    """
+    """Return the info of a row as a dict; it may be JSON."""
     value = json.loads(value) if isinstance(value, str) else value
     if value is None:
         return {}

@@ -95,7 +95,6 @@ def maybe_retry(
 
     Args:
         func: the async function; returned unchanged if `max_retries` is 0.
-        max_retries: maximum retries. The result is that of the last call.
         initial, max_wait: seconds before the first retry, doubled for each further one, and their maximum.
         error_types: default: `vf.InfraError` and `vf.InvalidModelResponseError`.
     """

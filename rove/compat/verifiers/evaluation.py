@@ -381,11 +381,7 @@ class UsageTracker:
         return self
 
     def increment(self, input_tokens: float = 0, output_tokens: float = 0) -> None:
-        """Add tokens.
-
-        Raises:
-            ValueError: a number is negative.
-        """
+        """Add tokens."""
         if (input_tokens or 0) < 0 or (output_tokens or 0) < 0:
             raise ValueError("Token usage increments must be non-negative.")
         self._has_usage = True
@@ -555,15 +551,11 @@ def make_dataset(
     The dataset has all columns of the results. Columns of the states are in the results if `evaluate` was asked for them.
 
     Args:
-        results: what `evaluate` has returned.
         push_to_hub: whether to upload the dataset to the Hugging Face hub. Releases from 0.1.3 on call it `push_to_hf_hub`.
         hub_name: its name there. Releases from 0.1.3 on call it `hf_hub_dataset_name`.
         state_columns: keys of the states to include; a missing one is skipped with a warning.
         extra_columns: further columns; a missing one is skipped with a warning.
         options: the newer names; anything else is ignored with a warning.
-
-    Raises:
-        ConfigError: the dataset is to be uploaded without a name.
     """
     push_to_hub = options.pop("push_to_hf_hub", push_to_hub)
     hub_name = options.pop("hf_hub_dataset_name", hub_name)

@@ -47,11 +47,7 @@ def info_tools(info: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def unpack_env_response(reply: Any, adopt: Callable[[Any], None]) -> Any:
-    """Return the messages of an `env_response`; until 0.1.7 it could return (messages, state), in 0.1.0 (message, state).
-
-    Args:
-        adopt: called with that state.
-    """
+    """Return the messages of an `env_response`; until 0.1.7 it could return (messages, state), in 0.1.0 (message, state)."""
     if not (isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], Mapping)):
         return reply
     outdated("env_response returning (messages, state)", "return the messages and change the state in place")

@@ -46,11 +46,7 @@ def parameter_names(func: Callable[..., Any]) -> list[str]:
 
 
 def uses_legacy_loop(env: Any, base: type) -> bool:
-    """Return whether an environment's rollouts run in the loop of 0.1.0 to 0.1.7.
-
-    Args:
-        base: the class whose methods a package overrides.
-    """
+    """Return whether an environment's rollouts run in the loop of 0.1.0 to 0.1.7."""
     if env.message_type == "completion":
         return False
     cls = type(env)
@@ -119,7 +115,6 @@ class LegacyRollout:
     """A rollout in the loop of 0.1.0 to 0.1.7.
 
     Args:
-        env: the environment.
         state: the first state; packages may replace it by a new dict, whose values are copied into it.
     """
 

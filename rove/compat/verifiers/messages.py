@@ -398,11 +398,7 @@ _ROLES: dict[Any, type[Model]] = {
 
 
 def from_raw_message(message: Mapping[str, Any]) -> Any:
-    """Create a message from a dict, whose tool calls may be in OpenAI's form.
-
-    Raises:
-        ValueError: its role is unknown, or a field is missing.
-    """
+    """Create a message from a dict, whose tool calls may be in OpenAI's form."""
     message_type = _ROLES.get(message.get("role"))
     if message_type is None:
         raise ValueError(f"Unknown role: {message.get('role')!r}; expected one of {', '.join(_ROLES)}")
@@ -429,12 +425,7 @@ def _flat_call(call: Any) -> Any:
 
 
 def normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
-    """Create messages from a string, dicts or messages.
-
-    Raises:
-        TypeError: an item is something else.
-        ValueError: see `from_raw_message`.
-    """
+    """Create messages from a string, dicts or messages."""
     if isinstance(value, str):
         return [TextMessage(content=value)]
     made: Messages = []

@@ -24,11 +24,7 @@ VARIABLE = "ROVE_COMPAT"
 
 
 def fixed() -> bool:
-    """Return whether `ROVE_COMPAT=fixed` is set, which enables the fixes that `docs/compat.md` lists.
-
-    Raises:
-        ConfigError: the variable has another value than "fixed", "v0" or "".
-    """
+    """Return whether `ROVE_COMPAT=fixed` is set, which enables the fixes that `docs/compat.md` lists."""
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "v0", "fixed"):
         raise ConfigError(
@@ -38,11 +34,7 @@ def fixed() -> bool:
 
 
 def set_legacy_attributes(owner: object, keywords: Mapping[str, Any]) -> None:
-    """Set keywords of older releases as attributes, each with a warning.
-
-    Raises:
-        TypeError: there is one, with ROVE_COMPAT=fixed.
-    """
+    """Set keywords of older releases as attributes, each with a warning."""
     if keywords and fixed():
         raise TypeError(f"{type(owner).__name__} has no argument {', '.join(keywords)}")
     for name, value in keywords.items():

@@ -16,11 +16,7 @@ _RESULTS_FILE, _METADATA_FILE = "results.jsonl", "metadata.json"
 
 
 def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
-    """Return the outputs that an earlier run saved in a folder; none if it has no results.
-
-    Raises:
-        ValueError: they are of another environment or model, or of more rows, so saving would lose them.
-    """
+    """Return the outputs that an earlier run saved in a folder; none if it has no results."""
     if not (folder / _RESULTS_FILE).is_file():
         return []
     try:

@@ -111,11 +111,7 @@ def _lora_settings(adapter: Any) -> dict[str, Any]:
 
 
 def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
-    """Convert v0's settings to rove's. Settings without a counterpart (devices, vLLM servers, logging) are dropped.
-
-    Raises:
-        ConfigError: the loss is unknown.
-    """
+    """Convert v0's settings to rove's. Settings without a counterpart (devices, vLLM servers, logging) are dropped."""
     from rove.train.config import RLConfig as RoveRLConfig
 
     settings = {_SETTINGS[name]: value for name, value in args.items() if name in _SETTINGS and value is not None}
@@ -147,9 +143,6 @@ class GRPOTrainer:
     Args:
         model: a folder, or a transformers model, which is trained in place.
         processing_class: its tokenizer; required unless the model is a folder.
-        env: environment of rove.compat or of rove.
-        args: a `GRPOConfig`.
-        peft_config: LoRA adapter to train instead of the model.
     """
 
     def __init__(

@@ -78,11 +78,7 @@ class Releases(msgspec.Struct, kw_only=True):
     keys: list[str] = []
 
     def choose(self, version: str | None) -> Release:
-        """Return the given version; without one, the newest that is not yanked, preferring final releases.
-
-        Raises:
-            HubError: There is no such version.
-        """
+        """Return the given version; without one, the newest that is not yanked, preferring final releases."""
         if version is not None:
             for one in self.versions:
                 if one.version == version:
@@ -99,11 +95,7 @@ class Releases(msgspec.Struct, kw_only=True):
 
 
 def check_filename(name: str) -> str:
-    """Check a file name that will be written: not a path and not hidden. Return it.
-
-    Raises:
-        TrustError: The name is unsafe.
-    """
+    """Check a file name that will be written: not a path and not hidden. Return it."""
     if (
         not name
         or name.startswith(".")
@@ -133,9 +125,7 @@ class Hub:
     signatures and locked versions.
 
     Args:
-        where: URL or folder of the hub.
         token: API token; "" sends none (default: the saved token, see `rove.hub.client.settings`).
-        options: Options of `rove.hub.client.transport.HttpTransport`.
 
     Example:
         >>> async with Hub("https://hub.example.org") as hub:
@@ -158,11 +148,7 @@ class Hub:
         await self._transport.close()
 
     async def index(self) -> Index:
-        """Return the list of all environments.
-
-        Raises:
-            HubError: The address is not a hub, or is a hub of a newer format.
-        """
+        """Return the list of all environments."""
         try:
             content = await self._read("/index.json", MAX_INDEX_BYTES)
         except NotFoundError:
@@ -210,11 +196,7 @@ class Hub:
         return matching[offset : offset + limit], len(matching)
 
     async def releases(self, reference: Reference) -> Releases:
-        """Return the index of an environment.
-
-        Raises:
-            HubError: The hub has no such environment.
-        """
+        """Return the index of an environment."""
         path = f"/{check_owner(reference.owner)}/{check_name(reference.name)}/index.json"
         try:
             content = await self._read(path, MAX_RELEASES_BYTES)
@@ -234,11 +216,7 @@ class Hub:
         return found
 
     async def manifest(self, reference: Reference, sha256: str) -> bytes:
-        """Return the bytes of a version's manifest.
-
-        Raises:
-            TrustError: Its hash is not `sha256`.
-        """
+        """Return the bytes of a version's manifest."""
         content = await self._read(f"{_folder(reference)}/manifest.json", limits.MAX_MANIFEST_BYTES)
         _check_hash(hashlib.sha256(content).hexdigest(), sha256, f"the manifest of {reference}")
         return content
@@ -264,11 +242,7 @@ class Hub:
         return await self._read(f"{_folder(reference)}/runs/{id}.json", limit)
 
     async def download(self, reference: Reference, file: HubFile | File, folder: Path) -> Path:
-        """Download a file of a version into a folder, checking its size and hash.
-
-        Raises:
-            TrustError: The content does not match the hash.
-        """
+        """Download a file of a version into a folder, checking its size and hash."""
         target = folder / check_filename(file.filename)
         if file.size > limits.MAX_ARCHIVE_BYTES:
             raise HubError(f"{file.filename} has {file.size:,} bytes; expected at most {limits.MAX_ARCHIVE_BYTES:,}")
@@ -288,9 +262,6 @@ class Hub:
 
         Args:
             files: Files by part: "manifest", "wheel", "source", and optionally "signature" and "readme".
-
-        Raises:
-            HubError: The hub rejects the version.
         """
 
         contents = {part: await asyncio.to_thread(path.read_bytes) for part, path in files.items()}

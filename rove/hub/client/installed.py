@@ -88,11 +88,7 @@ def environment_folder(reference: Reference) -> Path:
 
 
 def find(reference: Reference) -> Installed | None:
-    """Return the installed environment, or None if it, or the given version, is not installed.
-
-    Raises:
-        HubError: Its record cannot be read.
-    """
+    """Return the installed environment, or None if it, or the given version, is not installed."""
     file = environment_folder(reference) / RECORD
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Installed)
@@ -104,11 +100,7 @@ def find(reference: Reference) -> Installed | None:
 
 
 def require_installed(reference: Reference) -> Installed:
-    """Return the installed environment.
-
-    Raises:
-        HubError: It is not installed, or its record cannot be read.
-    """
+    """Return the installed environment."""
     found = find(reference)
     if found is None:
         known = ", ".join(str(one.reference) for one in all_installed()) or "none"
@@ -128,11 +120,7 @@ def all_installed() -> list[Installed]:
 
 
 def uninstall(reference: Reference) -> Installed:
-    """Uninstall an environment and delete its virtual environment.
-
-    Raises:
-        HubError: It is not installed.
-    """
+    """Uninstall an environment and delete its virtual environment."""
     with install_lock(reference):
         found = require_installed(reference)
         (environment_folder(reference) / RECORD).unlink()
@@ -150,14 +138,6 @@ def load(name: str, env_args: Mapping[str, object] | None = None, **options: Any
 
     The worker receives only `INHERITED_VARIABLES`, the variables in its manifest and those listed in `$ROVE_PASS`. An
     environment installed from a folder, a wheel or git receives all variables.
-
-    Args:
-        name: OWNER/NAME, or OWNER/NAME@VERSION.
-        env_args: Arguments of `load_environment`.
-        options: Options of `rove.IsolatedEnv`.
-
-    Raises:
-        ConfigError: It is not installed or cannot be loaded.
     """
     reference = parse_reference(name)
     found = find(reference)
@@ -182,11 +162,7 @@ def load(name: str, env_args: Mapping[str, object] | None = None, **options: Any
 
 
 def module_file(found: Installed) -> Path:
-    """Return the file of an environment's module.
-
-    Raises:
-        ConfigError: The file or the interpreter of its virtual environment is missing.
-    """
+    """Return the file of an environment's module."""
     file = found.path / found.file
     if not file.is_file() or not found.python.exists():
         raise ConfigError(

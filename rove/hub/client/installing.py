@@ -50,9 +50,6 @@ def required_packages(dependencies: Iterable[str], subject: str) -> list[str]:
     """Return the dependencies to install: without rove and verifiers, and with the dependencies of requested rove extras.
 
     `subject` names the package in errors.
-
-    Raises:
-        ConfigError: It requires another version of rove, or a dependency is malformed.
     """
     found: list[str] = []
     for text in dependencies:
@@ -91,11 +88,7 @@ def undeclared_v0_requirements(wheel: Path) -> list[str]:
 
 
 def check_python(requires: str, subject: str) -> None:
-    """Check that a package supports this Python.
-
-    Raises:
-        ConfigError: It does not, or `requires` is malformed.
-    """
+    """Check that a package supports this Python."""
     here = ".".join(map(str, sys.version_info[:3]))
     try:
         is_met = parse_specifiers(requires).contains(here, prereleases=True)
@@ -134,10 +127,6 @@ def check_no_conflict(name: str, module: str) -> None:
     pip uninstalls a distribution of the same name first, even if it contains other modules.
 
     `name` is the package's normalized name, `module` its only top-level module.
-
-    Raises:
-        ConfigError: The module belongs to another distribution, the name to one with other modules, or a module of this name
-            that is not an environment can be imported.
     """
     owners = metadata.packages_distributions()
     others = sorted({owner for owner in owners.get(module, []) if canonicalize_name(owner) != name})
@@ -197,11 +186,7 @@ class _Content(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_lock(file: Path) -> dict[tuple[str, str], Locked]:
-    """Read a lock file by owner and name; return {} if it does not exist.
-
-    Raises:
-        ConfigError: It is not a valid lock file, or was written by a newer rove.
-    """
+    """Read a lock file by owner and name; return {} if it does not exist."""
     if not file.is_file():
         return {}
     values = read_toml(file)
@@ -231,11 +216,7 @@ def write_lock(file: Path, locked: Iterable[Locked]) -> None:
 
 
 def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: Path) -> None:
-    """Check that the hub still has the locked files.
-
-    Raises:
-        TrustError: The manifest or a file differs.
-    """
+    """Check that the hub still has the locked files."""
     now = {one.filename: (one.sha256, one.size) for one in files}
     then = {one.filename: (one.sha256, one.size) for one in locked.files}
     if manifest == locked.manifest and now == then:
@@ -297,15 +278,7 @@ async def look_up(
     """Resolve an environment on a hub and verify it against the lock file and the owner's key.
 
     Args:
-        hub: The hub.
         reference: The environment; without a version, the locked or newest version is used.
-        locked: Entry of the lock file.
-        lock: Path of the lock file, for errors.
-        trusted: A new key of the owner that the user confirmed.
-
-    Raises:
-        HubError: The hub does not have it.
-        TrustError: It fails verification.
     """
     releases = await hub.releases(reference)
     release = releases.choose(reference.version or (locked and locked.version))
@@ -358,28 +331,14 @@ def check_compatible(manifest: Manifest, subject: str) -> None:
 
 
 async def fetch(hub: Hub, offer: Offer, folder: Path) -> Path:
-    """Download the wheel into a folder and verify it.
-
-    Raises:
-        TrustError: The wheel does not match the manifest.
-        PackageError: The wheel is invalid or unsafe.
-    """
+    """Download the wheel into a folder and verify it."""
     wheel = await hub.download(offer.reference, offer.manifest.wheel, folder)
     check_package(msgspec.structs.replace(offer.manifest, files=[offer.manifest.wheel]), wheel)
     return wheel
 
 
 def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
-    """Install a package into its own virtual environment, replacing another version. Installation is atomic.
-
-    Args:
-        offer: The verified package.
-        wheel: Its wheel.
-        allow_source: Also build dependencies without a wheel, which runs their code.
-
-    Raises:
-        ConfigError: A dependency cannot be installed.
-    """
+    """Install a package into its own virtual environment, replacing another version. Installation is atomic."""
     with install_lock(offer.reference):
         here = environment_folder(offer.reference)
         here.mkdir(parents=True, exist_ok=True)
@@ -416,11 +375,7 @@ def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) ->
 
 
 def install_into_current(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
-    """Install a package into the current interpreter, where its dependencies can conflict with others.
-
-    Raises:
-        ConfigError: As for `install`, or the package would replace or hide another distribution or module.
-    """
+    """Install a package into the current interpreter, where its dependencies can conflict with others."""
     check_no_conflict(offer.manifest.name, offer.manifest.module)
     _install(sys.executable, offer, wheel, allow_source)
     _remember_key(offer)

@@ -26,17 +26,7 @@ PRIVATE_SETTINGS = ("run_dir", "env_dir", "base_url", "endpoints", "isolation", 
 
 
 def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, examples: int = EXAMPLES) -> JsonObject:
-    """Return the publishable results of a finished evaluation, without secrets.
-
-    Args:
-        folder: The run folder.
-        manifest: Manifest of the evaluated package.
-        wheel: Wheel of the evaluated package.
-        examples: Number of rollouts to include: lowest and highest reward, and evenly spaced ones in between.
-
-    Raises:
-        RunError: The run is not a finished evaluation, or evaluated other code than the package's.
-    """
+    """Return the publishable results of a finished evaluation, without secrets."""
     run = Run(folder)
     content, summary = run.config(), run.summary()
     if content.get("kind") != "eval":

@@ -31,11 +31,7 @@ def resolve_hub(given: str | None = None) -> str | None:
 
 
 def require_hub(given: str | None = None) -> str:
-    """Return the address of the hub as `resolve_hub` does, but require one.
-
-    Raises:
-        ConfigError: No hub is configured.
-    """
+    """Return the address of the hub as `resolve_hub` does, but require one."""
     where = resolve_hub(given)
     if where is None:
         raise ConfigError(
@@ -46,11 +42,7 @@ def require_hub(given: str | None = None) -> str:
 
 
 def require_server(given: str | None = None) -> str:
-    """Return the address of a hub that accepts uploads.
-
-    Raises:
-        ConfigError: No hub is configured, or it is a folder.
-    """
+    """Return the address of a hub that accepts uploads."""
     where = require_hub(given)
     if not is_url(where):
         raise ConfigError(f"the hub {where} is a read-only folder; start `rove hub serve` and add --hub URL")
@@ -132,11 +124,6 @@ def check_owner_signature(
     """Verify the signature of a manifest and return its key; None if the owner has never signed a package.
 
     `listed` are the owner's keys in the hub's index; `trusted` is a new key of the owner that the user confirmed.
-
-    Raises:
-        TrustError: The signature is missing, or the key is not the owner's.
-        PackageError: The signature is invalid.
-        ConfigError: cryptography is not installed.
     """
     known = trusted or known_key(hub, owner)
     if signature is None:

@@ -43,9 +43,6 @@ def clone(target: str, folder: Path) -> tuple[Path, str]:
     """Clone a git repository without running its code; return the package's folder and the commit.
 
     `target` is a URL, optionally followed by "@REVISION" and "#subdirectory=FOLDER"; `folder` is created.
-
-    Raises:
-        ConfigError: git fails, or the package's folder has no pyproject.toml.
     """
     found = _GIT.fullmatch(target)
     if found is None:
@@ -63,11 +60,7 @@ def clone(target: str, folder: Path) -> tuple[Path, str]:
 
 
 def build_wheel(folder: Path, output: Path) -> Path:
-    """Build a wheel with the package's build backend, without running the package itself.
-
-    Raises:
-        PackageError: The build fails, or its result is not an environment package.
-    """
+    """Build a wheel with the package's build backend, without running the package itself."""
     package = build(folder, output, run_policies=False)
     return package.folder / package.manifest.wheel.filename
 
@@ -92,11 +85,7 @@ def _git(*words: str) -> str:
 
 
 def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
-    """Return a wheel as an offer, with the manifest next to it; without one, the manifest is derived from the wheel.
-
-    Raises:
-        PackageError: The wheel is not an environment package, or does not match its manifest.
-    """
+    """Return a wheel as an offer, with the manifest next to it; without one, the manifest is derived from the wheel."""
     found = check_wheel(wheel)
     manifest, content = _adjacent_manifest(wheel, found.sha256)
     if manifest is not None:

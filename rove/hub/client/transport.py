@@ -119,13 +119,7 @@ class HttpTransport:
         self._jitter = random.Random()
 
     async def fetch(self, path: str, sink: Sink) -> None:
-        """Download the file at a path.
-
-        Raises:
-            NotFoundError: There is no such file.
-            HubError: The hub rejects the request.
-            InfraError: No response after all retries.
-        """
+        """Download the file at a path."""
 
         async def attempt() -> None:
             sink.restart()

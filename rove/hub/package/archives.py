@@ -59,10 +59,6 @@ def check_contents(members: Members, info: str, project: str, name: str) -> str:
     everything else is refused.
 
     `info` is the wheel's `.dist-info` folder, `project` the package's normalized name, `name` the wheel's file name for errors.
-
-    Raises:
-        PackageError: The wheel installs anything besides one module named like the package, data files and its metadata,
-            declares entry points that are not its own, or the module has no `load_environment`.
     """
     for path in members:
         if _COMPILED.search(path):
@@ -79,11 +75,7 @@ def check_contents(members: Members, info: str, project: str, name: str) -> str:
 
 
 def has_load_environment(source: bytes) -> bool:
-    """Return whether a module defines, imports or assigns `load_environment` at its top level, without running it.
-
-    Raises:
-        ValueError: The source cannot be parsed.
-    """
+    """Return whether a module defines, imports or assigns `load_environment` at its top level, without running it."""
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
@@ -453,10 +445,6 @@ def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
     """Check a package completely, without running its code.
 
     `keys` are public keys, one of which must have signed it. By default a signature is optional, but must be valid.
-
-    Raises:
-        PackageError: A file is missing, invalid or differs from the manifest; or the signature is missing, invalid or by
-            another key.
     """
     content = _read(folder / MANIFEST, limits.MAX_MANIFEST_BYTES)
     signed_by = None

@@ -60,11 +60,7 @@ def dist_info(members: Members) -> str:
 
 
 def pack_source(members: Members, name: str, version: str) -> bytes:
-    """Pack a source archive from files in one folder, which is renamed to NAME-VERSION.
-
-    Raises:
-        ValueError: A path is too long for a tar.
-    """
+    """Pack a source archive from files in one folder, which is renamed to NAME-VERSION."""
     folder = f"{name.replace('-', '_')}-{version}"
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as archive:
@@ -121,10 +117,6 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
 
     Returns:
         The contents of the wheel, its files by path, and the manifest entries of both archives.
-
-    Raises:
-        ConfigError: The build tools are not installed.
-        PackageError: The backend fails, or its result is not an environment package.
     """
     copy = work / "copy"
     copy_source(folder, copy)

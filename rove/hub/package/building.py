@@ -66,11 +66,7 @@ class Declared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 def declared(project: JsonObject) -> Declared:
-    """Return the table `[tool.rove]` of a parsed pyproject.toml.
-
-    Raises:
-        ConfigError: A key is unknown, or a value has the wrong type.
-    """
+    """Return the table `[tool.rove]` of a parsed pyproject.toml."""
     return convert(Declared, project.get("tool", {}).get("rove", {}))
 
 
@@ -102,11 +98,7 @@ def compatibility(code: Reading) -> str:
 
 
 def check_api(code: Reading) -> None:
-    """Check that rove provides the API that the package is written for.
-
-    Raises:
-        PackageError: It is written for verifiers v1.
-    """
+    """Check that rove provides the API that the package is written for."""
     uses_rove = any(feature.split(".")[0] == "module:rove" for feature in code.features)
     if not uses_rove and generation(code.features) == V1:
         raise PackageError(f"this package cannot run: {OTHER_API}")
@@ -180,14 +172,7 @@ def measure(
     """Load the environment of a module and run its scripted policies.
 
     Args:
-        folder: Folder that contains the module, as installed.
-        module: Name of the module.
         python: Interpreter with the package's dependencies (default: this one).
-        examples: Examples per policy, with seed `SEED`.
-        seconds: Time limit for loading and all rollouts.
-
-    Raises:
-        PackageError: The environment cannot be loaded, or takes too long.
     """
     ours = [path for path in sys.path if path] if python is None else [rove_only_folder().name]
     workers = Workers(
@@ -234,15 +219,9 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
     then loads the environment from the wheel and runs its scripted policies on a few examples for the manifest.
 
     Args:
-        folder: Folder with pyproject.toml.
         output: Output folder (default: `dist` in `folder`).
         run_policies: False does not load the environment; the manifest then contains only what the source declares.
         python: Interpreter with the environment's dependencies (default: this one).
-
-    Raises:
-        ConfigError: The folder has no pyproject.toml, or `[tool.rove]` is invalid.
-        PackageError: The build fails, the result is not an environment package or is written for verifiers v1, or the
-            environment cannot be loaded.
 
     Example:
         >>> package = build(Path("environments/my_task"))

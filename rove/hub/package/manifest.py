@@ -22,9 +22,6 @@ def parse_requirement(text: str) -> Requirement:
     """Parse a dependency such as "numpy>=1.26; python_version < '3.13'".
 
     The parser of `packaging` calls itself for each parenthesis, so their number is limited before it reads the text.
-
-    Raises:
-        ValueError: The text is too long, nests too deep, or is not a requirement (PEP 508).
     """
     if len(text) > limits.MAX_DESCRIPTION_CHARS:
         raise ValueError(f"it has {len(text):,} characters; expected at most {limits.MAX_DESCRIPTION_CHARS}")
@@ -34,22 +31,14 @@ def parse_requirement(text: str) -> Requirement:
 
 
 def parse_specifiers(text: str) -> SpecifierSet:
-    """Parse the Python versions that a package supports, such as ">=3.11,<4".
-
-    Raises:
-        ValueError: The text is too long, or is not a list of version specifiers (PEP 440).
-    """
+    """Parse the Python versions that a package supports, such as ">=3.11,<4"."""
     if len(text) > limits.MAX_LINE_CHARS:
         raise ValueError(f"it has {len(text):,} characters; expected at most {limits.MAX_LINE_CHARS}")
     return SpecifierSet(text)
 
 
 def applies(requirement: Requirement, extra: str = "") -> bool:
-    """Return whether a requirement applies to this interpreter when `extra` is requested ("" requests none).
-
-    Raises:
-        ValueError: The marker compares values that cannot be compared.
-    """
+    """Return whether a requirement applies to this interpreter when `extra` is requested ("" requests none)."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
@@ -174,11 +163,7 @@ class Manifest(Struct, kw_only=True, frozen=True):
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Serialize a manifest canonically: UTF-8 JSON with sorted keys, no spaces and a final newline.
-
-    Raises:
-        PackageError: `read_manifest` would reject the manifest.
-    """
+    """Serialize a manifest canonically: UTF-8 JSON with sorted keys, no spaces and a final newline."""
     check_manifest(manifest)
     content = canonical(msgspec.to_builtins(manifest))
     read_manifest(content)  # msgspec checks length limits only when decoding
@@ -189,10 +174,6 @@ def read_manifest(content: bytes) -> Manifest:
     """Read and check a manifest.
 
     Fields of newer versions of rove are ignored here, but stay in the bytes, which are passed on unchanged and signed.
-
-    Raises:
-        PackageError: The manifest is too large, not JSON, of an unknown schema, not canonical (see `manifest_bytes`), or has
-            an invalid field.
     """
     if len(content) > limits.MAX_MANIFEST_BYTES:
         raise PackageError(f"the manifest has {len(content):,} bytes; expected at most {limits.MAX_MANIFEST_BYTES:,}")
@@ -263,11 +244,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def check_requirements(requires_python: str, dependencies: Iterable[str], subject: str) -> None:
-    """Check that a package names its dependencies by index name and version.
-
-    Raises:
-        PackageError: A dependency is malformed, or names a URL or path, which would install unchecked code.
-    """
+    """Check that a package names its dependencies by index name and version."""
     try:
         parse_specifiers(requires_python)
     except ValueError as error:

@@ -66,11 +66,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def check_owner(owner: str) -> str:
-    """Check an owner's name and return it.
-
-    Raises:
-        ConfigError: It is not 1 to 40 of a-z, 0-9 and "-", or begins or ends with "-".
-    """
+    """Check an owner's name and return it."""
     if not _OWNER.fullmatch(owner):
         raise ConfigError(
             f"{_quoted(owner)} is not a valid owner name; expected 1 to {limits.MAX_OWNER_CHARS} of a-z, 0-9 and '-', "
@@ -80,11 +76,7 @@ def check_owner(owner: str) -> str:
 
 
 def normalize_name(name: str) -> str:
-    """Normalize an environment's name: lower case, "-" for every run of "-", "_" and "." (PEP 503).
-
-    Raises:
-        ConfigError: It is not a valid distribution name, is too long, or is reserved.
-    """
+    """Normalize an environment's name: lower case, "-" for every run of "-", "_" and "." (PEP 503)."""
     if len(name) > limits.MAX_NAME_CHARS or not name.isascii() or not _NAME.fullmatch(name):
         raise ConfigError(
             f"{_quoted(name)} is not a valid environment name; expected 1 to {limits.MAX_NAME_CHARS} of a-z, 0-9, '-', '_' "
@@ -99,11 +91,7 @@ def check_name(name: str) -> str:
 
 
 def normalize_version(version: str) -> str:
-    """Normalize a version by PEP 440: "v1.0-Beta" becomes "1.0b0".
-
-    Raises:
-        ConfigError: It is not a version, or has a local part ("1.0+mine"), which indexes do not allow.
-    """
+    """Normalize a version by PEP 440: "v1.0-Beta" becomes "1.0b0"."""
     try:
         if len(version) > limits.MAX_VERSION_CHARS or not version.isascii():
             raise InvalidVersion
@@ -144,11 +132,7 @@ def module_of(name: str) -> str:
 
 
 def check_module(module: str) -> str:
-    """Check the name of a package's module and return it.
-
-    Raises:
-        ConfigError: It is not an importable name, or would hide a module that Python or rove needs.
-    """
+    """Check the name of a package's module and return it."""
     if not module.isascii() or not module.isidentifier() or len(module) > limits.MAX_NAME_CHARS:
         raise ConfigError(f"{_quoted(module)} is not a valid module name; expected letters, digits and '_'")
     if module.lower() in PROTECTED_MODULES or module.lower() in {name.lower() for name in sys.stdlib_module_names}:

@@ -12,11 +12,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
-    """Write the package; return its folder.
-
-    Raises:
-        ConfigError: The name is not a valid package or module name, or the folder exists.
-    """
+    """Write the package; return its folder."""
     module = name.replace("-", "_")
     if not module.isidentifier() or module != module.lower():
         raise ConfigError(f"'{name}' cannot be a package name; use lower-case letters, digits and dashes, like my-task")

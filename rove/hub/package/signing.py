@@ -38,11 +38,7 @@ def key_file() -> Path:
 
 
 def make_key(file: Path | None = None) -> str:
-    """Create a private key that only its owner can read, in `file` (default: `key_file()`), and return the public key.
-
-    Raises:
-        ConfigError: The file exists, or cryptography is not installed.
-    """
+    """Create a private key that only its owner can read, in `file` (default: `key_file()`), and return the public key."""
     ed25519, serialization = _cryptography()
     file = file or key_file()
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,11 +63,7 @@ def make_key(file: Path | None = None) -> str:
 
 
 def load_key(file: Path | None = None) -> Ed25519PrivateKey:
-    """Load the private key from a file (default: `key_file()`).
-
-    Raises:
-        ConfigError: The file is missing, readable by other users, or not an Ed25519 key; or cryptography is not installed.
-    """
+    """Load the private key from a file (default: `key_file()`)."""
     ed25519, serialization = _cryptography()
     file = file or key_file()
     try:
@@ -106,13 +98,7 @@ def check_signature(content: bytes, signature: bytes, keys: Collection[str] | No
     """Check the signature of a manifest and return the public key.
 
     Args:
-        content: Content of manifest.json.
-        signature: Content of manifest.sig.
         keys: Accepted public keys (default: any key).
-
-    Raises:
-        PackageError: The signature is malformed, does not match the bytes, or is by another key.
-        ConfigError: cryptography is not installed.
     """
     ed25519, _ = _cryptography()
     from cryptography.exceptions import InvalidSignature

@@ -74,8 +74,6 @@ def make_app(
         store: The store to serve; the caller closes it.
         name: Name of the hub (default: name of the data folder).
         fallback: Address of a simple index to which requests for unknown projects are redirected; None disables this.
-        allow_shadow: Names of new packages that may be published although the fallback index has them.
-        pace: Limits of uploads.
     """
     hub = _Hub(store, name or store.folder.resolve().name, fallback, allow_shadow, pace or UploadLimits())
     app = web.Application(middlewares=[auth_middleware(store)], client_max_size=MAX_RUN_BYTES)
@@ -318,11 +316,7 @@ def _negotiated_type(request: web.Request) -> str:
 
 @asynccontextmanager
 async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Run the application of `make_app`; yield its address. Port 0 chooses a free one.
-
-    Raises:
-        ConfigError: The address cannot be used.
-    """
+    """Run the application of `make_app`; yield its address. Port 0 chooses a free one."""
     options = {
         "handler_cancellation": False,
         "keepalive_timeout": KEEPALIVE_TIMEOUT_S,

@@ -27,15 +27,7 @@ class Session:
         """Check an upload, rename its files to their final names, and return the fields of a `StoredFile` per file.
 
         Args:
-            draft: Folder with the parts: manifest, wheel, and optionally source, signature and readme.
-            owner: Owner of the environment.
-            name: Name of the environment.
-            version: Version that the upload is for.
             keys: The owner's public keys; if there are any, one of them must have signed the manifest.
-
-        Raises:
-            PackageError: The package is invalid.
-            ConfigError: The package is signed, but cryptography is not installed.
         """
         folder = Path(draft)
         content = (folder / "manifest").read_bytes()
@@ -69,11 +61,7 @@ class Session:
 
 
 def check_no_markup(manifest: Mapping[str, object]) -> None:
-    """Refuse active markup in any field: the hub's pages escape it, but other programs that show manifests may not.
-
-    Raises:
-        PackageError: A field contains active markup.
-    """
+    """Refuse active markup in any field: the hub's pages escape it, but other programs that show manifests may not."""
     for field, value in manifest.items():
         found = find_markup(field) or find_markup(msgspec.json.encode(value).decode())
         if found:
@@ -99,11 +87,7 @@ class Checkers:
         )
 
     async def check(self, draft: Path, owner: str, name: str, version: str, keys: Sequence[str]) -> list[StoredFile]:
-        """Check a package and rename its files; for the arguments see `Session.check`.
-
-        Raises:
-            RejectedError: The package is invalid.
-        """
+        """Check a package and rename its files; for the arguments see `Session.check`."""
         place = {"draft": str(draft), "owner": owner, "name": name, "version": version}
         try:
             async with self._workers.acquire() as worker:

@@ -92,9 +92,6 @@ class Database:
 
     Args:
         file: SQLite file; created if missing.
-
-    Raises:
-        ConfigError: The file is not a hub's database, or was written by a newer rove.
     """
 
     def __init__(self, file: Path):

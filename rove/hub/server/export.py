@@ -35,13 +35,8 @@ def export(store: Store, folder: str | Path, hub: str = "") -> Exported:
     """Export the public environments into a folder, atomically, in the layout of `rove hub serve`.
 
     Args:
-        store: The store to export.
         folder: New folder, empty folder or earlier export, which is replaced.
         hub: Name of the hub (default: name of the data folder).
-
-    Raises:
-        ConfigError: The folder contains other files.
-        PackageError: A file of the hub was modified after its upload.
     """
     target = Path(folder).absolute()
     _check(target, store)

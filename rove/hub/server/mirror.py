@@ -35,14 +35,6 @@ class Mirror:
 
     An owner is either local or mirrored from one hub, never both, so that another hub cannot publish under a local owner's
     name. The owner's keys are those seen first.
-
-    Args:
-        source: The other hub, opened.
-        store: The local store.
-        on_copy: Called with the name of each version that is copied.
-
-    Raises:
-        ConfigError: The source is the store itself.
     """
 
     def __init__(self, source: Hub, store: Store, on_copy: Callable[[str], None] = lambda name: None):
@@ -57,12 +49,7 @@ class Mirror:
         self._skipped_owners: set[str] = set()
 
     async def run(self, owners: Collection[str] = ()) -> MirrorResult:
-        """Copy the environments of the given owners (default: all).
-
-        Raises:
-            HubError: The source is not a hub.
-            InfraError: The source does not respond.
-        """
+        """Copy the environments of the given owners (default: all)."""
         try:
             for listed in (await self.source.index()).environments:
                 if not owners or listed.owner in owners:

@@ -112,11 +112,7 @@ def auth_middleware(store: Store) -> Middleware:
 
 
 def token_of(request: web.Request) -> str | None:
-    """Return the token of a request: a bearer token or, for reading, the password of the user `__token__`.
-
-    Raises:
-        RejectedError: The Authorization header has another form.
-    """
+    """Return the token of a request: a bearer token or, for reading, the password of the user `__token__`."""
     header = request.headers.get("Authorization")
     if header is None:
         return None

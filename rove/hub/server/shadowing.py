@@ -18,16 +18,7 @@ LOOK_UP_TIMEOUT_S = 10.0
 
 
 async def check_not_shadowing(name: str, fallback: str, allowed: Collection[str]) -> None:
-    """Check that the fallback index has no project of a new package's name.
-
-    Args:
-        name: Normalized name of the package.
-        fallback: Address of the fallback index, without a slash at the end.
-        allowed: Names that the operator allows.
-
-    Raises:
-        RejectedError: The index has the name, or cannot be asked.
-    """
+    """Check that the fallback index has no project of a new package's name."""
     if name in allowed:
         return
     address = f"{fallback}/{quote(name)}/"

@@ -71,11 +71,7 @@ class _PushedRun(msgspec.Struct):
 
 
 def read_run(content: bytes) -> Result:
-    """Validate pushed results: a JSON object with `model` (a name), `summary` (an object) and other fields.
-
-    Raises:
-        RejectedError: The content is malformed or too large.
-    """
+    """Validate pushed results: a JSON object with `model` (a name), `summary` (an object) and other fields."""
     try:
         pushed = msgspec.json.decode(content, type=_PushedRun)
         written = msgspec.json.encode(msgspec.json.decode(content), order="sorted")
@@ -97,9 +93,6 @@ class Store:
 
     Args:
         folder: The folder; created if missing.
-
-    Raises:
-        ConfigError: The folder contains other files, or was written by a newer rove.
     """
 
     def __init__(self, folder: str | Path):
@@ -124,14 +117,8 @@ class Store:
         """Create or update an owner; return whether it is new.
 
         Args:
-            owner: Name of the owner.
             keys: Public Ed25519 keys in base64; one of them must sign each future package. [] makes signing optional, None
                 keeps the current keys.
-            mirrored: Hub from which the owner's environments are mirrored.
-
-        Raises:
-            ConfigError: The name is invalid.
-            RejectedError: The name is too similar to another owner's.
         """
         check_owner(owner)
         with self.database.write() as change:
@@ -161,12 +148,7 @@ class Store:
         return bool(list(self.database.query(sql, [owner, name])))
 
     def check_new(self, owner: str, name: str, version: str, change: sqlite3.Connection | None = None) -> None:
-        """Check that a version can be published; inside a transaction the result stays valid until it ends.
-
-        Raises:
-            ConfigError: A name or the version is invalid or not normalized.
-            RejectedError: The owner does not exist, the name is too similar to another one, or the version exists.
-        """
+        """Check that a version can be published; inside a transaction the result stays valid until it ends."""
         check_owner(owner)
         check_name(name)
         check_version(version)
@@ -199,16 +181,9 @@ class Store:
         """Publish a checked version atomically.
 
         Args:
-            owner: Owner of the environment.
-            manifest: Manifest of the package.
             draft: Folder made by `new_draft` with the files `kept`; always removed.
-            kept: The files in the draft.
             uploaded: Time of the upload (default: now).
             yanked: Reason for yanking, or None.
-
-        Raises:
-            ConfigError: The name or version is invalid.
-            RejectedError: See `check_new`.
         """
         try:
             _sync(*(draft / file.filename for file in kept), draft)
@@ -225,11 +200,7 @@ class Store:
             shutil.rmtree(draft, ignore_errors=True)
 
     def yank(self, owner: str, name: str, version: str, reason: str | None) -> None:
-        """Yank a version: it is installed only if named explicitly. None as the reason undoes this.
-
-        Raises:
-            RejectedError: The version does not exist.
-        """
+        """Yank a version: it is installed only if named explicitly. None as the reason undoes this."""
         with self.database.write() as change:
             environment, id = _version_id(change, owner, name, version)
             change.execute("UPDATE versions SET yanked = ? WHERE id = ?", [reason, id])
@@ -240,10 +211,6 @@ class Store:
 
         Only tokens of the owner can see a private environment. An `access` with an upload scope can create one, but not change
         its visibility.
-
-        Raises:
-            ConfigError: A name is invalid.
-            RejectedError: The token does not allow it, or see `check_new`.
         """
         with self.database.write() as change:
             access.check_upload(owner, name)
@@ -257,11 +224,7 @@ class Store:
             change.execute("UPDATE environments SET private = ? WHERE id = ?", [private, id])
 
     def add_run(self, owner: str, name: str, version: str, run: Result) -> None:
-        """Publish a model's results for a version; identical results are stored once.
-
-        Raises:
-            RejectedError: The version does not exist or has too many runs.
-        """
+        """Publish a model's results for a version; identical results are stored once."""
         draft = self.new_draft()
         try:
             (draft / run.id).write_bytes(run.content)
@@ -389,11 +352,7 @@ def _choose_latest(change: sqlite3.Connection, environment: int) -> None:
 
 
 def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str) -> tuple[int, int]:
-    """Return the ids of an environment and one of its versions.
-
-    Raises:
-        RejectedError: The version does not exist.
-    """
+    """Return the ids of an environment and one of its versions."""
     rows = change.execute(
         "SELECT environment, versions.id FROM versions JOIN environments ON environments.id = environment"
         " WHERE owner = ? AND name = ? AND version = ?",

@@ -74,14 +74,8 @@ def make_token(
     """Create a token for an existing owner and return it.
 
     Args:
-        database: Database of the hub.
-        owner: Owner of the token.
         scopes: Scopes (default: read the owner's private environments and upload for the owner).
         days: Lifetime in days; None never expires.
-        note: Description of the token.
-
-    Raises:
-        ConfigError: The owner does not exist, or an argument is invalid.
     """
     check_owner(owner)
     scopes = tuple(dict.fromkeys(check_scope(scope) for scope in scopes)) or (READ, f"{UPLOAD}{owner}/*")
@@ -118,11 +112,7 @@ def check_scope(scope: str) -> str:
 
 
 def access_of(database: Database, text: str) -> Access:
-    """Return the permissions of a token.
-
-    Raises:
-        RejectedError: The token is unknown, expired or revoked.
-    """
+    """Return the permissions of a token."""
     if len(text) > MAX_TOKEN_CHARS or not text.startswith(PREFIX):
         raise RejectedError(
             401, f"invalid token; expected one that begins with '{PREFIX}', created by rove hub token OWNER"
@@ -148,11 +138,7 @@ def tokens(database: Database, owner: str | None = None) -> list[Token]:
 
 
 def revoke(database: Database, id: int) -> Token:
-    """Revoke a token.
-
-    Raises:
-        ConfigError: There is no such token.
-    """
+    """Revoke a token."""
     with database.write() as change:
         change.execute("UPDATE tokens SET revoked = ? WHERE id = ? AND revoked IS NULL", [now(), id])
     for token in tokens(database):

@@ -89,11 +89,7 @@ class Uploads:
         await asyncio.to_thread(self._threads.shutdown)
 
     async def receive(self, request: web.Request, owner: str, name: str, version: str) -> JsonObject:
-        """Read an authorized upload, check and publish it; return its description.
-
-        Raises:
-            RejectedError: The upload is too large, too slow or invalid, or the version exists.
-        """
+        """Read an authorized upload, check and publish it; return its description."""
         _check_head(request)
         await self._in_thread(lambda: self.store.check_new(owner, name, version))
         async with self._slot(owner):
@@ -186,11 +182,7 @@ def _check_head(request: web.Request) -> None:
 
 @asynccontextmanager
 async def body_timeout(pace: UploadLimits) -> AsyncIterator[None]:
-    """Limit the time for reading a body.
-
-    Raises:
-        RejectedError: The time limit is exceeded.
-    """
+    """Limit the time for reading a body."""
     try:
         async with asyncio.timeout(pace.seconds):
             yield

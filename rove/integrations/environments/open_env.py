@@ -226,11 +226,7 @@ class _Server:
 
     @classmethod
     async def connect(cls, url: str, headers: Mapping[str, str], seconds: float) -> _Server:
-        """Request a server's description and schema.
-
-        Raises:
-            InfraError: it cannot be reached, or is not an OpenEnv server.
-        """
+        """Request a server's description and schema."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=seconds)
         http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=dict(headers), timeout=limits)
         try:
@@ -245,11 +241,7 @@ class _Server:
             raise
 
     def action(self, text: str) -> JsonObject:
-        """Return the action in an answer.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Return the action in an answer."""
         text = visible_response(text)
         if self.field is not None:
             return {self.field: text}
@@ -265,11 +257,7 @@ class _Server:
 
 
 def _tool_action(call: object) -> dict[str, object]:
-    """Return the action in a tool call.
-
-    Raises:
-        ValueError, ToolParseError: there is none.
-    """
+    """Return the action in a tool call."""
     if call_name(call) != TOOL:
         raise ValueError(f"there is no tool '{call_name(call)}'")
     return call_arguments(call)
@@ -327,7 +315,6 @@ class Session:
     Messages are received in the background, so that the server's pings are answered while the model generates.
 
     Args:
-        http: HTTP connections.
         url: URL of the server, like http://localhost:8000.
     """
 
@@ -343,10 +330,6 @@ class Session:
         Args:
             seconds: maximum seconds for the response.
             capacity_seconds: maximum seconds to wait for capacity.
-
-        Raises:
-            InfraError: the server cannot be reached, does not respond, or has no capacity in time.
-            RefusedError: it refused.
         """
         deadline, wait, attempts = time.monotonic() + capacity_seconds, MIN_RETRY_DELAY_S, []
         while True:
@@ -367,12 +350,7 @@ class Session:
             wait = min(2 * wait, MAX_RETRY_DELAY_S)
 
     async def step(self, action: JsonObject, seconds: float) -> JsonObject:
-        """Execute an action; return observation, reward and done.
-
-        Raises:
-            InfraError: the connection is closed, or the server does not respond.
-            RefusedError: it refused; with code VALIDATION_ERROR the action is invalid.
-        """
+        """Execute an action; return observation, reward and done."""
         return await self.request("step", action, seconds)
 
     async def request(self, kind: str, data: JsonObject, seconds: float) -> JsonObject:

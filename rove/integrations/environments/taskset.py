@@ -204,11 +204,7 @@ class _TasksetRubric(Rubric):
         return [*self.verifiers_names, *super().names]
 
     async def score_rollout(self, state: State) -> Scores:
-        """Return the scores of the agent's trace; see `Rubric.score_rollout`.
-
-        Raises:
-            AgentError: verifiers has not scored it.
-        """
+        """Return the scores of the agent's trace; see `Rubric.score_rollout`."""
         result = state.get("verifiers")
         if result is None:
             reason = bookkeeping(state).stop_condition

@@ -95,12 +95,7 @@ class Call:
     """One request to a child: write it and read output until there is an answer, the child ends, or the time is over.
 
     Args:
-        child: The process.
         request: The request; empty if no answer is expected.
-        number: Number of the call.
-        limits: Fields of `rove.sandbox.SandboxLimits`.
-        deadline: End of the call's time, by `time.monotonic`.
-        host: File descriptors of the connection to the host, for host calls of the code.
     """
 
     def __init__(
@@ -119,15 +114,7 @@ class Call:
         return self.output.truncated or self.cut
 
     def run(self, wake: int, over: Callable[[], bool]) -> None:
-        """Set `outcome`: "answered", "ended", "late", or "garbled" if the answer is malformed.
-
-        Args:
-            wake: Becomes readable when a process ends.
-            over: Returns whether the child has ended.
-
-        Raises:
-            HostGoneError: The host is gone during a host call.
-        """
+        """Set `outcome`: "answered", "ended", "late", or "garbled" if the answer is malformed."""
         reading = {self.child.output: self._read_output, wake: lambda: bool(_read(wake)) or True}
         if self.request:
             reading[self.child.own_fds[2]] = self._read_answer

@@ -47,7 +47,6 @@ class Jail:
     """The isolation that this machine can enforce.
 
     Args:
-        paths: Additional files and folders that sessions may read.
         without: Features to disable as if the kernel lacked them (for tests).
     """
 
@@ -173,11 +172,7 @@ class Jail:
 
 
 def in_child(action: Callable[[], object]) -> None:
-    """Run an action in a child process that ends afterwards.
-
-    Raises:
-        OSError: The action failed.
-    """
+    """Run an action in a child process that ends afterwards."""
     pid = os.fork()
     if not pid:
         number = 255

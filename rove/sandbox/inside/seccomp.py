@@ -110,11 +110,7 @@ X32 = 0x40000000
 
 
 def program(machine: str) -> bytes:
-    """Return the filter in the kernel's format: struct sock_filter, whose jumps count skipped instructions.
-
-    Raises:
-        OSError: The architecture has no table.
-    """
+    """Return the filter in the kernel's format: struct sock_filter, whose jumps count skipped instructions."""
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"seccomp: no table of system calls for {machine}")
     column, architecture = ARCHITECTURES[machine]
@@ -150,11 +146,7 @@ def program(machine: str) -> bytes:
 
 
 def install() -> None:
-    """Install the filter for this process and its children; needs `no_new_privs` or privileges.
-
-    Raises:
-        OSError: The kernel has no seccomp, or the architecture no table.
-    """
+    """Install the filter for this process and its children; needs `no_new_privs` or privileges."""
     code = program(platform.machine())
     buffer = ctypes.create_string_buffer(code, len(code))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))

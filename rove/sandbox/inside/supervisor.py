@@ -33,10 +33,7 @@ class Supervisor:
     """Serves one session.
 
     Args:
-        requests, answers: File descriptors of the connection to the host.
-        limits: Fields of `rove.sandbox.SandboxLimits`.
         folder: The session's folder; relative paths start there.
-        alone: Whether every other process that this one may signal belongs to the session.
     """
 
     def __init__(self, requests: int, answers: int, limits: dict[str, Any], folder: str, alone: bool):

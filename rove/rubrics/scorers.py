@@ -53,6 +53,9 @@ def numeric(completion: Completion, answer: str, tolerance: float = 1e-6) -> flo
     Args:
         answer: text with one number; of "reasoning #### 42", the part after the last "####" counts.
         tolerance: largest difference, relative to the right number; 0 is equal only to 0.
+
+    Raises:
+        Error: the right answer has no number, or several.
     """
     right = right_number(answer)
     number = read_number(read_answer(completion))
@@ -79,6 +82,7 @@ def choice(completion: Completion, answer: str, choices: Sequence[str] = ()) -> 
     `rove.rubrics.choices` states which texts choose an option.
 
     Args:
+        answer: letter of the right option.
         choices: texts of the options A, B, C, …; without them only letters count.
     """
     right = answer.strip().upper()
@@ -122,7 +126,12 @@ class RegexRubric(Rubric):
         self.add_reward_func(self.regex)
 
     async def regex(self, completion: Completion, answer: str) -> float:
-        """Return 1.0 if the pattern `answer` is found in the answer of the reply, else 0.0."""
+        """Return 1.0 if the pattern `answer` is found in the answer of the reply, else 0.0.
+
+        Raises:
+            Error: the pattern is empty (it would reward every reply), or not a regular expression.
+            WorkerError: the worker process could not be started.
+        """
         await self._workers.ensure_started()
         text = read_answer(completion)[: self.max_chars]
         async with self._workers.acquire() as worker:

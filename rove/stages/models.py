@@ -13,9 +13,9 @@ from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.messages import as_messages, text_of
 from rove.core.ranges import Fraction, NonNegativeInt, PositiveInt
 from rove.envs.environment import Environment
-from rove.envs.loading import as_environment, load_environment
+from rove.envs.loading import load_environment
 from rove.rollouts.evaluate import conversation_texts, generate
-from rove.stages.arguments import settings_from
+from rove.stages.arguments import name_and_environment, settings_from
 from rove.stages.naming import named_environment
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.utils.event_loop import outside_event_loop, run_async
@@ -86,8 +86,7 @@ def new_model(
     Raises:
         ConfigError: A setting is unknown or out of range, there is no such environment, or the folder is not empty.
     """
-    loaded = None if isinstance(env, str) else as_environment(env)
-    name = env if isinstance(env, str) else loaded.env_id or type(loaded).__name__  # type: ignore[union-attr]
+    name, loaded = name_and_environment(env)
     used = settings_from(ModelConfig, config, {"env": name, "output": output and str(output), **settings})
     made = outside_event_loop(lambda: run_model_new(used, loaded))
     (reporter or ConsoleReporter()).note(model_text(used, made))

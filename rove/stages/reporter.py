@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TextIO
 
@@ -176,7 +176,7 @@ class ConsoleReporter:
         self.console.print(table)
 
     @contextmanager
-    def working(self, text: str) -> Iterator[None]:
+    def working(self, text: str) -> Generator[None]:
         """Print what is being done, and show that it is still running until it is done."""
         if self.console.is_terminal:
             with self.console.status(styled(text)):
@@ -188,7 +188,7 @@ class ConsoleReporter:
             yield
 
     @contextmanager
-    def progress(self, title: str, total: int = 0, done: int = 0) -> Iterator[TaskProgress]:
+    def progress(self, title: str, total: int = 0, done: int = 0) -> Generator[TaskProgress]:
         """Show a live progress bar with a status text and the progress within long steps.
 
         Without a terminal, print about `PROGRESS_LINES` lines in total, and one every `every_s` seconds in long steps.
@@ -217,7 +217,7 @@ class ConsoleReporter:
             yield task
 
     @contextmanager
-    def _log_lines(self, title: str, total: int, done: int) -> Iterator[TaskProgress]:
+    def _log_lines(self, title: str, total: int, done: int) -> Generator[TaskProgress]:
         def show(task: TaskProgress) -> None:
             if task.count % max(1, task.total // PROGRESS_LINES) == 0 or task.count == task.total:
                 self.console.print(task.line, soft_wrap=True)
@@ -277,13 +277,13 @@ class JsonLinesReporter:
         self._write("table", title=str(table.title or ""), columns=columns, rows=list(rows))
 
     @contextmanager
-    def working(self, text: str) -> Iterator[None]:
+    def working(self, text: str) -> Generator[None]:
         """Write a "working" event."""
         self._write("working", text=text)
         yield
 
     @contextmanager
-    def progress(self, title: str, total: int = 0, done: int = 0) -> Iterator[TaskProgress]:
+    def progress(self, title: str, total: int = 0, done: int = 0) -> Generator[TaskProgress]:
         """Write a "progress" event after every step."""
 
         def show(task: TaskProgress) -> None:
@@ -293,26 +293,8 @@ class JsonLinesReporter:
         yield TaskProgress(title, total, show, done)
 
 
-class SilentReporter:
+class SilentReporter(Reporter):
     """Shows nothing."""
-
-    def title(self, text: str) -> None:
-        """Do nothing."""
-
-    def note(self, text: str, *, important: bool = False) -> None:
-        """Do nothing."""
-
-    def warning(self, text: str) -> None:
-        """Do nothing."""
-
-    def hints(self, *texts: str) -> None:
-        """Do nothing."""
-
-    def sample(self, record: RolloutRecord, title: str) -> None:
-        """Do nothing."""
-
-    def table(self, table: Table) -> None:
-        """Do nothing."""
 
     def working(self, text: str) -> AbstractContextManager[None]:
         """Do nothing."""

@@ -10,11 +10,11 @@ from rove.core.errors import needs_train_extra
 from rove.core.findings import HIGH, Finding
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.loading import as_environment, environment_version
+from rove.envs.loading import environment_version
 from rove.remote.loading import open_environment
 from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
-from rove.stages.arguments import settings_from
+from rove.stages.arguments import name_and_environment, settings_from
 from rove.stages.curves import draw
 from rove.stages.identity import Watch, begin, identity_of
 from rove.stages.naming import run_folder
@@ -76,11 +76,9 @@ def rl(
     with needs_train_extra():
         from rove.train.config import RLConfig
 
-    loaded = None if env is None or isinstance(env, str) else as_environment(env)
-    name = env if loaded is None else loaded.env_id or type(loaded).__name__
-    given = {"model": model and str(model), "env": name, **settings}
-    if loaded is not None:
-        given = {"env_args": loaded.env_args, **given}
+    name, loaded = (None, None) if env is None else name_and_environment(env)
+    env_args = None if loaded is None else loaded.env_args
+    given = {"model": model and str(model), "env": name, "env_args": env_args, **settings}
     used = settings_from(RLConfig, config, given)
     return outside_event_loop(lambda: run_rl(used, reporter or ConsoleReporter(), overwrite, env=loaded))
 
@@ -109,12 +107,11 @@ def run_rl(
 
     config.check()
     ranks = ranks or SINGLE_PROCESS
-    if env is None or env.source:  # loaded by name
-        version: object = environment_version(config.env, config.env_dir, config.env_args)
-    else:
-        version = env.identity
     if env is None:
+        version: object = environment_version(config.env, config.env_dir, config.env_args)
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
+    else:  # without a source, it was not loaded by name, so its arguments and rubric count
+        version = env.identity["env"] if env.source else env.identity
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:

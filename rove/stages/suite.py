@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class Evaluation(NamedTuple):
 
 
 @contextmanager
-def error_source(source: str, separator: str = ": ") -> Iterator[None]:
+def error_source(source: str, separator: str = ": ") -> Generator[None]:
     """Prefix config errors with the place in a file."""
     try:
         yield

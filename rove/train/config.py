@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-import rove.games.exhaustive  # noqa: F401  registers the evaluation kind "exhaustive"
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, nearest
 from rove.core.ranges import (

@@ -26,6 +26,7 @@ from rove.train.policy_comparison import (
     placement_text,
     turn_limit,
 )
+from rove.train.sft_data import SFTData
 from tests.train.test_training_progress import Seen
 
 
@@ -133,7 +134,11 @@ def test_an_unknown_environment_is_reported_in_one_line(tmp_path: Path, told: di
         evaluation_target(config(), data)
     out = io.StringIO()
     place_model(
-        config(), tmp_path / "final", data, Run(tmp_path / "sft"), ConsoleReporter(Console(file=out, width=200))
+        config(),
+        tmp_path / "final",
+        SFTData(data, config()),
+        Run(tmp_path / "sft"),
+        ConsoleReporter(Console(file=out, width=200)),
     )
     assert out.getvalue().startswith("not evaluated: ")
     assert f"evaluate it: rove eval ENV -m {tmp_path}/final; --final-eval-rollouts 0 skips this" in out.getvalue()
@@ -143,7 +148,11 @@ def test_zero_final_eval_rollouts_disable_the_evaluation(tmp_path: Path):
     out = io.StringIO()
     data = data_run(tmp_path / "games", {})
     place_model(
-        config(final_eval_rollouts=0), tmp_path, data, Run(tmp_path / "sft"), ConsoleReporter(Console(file=out))
+        config(final_eval_rollouts=0),
+        tmp_path,
+        SFTData(data, config()),
+        Run(tmp_path / "sft"),
+        ConsoleReporter(Console(file=out)),
     )
     assert out.getvalue() == ""
     with pytest.raises(ConfigError, match="final_eval_rollouts is -1"):

@@ -1,6 +1,6 @@
-"""The tokens and the loss mask of SFT equal those of TRL's SFTTrainer, but for the differences that docs/training.md lists.
+"""The tokens and the loss mask of SFT equal those of TRL's SFTTrainer, but for listed differences.
 
-`benchmarks/trl_sft.py record` wrote what TRL trains on.
+docs/guides/train_on_messages.md lists them with their reasons. `benchmarks/trl_sft.py record` wrote what TRL trains on.
 """
 
 from __future__ import annotations
@@ -170,6 +170,26 @@ def test_calls_that_a_template_leaves_out_are_written_as_the_model_writes_them()
         case.sequence.ids, case.sequence.mask
     )
     assert "weather(" not in case.trained(case.ids, case.mask)
+
+
+def test_arguments_as_json_are_rendered_as_an_object():
+    renderer = renderer_of("qwen2_5")
+    [row, _] = recorded()["rows"]["tools"]
+    as_text = json.loads(json.dumps(row))
+    as_text["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Oslo"}'
+    config = SFTConfig(data="tools", model="m")
+    [one, other] = tokenize(renderer, [conversation_from_row("", each) for each in (row, as_text)], config, 10_000)
+    assert one.sequences == other.sequences
+
+
+def test_glm_4_differs_only_where_its_template_rewrites_a_turn():
+    *compared, rewritten = cases("glm4moe", "chat", "system", "reasoning")
+    assert len(compared) == 5
+    for case in compared:
+        assert (case.sequence.ids, case.sequence.mask) == (case.ids, case.mask)
+    first, second = rewritten.sequences
+    assert "2 + 3 makes 5.</think>" in rewritten.trained(first.ids, first.mask)
+    assert second.ids == rewritten.ids  # in the second turn, the context has no thought in TRL either
 
 
 def test_tools_without_a_known_format_of_calls_are_refused():

@@ -1,0 +1,46 @@
+"""RL as a function: names or environments, and settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rove
+from rove.envs.loading import environment_version
+from rove.stages import rl as stage
+
+
+@pytest.fixture
+def identities(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """The identities of the runs that would start; none does."""
+    seen: list[dict[str, Any]] = []
+
+    def begin(run: Any, kind: str, config: Any, identity: dict[str, Any], *rest: Any) -> None:
+        seen.append(identity)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stage, "begin", begin)
+    return seen
+
+
+def test_a_loaded_environment_is_the_same_run_as_its_name(identities: list[dict[str, Any]]) -> None:
+    by_name = rove.rl("models/x", "tictactoe", env_args={"seed": 3}, steps=7)
+    loaded = rove.rl("models/x", rove.load_environment("tictactoe", seed=3), steps=7)
+    assert identities[0] == identities[1]
+    assert identities[0]["env"] == environment_version("tictactoe")
+    assert identities[0]["steps"] == 7
+    assert by_name.run.path == loaded.run.path
+
+
+def test_an_environment_of_a_notebook_is_identified_by_its_rubric_and_arguments(
+    identities: list[dict[str, Any]],
+) -> None:
+    def right(completion: Any) -> float:
+        return 1.0
+
+    env = rove.SingleTurnEnv(dataset=[{"question": "1 + 1?", "answer": "2"}], rubric=rove.Rubric([right]))
+    rove.rl("models/x", env)
+    assert identities[0]["env"]["env"].startswith("SingleTurnEnv#")
+    assert identities[0]["env"]["rubric"]

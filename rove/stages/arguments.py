@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,7 +25,7 @@ def settings_from(kind: type[S], config: S | None, given: Mapping[str, object]) 
     """
     values: dict[str, Any] = {} if config is None else msgspec.to_builtins(config)
     plain = {name: msgspec.to_builtins(value, enc_hook=str) for name, value in given.items() if value is not None}
-    return convert(kind, merge(values, cast("dict[str, Any]", plain)))
+    return convert(kind, merge(values, plain))
 
 
 def name_and_environment(env: str | Environment) -> tuple[str, Environment | None]:

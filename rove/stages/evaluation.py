@@ -41,7 +41,7 @@ class EvalConfig(Options, frozen=True, kw_only=True):
     """Run Python files that the model folder contains."""
     device: Device = "auto"
     """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
-    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    env_args: dict[str, Any] = {}
     """Arguments of the environment."""
     num_examples: CountOrAll = 5
     """Number of examples from the start of the dataset."""

@@ -189,7 +189,8 @@ class Pipeline:
         for name in names:
             table.add_column(name, ratio=4)
         answered = [{key for key, record in records.items() if record.error is None} for records in by_row]
-        for example_id in sorted(set.intersection(*answered))[: self.recipe.answers]:
+        common = answered[0].intersection(*answered[1:])
+        for example_id in sorted(common)[: self.recipe.answers]:
             records = [records[example_id] for records in by_row]
             table.add_row(
                 text_of(as_messages(records[0].prompt)[-1]),
@@ -222,7 +223,7 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
 
 def _cell(summary: dict[str, Any], column: Column) -> str:
     means = {"reward": summary["reward"], **summary["functions"]}
-    shown = [means.get(name) or {} for name in column.values]
+    shown: list[Mapping[str, Any]] = [means.get(name) or {} for name in column.values]
     if not column.interval:
         return "/".join(percent(value.get("mean")) for value in shown)
     return " / ".join(_mean_with_interval(value) for value in shown)

@@ -289,13 +289,14 @@ def read_recipe(path: Path, values: dict[str, Any], variants: Sequence[str] = ()
         if not isinstance(values.get(variant), dict):
             raise ConfigError(f"--{variant} needs a [{variant}] table, which {path} does not have")
         for key, over in values[variant].items():
-            old = values.get(key)
-            tables = [table for table in (old if isinstance(old, list) else [old]) if isinstance(table, dict)]
-            if not tables or not isinstance(over, dict):
+            old: Any = values.get(key)
+            tables: list[Any] = old if isinstance(old, list) else [old]
+            if not isinstance(over, dict) or not all(isinstance(table, dict) for table in tables):
                 values[key] = over
                 continue
+            changes: dict[str, Any] = over
             for table in tables:
-                merge(table, over)
+                merge(table, changes)
     return convert(RecipeFile, values)
 
 

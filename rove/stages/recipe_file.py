@@ -25,6 +25,7 @@ def as_toml(sections: Sequence[Section], comment: str) -> str:
         reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
         text = tomli_w.dumps({section.name: section.values} if section.name else section.values)
         if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
-            text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in section.values)
+            tables: list[dict[str, Any]] = section.values
+            text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in tables)
         parts.append(reason + text)
     return "\n".join(parts)

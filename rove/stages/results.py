@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.table import Table
@@ -100,7 +100,7 @@ class TrainingResult:
         return image(self.plot())
 
 
-def image(figure: Figure) -> str:
+def image(figure: Any) -> str:
     """Return a figure as an HTML image."""
     import base64
     import io

@@ -44,7 +44,7 @@ class PipelineResult:
     """The settings of all stages."""
     rows: list[Row]
     """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
-    diagnoses: list[dict[str, Any]] = field(default_factory=list)
+    diagnoses: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Why a stage did not improve the model, if rove found a reason."""
 
     @property
@@ -83,7 +83,7 @@ class PipelineResult:
         from matplotlib.figure import Figure
 
         runs = self.runs
-        figure = Figure(figsize=(5 * max(1, len(runs)), 3.4))
+        figure: Any = Figure(figsize=(5 * max(1, len(runs)), 3.4))
         for position, (name, run) in enumerate(runs.items(), start=1):
             axis = figure.add_subplot(1, len(runs), position)
             metrics = run.metrics()

@@ -499,3 +499,29 @@ def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, ma
     assert done.err.startswith("error: no checkpoint of runs/sft is intact:")
     assert "progress.json is damaged" in done.err and "--overwrite" in done.err
     assert rove(*words, "--overwrite").status == 0
+
+
+def test_sft_on_messages_shows_what_is_trained_and_trains(made: Path, tmp_path: Path, rove: Rove):
+    chats = tmp_path / "chats.jsonl"
+    rows = [
+        [{"role": "user", "content": f"\x1b[31m{n}"}, {"role": "assistant", "content": "<move>4</move>"}]
+        for n in range(4)
+    ]
+    chats.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    words = ["sft", "--data", str(chats), "-m", str(made / "model"), "--threads", "1", "--run-dir", "runs/mine"]
+    shown = rove(*words, "--dry-run").out
+    assert "⟦<move>4</move><|end|>⟧" in shown
+    assert shown.count("conversation ") == 3
+    assert "\x1b[31m" not in shown
+    assert re.search(r"conversations to train on +│ +3 │", shown)
+    whole = json.loads(rove(*words, "--dry-run", "--json").out)
+    limit = whole["max_tokens"] - 1
+    cut = json.loads(rove(*words, "--dry-run", "--json", "--max-length", str(limit)).out)
+    assert (cut["training"], cut["validation"], cut["max_tokens"], cut["truncated_tokens"]) == (3, 1, limit, 4)
+    assert [piece["is_trained"] for piece in cut["shown"][0]["sequences"][0]] == [False, True]
+    assert not (tmp_path / "runs").exists()
+    done = rove(*words, "--epochs", "1", "--json")
+    assert json.loads(done.out)["conversations"] == 3
+    assert "not evaluated" not in done.err  # a file names no environment
+    chats.write_text('{"messages": []}\n')
+    assert f"{chats}, line 1: 'messages' is []" in rove(*words, "--overwrite").err

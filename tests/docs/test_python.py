@@ -41,7 +41,9 @@ def test_the_notebook_runs_and_its_commands_give_the_same_weights(
     notebook.mkdir()
     shell.mkdir()
     monkeypatch.chdir(notebook)
-    cells = [content for language, rest, content in blocks(PAGE) if language == "python" and rest != "no-run"]
+    [recipe] = [content for language, _, content in blocks(PAGE) if language == "toml"]
+    Path("small.toml").write_text(recipe)
+    cells = [content for language, _, content in blocks(PAGE) if language == "python"]
     names = asyncio.run(run_cells(cells))
     shown = capsys.readouterr().out
     assert "sft 6/6" in shown and "rl tictactoe 2/2" in shown and "step 2 · example" in shown
@@ -49,6 +51,8 @@ def test_the_notebook_runs_and_its_commands_give_the_same_weights(
     assert len(names["rl"].metrics) == 2 and names["sft"].best.metric == "validation_loss"
     assert names["rl"].plot().axes and names["sft"].table.row_count > 2
     assert "data:image/png;base64," in names["rl"]._repr_html_()
+    assert [row.name for row in names["result"].rows][-2:] == ["+ RL", "the same at T = 1"]
+    assert names["result"].table.row_count == 5 and list(names["result"].runs) == ["sft", "rl1"]
 
     [commands] = [content for language, _, content in blocks(PAGE) if language == "bash"]
     for command in commands.splitlines():

@@ -76,7 +76,13 @@ def test_every_module_has_a_test_file() -> None:
 
 PRINTING = {"rove/stages/reporter.py", "rove/compat/commands.py"}
 """Modules outside the command line that print: the reporters, and the commands of `verifiers`."""
-COMMAND_TESTS = {"tests/cli", "tests/support", "tests/real", "tests/models/test_remote_code.py", "tests/test_settings.py"}
+COMMAND_TESTS = {
+    "tests/cli",
+    "tests/support",
+    "tests/real",
+    "tests/models/test_remote_code.py",
+    "tests/test_settings.py",
+}
 """Tests that run commands in this process."""
 
 
@@ -96,7 +102,9 @@ def test_only_tests_of_commands_import_the_command_line() -> None:
     for file in [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("test_*.py")]:
         name = file.relative_to(ROOT).as_posix()
         if not any(name.startswith(allowed) for allowed in COMMAND_TESTS):
-            imports = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("from rove.cli")]
+            imports = [
+                line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("from rove.cli")
+            ]
             assert [line for line in imports if not line.startswith("from rove.clients")] == [], name
 
 

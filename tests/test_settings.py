@@ -77,6 +77,7 @@ KINDS: list[type[msgspec.Struct]] = [
     VLLMConfig,
 ]
 REQUIRED: dict[str, Any] = {
+    "cells": [],
     "columns": [],
     "data": "runs/data",
     "endpoint_id": "name",
@@ -85,9 +86,11 @@ REQUIRED: dict[str, Any] = {
     "folder": Path("runs/audit"),
     "input": 1.0,
     "model": "models/tiny",
+    "name": "published",
     "openenv": "tictactoe",
     "output": 1.0,
     "rl": [],
+    "title": "reward",
     "values": [],
 }
 """Values of required settings."""

@@ -156,6 +156,9 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     console.print(curves_table(metrics, names, "SFT"))
     summary = run.summary() or {}
     console.print(f"{summary.get('conversations')} conversations, {summary.get('steps')} steps")
+    if "truncated_tokens" in summary:
+        text = f"{summary['truncated_tokens']:,} tokens beyond max_length were not trained on; rove sft --dry-run shows details"
+        console.print(text, style="yellow")
     print_best_step(run, console)
     env = summary.get("placement", {}).get("env", "ENV")
     hint(

@@ -86,7 +86,7 @@ REQUIRED: dict[str, Any] = {
     "folder": Path("runs/audit"),
     "input": 1.0,
     "model": "models/tiny",
-    "name": "base model",
+    "name": "published",
     "openenv": "tictactoe",
     "output": 1.0,
     "rl": [],

@@ -40,6 +40,9 @@ def print_sft(result: TrainingResult, console: Console) -> None:
     console.print(result.table)
     summary = result.run.summary() or {}
     console.print(f"{summary.get('conversations')} conversations, {summary.get('steps')} steps")
+    if "truncated_tokens" in summary:
+        text = f"{summary['truncated_tokens']:,} tokens beyond max_length were not trained on; rove sft --dry-run shows details"
+        console.print(text, style="yellow")
     for line in ending_lines(result.run):
         console.print(line, soft_wrap=True)
     env = summary.get("placement", {}).get("env", "ENV")

@@ -64,7 +64,7 @@ def add_adapter(
     known = _linear_names(model)
     unknown = [name for name in targets if name not in known]
     if unknown:
-        raise ConfigError(f"lora_targets has '{unknown[0]}'; {nearest(unknown[0], known)}")
+        raise ConfigError(f"lora.targets has '{unknown[0]}'; {nearest(unknown[0], known)}")
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  (PEFT accepts floats)

@@ -97,7 +97,15 @@ def train_sft(
     finally:
         group.close()
         callbacks.close()
-    counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step, **_best(history, goal)}
+    counts: dict[str, Any] = {
+        "conversations": len(training),
+        "held_out_samples": len(held_out),
+        "steps": step,
+        **_best(history, goal),
+    }
+    truncated = sum(conversation.truncated for conversation in tokenized)
+    if truncated:
+        counts["truncated_tokens"] = truncated
     return _save_final(run, loaded, counts)
 
 

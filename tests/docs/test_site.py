@@ -34,7 +34,7 @@ def test_every_error_message_is_on_the_page_of_errors() -> None:
     page, sites = error_templates.errors_page(), [one for one, _ in error_templates.raise_sites()]
     assert len(sites) > 900
     passed_on = [one for one in sites if error_templates.passes_on(one.text)]
-    assert len(passed_on) < 50, "messages without text of their own cannot be found by text"
+    assert len(passed_on) < 55, "messages without text of their own cannot be found by text"
     missing = [one for one in sites if one not in passed_on and error_templates.code(one.text) not in page]
     assert missing == []
 

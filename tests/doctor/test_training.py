@@ -134,7 +134,7 @@ async def test_adapter_settings_are_checked(folder: Path):
     assert small["disk"].text != plain["disk"].text
     wrong = await find(folder, lora__rank=2, lora__targets=["q_prog"])
     assert {key for key, finding in wrong.items() if finding.severity == HIGH} == {"adapter"}
-    assert "lora__targets has 'q_prog'" in repr(wrong["adapter"])
+    assert "lora.targets has 'q_prog'" in repr(wrong["adapter"])
 
 
 async def test_a_context_smaller_than_any_prompt_fails(folder: Path):

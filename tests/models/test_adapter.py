@@ -231,7 +231,7 @@ def test_initial_adapter_weights_depend_only_on_the_seed():
 def test_unknown_target_layers_are_rejected():
     for name in ("q_prog", "lm_head", "embed_tokens"):
         loaded = tiny_model()
-        with pytest.raises(ConfigError, match=f"lora_targets has '{name}'.*q_proj"):
+        with pytest.raises(ConfigError, match=f"lora.targets has '{name}'.*q_proj"):
             add_adapter(loaded.model, 2, 32, 0.0, ["q_proj", name], 0, "base")
         assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 

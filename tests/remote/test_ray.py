@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import io
 import json
 import os
 import re
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 from fakes import tiny_model
-from rich.console import Console
 
 import rove as vf
 from rove.core.config import convert
@@ -29,6 +27,7 @@ from rove.remote import ray as on_ray
 from rove.remote.loading import Isolation, open_environment, temporary_environment
 from rove.remote.rollout import MAX_LOST_NODES
 from rove.runs.run import Run
+from rove.stages.reporter import SilentReporter
 from rove.stages.rl import run_rl
 from rove.train.config import RLConfig
 from tests.remote.test_distributed import Fateful, as_here
@@ -246,7 +245,7 @@ def test_training_and_evaluation_rollouts_run_on_the_cluster(cluster: Any, tmp_p
             },
         },
     )
-    run_rl(config, Console(file=io.StringIO()))
+    run_rl(config, SilentReporter())
     [evaluation] = (tmp_path / "run" / "evaluations" / "talk").iterdir()
     for run in (Run(tmp_path / "run"), Run(evaluation)):
         hosts = {record.scores.rewards["where"] for record in run.rollouts() if record.scores}

@@ -249,7 +249,7 @@ SFT_CASES: dict[str, Case] = {
     "min_reward": Case(0.5),
     "max_examples": Case(12),
     "loss_on": Case("first", {}, lambda ran: ran.error),  # its effect: tests/train/test_sft_data.py
-    "max_length": Case(4),
+    "max_length": Case(7),
     "epochs": Case(2, {}, step_count),
     "batch_size": Case(7),
     "learning_rate": Case(1e-3),

@@ -160,6 +160,14 @@ def test_long_sequences_are_truncated_at_the_end_and_left_out_without_a_trained_
         split(tokenize(renderer, conversations, settings(max_length=2), 1024), settings(max_length=2))
 
 
+def test_the_summary_counts_truncated_tokens(tmp_path: Path):
+    rows = [[UserMessage("hello"), AssistantMessage("world")]] * 3 + [
+        [UserMessage("hello"), AssistantMessage("world " * 5)]
+    ]
+    train(tmp_path, settings(epochs=1, max_length=7), rows)
+    assert (Run(tmp_path).summary() or {})["truncated_tokens"] > 0
+
+
 def test_a_conversation_that_the_template_rejects_is_reported_with_its_place():
     tokenizer: Any = tiny_model().tokenizer
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
-from rove.core.plain import JsonMapping
+from rove.core.plain import JsonMapping, JsonObject
 from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
 from rove.runs.run import Run
@@ -97,7 +97,7 @@ def train_sft(
     finally:
         group.close()
         callbacks.close()
-    counts: dict[str, Any] = {
+    counts: JsonObject = {
         "conversations": len(training),
         "held_out_samples": len(held_out),
         "steps": step,

@@ -79,11 +79,13 @@ async def run_replay_cases(
 def recorded_opponent(record: RolloutRecord) -> Opponent | None:
     """Return an opponent that repeats a person's recorded moves; None if the opponent was not a person."""
     steps = record.model_roles.get(OPPONENT, [])
-    moves: dict[str, object] = {text_of(step.prompt[-1]): text_of(step.completion[-1]) for step in steps}
+    moves = {text_of(step.prompt[-1]): text_of(step.completion[-1]) for step in steps}
 
     async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
         move = moves.get(view)
-        return move if move in legal else random.Random(f"{record.example_key}:{view}").choice(legal)
+        return (
+            move if move is not None and move in legal else random.Random(f"{record.example_key}:{view}").choice(legal)
+        )
 
     return opponent if moves else None
 

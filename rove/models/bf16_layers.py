@@ -318,7 +318,7 @@ def _forward(
     return out[None]
 
 
-def mixed_precision(model: nn.Module) -> AbstractContextManager[object]:
+def mixed_precision(model: Any) -> AbstractContextManager[object]:
     """Return a context in which the layers of a model compute in bf16, if the model's device has fast bf16 products.
 
     On a CPU, see `bf16_layers`. On an NVIDIA GPU, PyTorch's autocast converts weights and inputs of matrix products.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -322,7 +322,7 @@ class Renderer:
             return {"role": "assistant", "content": text_of(message) + how.write(calls)}
         given = [
             {**parsed, "function": {"name": call.name, "arguments": call.arguments}}  # templates expect a mapping
-            for parsed, call in zip(message["tool_calls"], calls, strict=True)
+            for parsed, call in zip(cast("Sequence[Mapping[str, object]]", message["tool_calls"]), calls, strict=True)
         ]
         return {**message, "content": message.get("content") or "", "tool_calls": given}
 

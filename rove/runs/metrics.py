@@ -69,7 +69,7 @@ def panels(rows: Sequence[Mapping[str, object]]) -> list[JsonObject]:
         for name, value in with_derived(row).items():
             if _is_number(value):
                 sizes[name] = max(sizes.get(name, 0.0), abs(value))
-    found = []
+    found: list[dict[str, object]] = []
     for panel in PANELS:
         names = sorted(name for name, size in sizes.items() if panel.least < size <= panel.most)
         matches = {name: match for name in names if (match := re.fullmatch(panel.metrics, name))}

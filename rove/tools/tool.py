@@ -241,7 +241,7 @@ def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Paramet
     return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  `hint` may be any object
 
 
-def _only(target: object, names: Iterable[str]) -> object:
+def _only(target: Callable[..., object], names: Iterable[str]) -> object:
     """Return a stand-in for a function with only some of its annotations: the others need not be resolvable."""
     if inspect.isclass(target):
         return target
@@ -373,8 +373,9 @@ def as_content(value: object) -> str | list[JsonValue]:
         return str(value)
 
     def plain(part: object) -> JsonValue:
-        if hasattr(part, "tolist"):  # numpy, torch
-            return part.tolist()
+        to_list = getattr(part, "tolist", None)  # numpy, torch
+        if to_list is not None:
+            return to_list()
         if part is value:
             raise TypeError
         return str(part)

@@ -125,8 +125,9 @@ def make_encodable(*streams: object) -> None:
     """Make streams print every text: what their encoding lacks is replaced instead of raising a UnicodeEncodeError."""
     codecs.register_error(ENCODING_ERRORS, _replace_unencodable)
     for stream in streams:
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=ENCODING_ERRORS)
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=ENCODING_ERRORS)
 
 
 def hide_progress_bars() -> None:

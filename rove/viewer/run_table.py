@@ -55,8 +55,9 @@ def arrange(rows: Sequence[Row], wanted: Wanted) -> list[Row]:
 
 
 def _sort_key(value: object) -> tuple[bool, float, str]:
-    is_number = isinstance(value, (int, float)) and math.isfinite(value)
-    return (not is_number, value if is_number else 0.0, "" if is_number else str(value))
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return (False, value, "")
+    return (True, 0.0, str(value))
 
 
 def _is_wanted(row: Row, wanted: Wanted) -> bool:

@@ -150,7 +150,7 @@ def _turn(message: Mapping[str, object]) -> tuple[str, list[dict[str, object]]]:
     """Return the role of the turn that a message belongs to, or "system", and the message's blocks."""
     role = message.get("role")
     if role == "assistant":
-        return role, _from_assistant(message)
+        return "assistant", _from_assistant(message)
     blocks = _without_blanks([_block(part) for part in parts_of(message)])
     if role == "tool":
         result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id", ""), "content": blocks or None}

@@ -279,8 +279,9 @@ def _encode(value: object) -> bytes:
 
 
 def _convert_numpy(value: object) -> object:
-    if hasattr(value, "tolist"):
-        return value.tolist()
+    to_list = getattr(value, "tolist", None)
+    if to_list is not None:
+        return to_list()
     raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")
 
 

@@ -165,7 +165,7 @@ def test_rollouts_can_be_rescored(tmp_path: Path) -> None:
     asyncio.run(rove.evaluate(length_env(1), says("four"), run=tmp_path / "run"))
     rescored = rove.rescore(length_env(2).__rove_environment__(), Run(tmp_path / "run"), into=tmp_path / "again")
     summary = asyncio.run(rescored)
-    assert (summary["reward"]["mean"], summary["scored"], summary["failed"]) == (16.0, 3, 0)
+    assert (summary.reward.mean, summary.scored, summary.failed) == (16.0, 3, 0)
 
 
 def test_loading_a_verifiers_package_without_the_alias_reports_a_hint(tmp_path: Path) -> None:

@@ -464,14 +464,14 @@ def test_a_reward_that_always_raises_is_in_the_summary(tmp_path: Path) -> None:
     write_broken_package(tmp_path)
     env = rove.load_environment("broken", tmp_path)
     summary = asyncio.run(rove.evaluate(env, scripted_client("4"), run=tmp_path / "run"))
-    assert list(summary["broken_rewards"]) == ["right"]
-    assert summary["broken_rewards"]["right"].startswith("AttributeError: AssistantMessage has no field 'nothing'")
-    assert summary["reward"]["mean"] == -0.25 and summary["failed"] == 0
+    assert list(summary.broken_rewards) == ["right"]
+    assert summary.broken_rewards["right"].startswith("AttributeError: AssistantMessage has no field 'nothing'")
+    assert summary.reward.mean == -0.25 and summary.failed == 0
     # computed from the saved records
     resumed = asyncio.run(rove.evaluate(env, scripted_client("4"), run=tmp_path / "run"))
-    assert resumed["broken_rewards"] == summary["broken_rewards"]
+    assert resumed.broken_rewards == summary.broken_rewards
     env = rove.load_environment("broken", tmp_path, funcs="sometimes")
-    assert "broken_rewards" not in asyncio.run(rove.evaluate(env, scripted_client("4")))
+    assert asyncio.run(rove.evaluate(env, scripted_client("4"))).broken_rewards == {}
 
 
 def test_v0_evaluation_warns_of_a_broken_reward(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class GymEnv(MultiTurnEnv):
         action = read_action(text, names)
         if action is None:
             raise ValueError(f"That names no action. Answer with one of: {', '.join(names)}.")
-        return action + int(getattr(env.action_space, "start", 0)) if hasattr(env, "action_space") else action
+        return action + int(getattr(getattr(env, "action_space", None), "start", 0))
 
     @stop(priority=60)
     def is_done(self, state: State) -> bool:
@@ -199,10 +199,11 @@ class GymEnv(MultiTurnEnv):
         if self.actions is not None:
             return self.actions
         space: object = getattr(env, "action_space", None)
-        if not hasattr(space, "n"):
+        count = getattr(space, "n", None)
+        if count is None:
             raise ConfigError("the actions are not numbered: pass actions= (their names) or action_parser=")
         start = int(getattr(space, "start", 0))
-        return [str(number) for number in range(start, start + int(space.n))]
+        return [str(number) for number in range(start, start + int(count))]
 
 
 def raw_return(state: State) -> float:
@@ -263,8 +264,9 @@ def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, JsonMap
 
 
 def _close(env: object) -> None:
-    if hasattr(env, "close"):
-        env.close()
+    close = getattr(env, "close", None)
+    if close is not None:
+        close()
 
 
 COLORED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)

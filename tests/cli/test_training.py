@@ -264,7 +264,7 @@ def test_rl_warns_when_max_tokens_fills_the_context(rove: Rove, made: Path):
     words = [word if word != "4" or before != "-t" else str(context) for before, word in pairwise(["", *rl(made)])]
     done = rove(*words, "--steps", "1", "--batch-size", "2", "-r", "2")
     assert done.status == 0, done.err
-    assert f"warning: max_tokens is {context}, but the model's context is {context} tokens, prompt included" in done.out
+    assert f"max_tokens is {context}, but the model's context is {context} tokens, prompt included" in done.out
 
 
 EQUAL_ROWS_ENV = """
@@ -358,7 +358,7 @@ def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, 
     assert "eval/perfect/reward/mean" in done.out
     assert f"best eval/perfect/reward/mean: {max(m['eval/perfect/reward/mean'] for m in metrics):.4f}" in done.out
     assert done.out.count("· example ") == 2
-    assert "step 2: length growth" in done.out
+    assert "step 2: length_growth" in done.out
     assert "length_growth" in [alert["id"] for alert in run.alerts()]
     words = [
         "eval",

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on filtered rollouts until the validation loss stops falling."""
+"""Supervised fine-tuning on conversations until the validation loss stops falling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train_sft(
     on_progress: OnProgress = ignore,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> Path:
-    """Fine-tune a model on the rollouts that pass the filter, from the run's last checkpoint if it has one.
+    """Fine-tune a model on the conversations that pass the filter, from the run's last checkpoint if it has one.
 
     Args:
         config: Settings, or a dict of them.
@@ -97,16 +97,11 @@ def train_sft(
     finally:
         group.close()
         callbacks.close()
-    counts: JsonObject = {
-        "conversations": len(training),
-        "held_out_samples": len(held_out),
-        "steps": step,
-        **_best(history, goal),
-    }
+    counts: JsonObject = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
     truncated = sum(conversation.truncated for conversation in tokenized)
     if truncated:
         counts["truncated_tokens"] = truncated
-    return _save_final(run, loaded, counts)
+    return _save_final(run, loaded, {**counts, **_best(history, goal)})
 
 
 def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: OnProgress) -> HeldOutEvaluations:

@@ -44,8 +44,3 @@ def check_outputs(outputs: Iterable[str], suffixes: Sequence[str]) -> None:
 def hint(console: Console, *lines: str) -> None:
     """Print suggestions for the next step."""
     ConsoleReporter(console).hints(*lines)
-
-
-def counted(count: int, what: str) -> str:
-    """Return a count with its noun in the singular or plural."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

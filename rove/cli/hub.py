@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.common import console_for, counted, hint, print_json
+from rove.cli.common import console_for, hint, print_json
 from rove.cli.hub_options import at, hub_option, with_hub
 from rove.cli.options import examples, in_range, json_option
 from rove.core.errors import ConfigError
@@ -27,6 +27,7 @@ from rove.hub.package.names import Reference, parse_reference
 from rove.hub.package.signing import key_file, load_key, make_key, public_key
 from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import make_logs_inert
+from rove.utils.units import counted
 
 DATA = Path("hub")
 KEY_BYTES = 32

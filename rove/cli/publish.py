@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rove.cli.common import console_for, counted, hint, print_json, print_warnings
+from rove.cli.common import console_for, hint, print_json, print_warnings
 from rove.cli.hub_options import at, details_table, hub_option, with_hub
 from rove.cli.options import confirmed, examples, json_option
 from rove.core.errors import ConfigError, HubError
@@ -21,6 +21,7 @@ from rove.hub.package.building import build
 from rove.hub.package.manifest import Manifest
 from rove.hub.package.names import Reference, check_owner
 from rove.utils.console import styled
+from rove.utils.units import counted
 
 
 @click.command(epilog=examples("rove build", "rove build environments/my_task -o dist"))

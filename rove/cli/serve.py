@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from rove.cli.common import console_for, counted, hint
+from rove.cli.common import console_for, hint
 from rove.cli.environments import hub_option
 from rove.cli.options import SETTINGS, device_option, endpoints_option, examples, setting_range, settings, trust_option
 from rove.core.errors import ConfigError
@@ -21,6 +21,7 @@ from rove.core.plain import JsonMapping
 from rove.envs.loading import load_environment
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.serving import HELLO, OpenEnvConfig, ServeConfig, api_key_of, served_client
+from rove.utils.units import counted
 
 
 def print_start(config: ServeConfig, url: str, console: Console, prompt: JsonMapping = HELLO) -> None:
@@ -77,9 +78,9 @@ def run_serve(config: ServeConfig, console: Console) -> int:
 
 def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
     """Return NAME=FOLDER … as a dict; None without any."""
-    pairs = [one.partition("=") for one in given]
     adapters: dict[str, str] = {}
-    for name, equals, folder in pairs:
+    for text in given:
+        name, equals, folder = text.partition("=")
         if not (name and equals and folder):
             raise ConfigError(f"--adapter is '{name}{equals}{folder}'; expected NAME=FOLDER")
         if name in adapters:

@@ -199,3 +199,11 @@ def nested(name: str, value: object) -> Table:
     for key in others:
         table = {key: table}
     return table
+
+
+def dotted(values: Mapping[str, object], prefix: str = "") -> Table:
+    """Return the settings of nested tables by their dotted names; the inverse of `nested`."""
+    settings: Table = {}
+    for name, value in values.items():
+        settings |= dotted(value, f"{prefix}{name}.") if is_mapping(value) else {f"{prefix}{name}": value}
+    return settings

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rove.core.config import dotted
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
@@ -17,6 +16,8 @@ from rove.runs.run import Run
 from rove.statistics import Comparison
 from rove.statistics.format import caveats
 from rove.statistics.tables import comparison_row
+from rove.utils.markdown import code, plain
+from rove.utils.units import counted
 
 ANY_FLAG = "--any-environment"
 ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")
@@ -63,11 +64,7 @@ class ComparedRun(NamedTuple):
             return f"{len(self.outcomes):,} scored rollouts"
         missing = examples * planned - len(self.outcomes)
         unscored = f" ({missing:,} not scored)" if missing else ""
-        return f"{examples:,} example{_s(examples)}, {planned} rollout{_s(planned)} per example{unscored}"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+        return f"{counted(examples, 'example')}, {counted(planned, 'rollout')} per example{unscored}"
 
 
 def read_run(path: str) -> ComparedRun:
@@ -78,17 +75,9 @@ def read_run(path: str) -> ComparedRun:
     last = [outcome for number, outcome in enumerate(run.outcomes()) if number in counted]
     if not last:
         raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")
-    settings = _flat({"kind": config["kind"], **config["identity"]})
+    settings = dotted({"kind": config["kind"], **config["identity"]})
     versions = run.versions()
     return ComparedRun(settings, last, config["config"], versions[-1].get("rove") if versions else None)
-
-
-def _flat(settings: JsonMapping, prefix: str = "") -> JsonObject:
-    """Return nested settings under dotted names, as on the command line."""
-    found: JsonObject = {}
-    for name, value in settings.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
 
 
 def run_names(path_a: str, path_b: str) -> tuple[str, str]:
@@ -143,10 +132,6 @@ def read_questions(path: str, comparison: Comparison) -> dict[str, str]:
     return {key: question for key, question in questions.items() if question.strip()}
 
 
-MAX_TEXT = 200
-"""Characters of one name, value or note; longer ones end with "…"."""
-
-
 def comparison_markdown(
     comparison: Comparison,
     settings: Mapping[str, Sequence[Any]],
@@ -157,17 +142,15 @@ def comparison_markdown(
     Args:
         settings: Both values of each setting that differs, by name; None where a run does not have it.
     """
-    head = ["value", *comparison.names, "difference", "95% interval", ""]
     align = ["---", "---:", "---:", "---:", "---:", "---"]
     values = (comparison.main, *comparison.others)
-    rows = [comparison_row(one) for one in values]
-    noted = caveats({"caveat": one.caveat} for one in values)
+    noted = caveats({"caveat": value.caveat} for value in values)
     lines = [
         f"**{plain(comparison.verdict)}**",
         "",
-        _line([head[0], *map(code, head[1:3]), *head[3:]]),
+        _line(["value", *map(code, comparison.names), "difference", "95% interval", ""]),
         _line(align),
-        *(_line([code(name), *map(plain, cells)]) for name, *cells in rows),
+        *(_line([code(name), *map(plain, cells)]) for name, *cells in map(comparison_row, values)),
     ]
     if runs:
         lines += ["", *map(_run_line, comparison.names, runs)]
@@ -183,21 +166,6 @@ def comparison_markdown(
     return "\n".join(lines) + "\n"
 
 
-def plain(text: str) -> str:
-    """Escape text so that Markdown shows it as it is, on one line, and GitHub makes no links or notifications."""
-    escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text))
-    escaped = re.sub(r"(www)\.", r"\1\\.", escaped, flags=re.IGNORECASE)
-    return escaped.replace("@", "@\u2060")  # GitHub links names after "@" even in rendered text
-
-
-def code(text: str) -> str:
-    """Return text as inline code, also for a table's cell; in code GitHub interprets no markup, links or names."""
-    line = _one_line(text).replace("|", "\u2502") or " "  # a "|" would end the cell
-    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
-    pad = " " if line.startswith("`") or line.endswith("`") else ""
-    return f"{fence}{pad}{line}{pad}{fence}"
-
-
 def _run_line(name: str, run: ComparedRun) -> str:
     """Return a list item that says what a run evaluated."""
     version = f"; {plain(f'rove {run.rove}')}" if run.rove else ""
@@ -210,10 +178,3 @@ def _value(value: Any) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _one_line(text: str) -> str:
-    """Return text without line ends, control and formatting characters, cut off after `MAX_TEXT` characters."""
-    cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return " ".join("".join(" " if unicodedata.category(c) in hidden else c for c in cut).split())

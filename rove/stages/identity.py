@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rove.core.digest import digest_model
+from rove.core.findings import Finding
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.models.pretrained import model_path
@@ -26,10 +27,29 @@ if TYPE_CHECKING:
 Watch = Callable[[Mapping[str, float], int], None]
 """Called after each step with its metrics and the maximum number of steps."""
 
+BOOKKEEPING = {
+    "trust_remote_code",
+    "device",
+    "threads",
+    "micro_batch_tokens",
+    "activation_checkpointing",
+    "env_dir",
+    "run_dir",
+    "loggers",
+    "alerts",
+}
+"""Settings of every stage that a resumed run may change: they do not affect what it learns, beyond rounding."""
+
 
 def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> JsonObject:
-    """Return what identifies a training run: all settings except `bookkeeping`, the model and the environments."""
-    identity = {k: v for k, v in without_isolation(msgspec.to_builtins(config)).items() if k not in bookkeeping}
+    """Return what identifies a training run: the model, the environments, and the settings that must not change.
+
+    Args:
+        bookkeeping: Further settings of this stage that may change; see `BOOKKEEPING`.
+        more: Further parts of the identity.
+    """
+    settings = without_isolation(msgspec.to_builtins(config))
+    identity = {name: value for name, value in settings.items() if name not in BOOKKEEPING | bookkeeping}
     evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
     return {**identity, "model": digest_model(model_path(config.model)), **more, "evaluated": evaluated}
 
@@ -42,7 +62,7 @@ def begin(
     overwrite: bool,
     reporter: Reporter,
     ranks: Ranks,
-    warnings: Callable[[], Iterable[str]],
+    warnings: Callable[[], Iterable[Finding]],
 ) -> LoadedModel | None:
     """Start or resume a run; return the initial model, or None if the run is complete.
 
@@ -74,7 +94,7 @@ def begin(
         reporter.note(f"continuing {run.path} after step {last[1].step}")
     else:
         for warning in warnings():
-            reporter.warning(warning)
+            reporter.warning(str(warning))
     device = config.device if ranks.size == 1 else ranks.device
     show_device(device, reporter)
     with reporter.working(f"loading {config.model}"):

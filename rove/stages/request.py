@@ -1,4 +1,4 @@
-"""What a recipe is made for: the request of `rove train`, and whether its folder still fits."""
+"""The request of `rove train`, and checks that the recipe of a folder was made for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rove.envs.question_files import is_question_file
 from rove.runs.provenance import SEAL
 
 RECIPE, REQUEST, EVIDENCE, ESTIMATE = "recipe.toml", "request.json", "evidence.json", "estimate.json"
-"""File names in the folder of all stages."""
+"""Names of files in the folder of all stages."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
 
@@ -56,14 +56,16 @@ def check_request(request: TrainRequest, folder: Path) -> None:
         ConfigError: It was made for others.
     """
     path = folder / REQUEST
-    plain = msgspec.to_builtins(request)
-    before = msgspec.json.decode(path.read_bytes()) if path.exists() else plain
-    now = {**plain, "version": request.version}
-    changed = [name for name in now if name in before and now[name] != before[name]]
+    if not path.exists():
+        return
+    recorded = msgspec.json.decode(path.read_bytes())
+    current = {**msgspec.to_builtins(request), "version": request.version}
+    changed = [name for name, value in current.items() if name in recorded and recorded[name] != value]
     if not changed:
         return
     name = changed[0]
-    if name == "version" and str(now[name]).startswith(f"{before[name]} "):
+    # The version of a file of questions now also states how its held-out questions are chosen.
+    if name == "version" and str(current[name]).startswith(f"{recorded[name]} "):
         raise ConfigError(
             f"{folder / RECIPE} was made by an older version of rove, which held out questions by their position: questions "
             "that are held out now may be among its training rows. Give another --run-dir, delete the folder, or finish it "
@@ -75,7 +77,7 @@ def check_request(request: TrainRequest, folder: Path) -> None:
             "delete the folder, or undo the change"
         )
     raise ConfigError(
-        f"{folder / RECIPE} was made with {name} = {before.get(name)!r}, but {name} is {now[name]!r} now; "
+        f"{folder / RECIPE} was made with {name} = {recorded[name]!r}, but {name} is {current[name]!r} now; "
         "give another --run-dir, or change the recipe"
     )
 
@@ -85,14 +87,14 @@ def is_outdated(request: TrainRequest, folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     if not names <= {RECIPE, SEAL.format(RECIPE), REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
-    before = msgspec.json.decode((folder / REQUEST).read_bytes())
+    recorded = msgspec.json.decode((folder / REQUEST).read_bytes())
     recipe = recipe_digest((folder / RECIPE).read_text("utf-8"))
-    same = {**msgspec.to_builtins(request), "version": before.get("version"), "recipe": recipe}
-    return before == same and before["version"] != request.version
+    unedited = {**msgspec.to_builtins(request), "version": recorded.get("version"), "recipe": recipe}
+    return recorded == unedited and recorded["version"] != request.version
 
 
 def recipe_digest(text: str) -> str:
-    """Return a digest of the text of a recipe, which tells an edited recipe from the one that was chosen."""
+    """Return a digest of a recipe's text, by which rove notices that the recipe was edited."""
     return fingerprint({"text": text})
 
 

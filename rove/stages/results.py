@@ -53,7 +53,7 @@ class TrainingResult:
 
     @property
     def kind(self) -> str:
-        """ "sft" or "rl"."""
+        """The stage: "sft" or "rl"."""
         return str(self.run.config()["kind"])
 
     @property
@@ -64,7 +64,7 @@ class TrainingResult:
     @property
     def ending(self) -> Ending:
         """How the run ended."""
-        return msgspec.convert(self.run.summary() or {}, Ending, strict=False)
+        return read_ending(self.run)
 
     @property
     def best(self) -> BestStep | None:
@@ -123,9 +123,14 @@ def data_frame(rows: object) -> DataFrame:
     return DataFrame(rows)
 
 
+def read_ending(run: Run) -> Ending:
+    """Return how a training run ended, from its summary."""
+    return msgspec.convert(run.summary() or {}, Ending, strict=False)
+
+
 def ending_lines(run: Run) -> list[str]:
     """Return a line about the best evaluation of a training run, and one about why it ended early, if it did."""
-    ending = msgspec.convert(run.summary() or {}, Ending, strict=False)
+    ending = read_ending(run)
     lines: list[str] = []
     if ending.best is not None:
         best, folder = ending.best, run.path / "checkpoints" / "best"

@@ -26,22 +26,8 @@ if TYPE_CHECKING:
     from rove.train.config import RLConfig
     from rove.train.worker_group import Ranks
 
-BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
-    "trust_remote_code",
-    "device",
-    "threads",
-    "micro_batch_tokens",
-    "activation_checkpointing",
-    "vllm",
-    "env_dir",
-    "run_dir",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "loggers",
-    "alerts",
-    "show_every",
-    "log_token_stats",
-}
+BOOKKEEPING = {"vllm", "checkpoint_every", "keep_checkpoints", "show_every", "log_token_stats"}
+"""Settings that a resumed run may change, in addition to those of every stage."""
 
 
 def rl(
@@ -94,11 +80,7 @@ def run_rl(
     """Train with progress, from the last checkpoint if there is one.
 
     Args:
-        config: Settings.
-        reporter: Shows progress.
-        overwrite: Whether to discard an earlier run in the folder.
-        ranks: The training processes.
-        watch: Called with the metrics of every step, and the number of steps.
+        ranks: The training processes. Default: this process alone.
         env: The environment, if it is loaded already. Default: the one that the settings name.
     """
     from rove.train.rl import train_rl
@@ -115,9 +97,7 @@ def run_rl(
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
-        loaded = begin(
-            run, "rl", config, identity, overwrite, reporter, ranks, lambda: map(str, start_warnings(config, env))
-        )
+        loaded = begin(run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env))
         if loaded is None:
             return TrainingResult(run.path / "final", run)
         resumed = run.last_checkpoint()
@@ -156,12 +136,12 @@ def run_rl(
 
 
 def _status(metrics: Mapping[str, float]) -> str:
+    """Return the figures of a step for the line below the progress bar."""
     parts = [f"reward {metrics['reward/mean']:.3f}"]
-    parts += [
-        f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
-    ]
-    measured = {n: v for n, v in metrics.items() if n.startswith("eval/")}
-    parts += [f"{n} {v:.3f}" for n, v in measured.items() if n.endswith(("/reward/mean", "/missed"))]
+    functions = {name.removeprefix("reward/"): value for name, value in metrics.items() if name.startswith("reward/")}
+    parts += [f"{name} {value:.2f}" for name, value in functions.items() if name != "mean"]
+    measured = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+    parts += [f"{name} {value:.3f}" for name, value in measured.items() if name.endswith(("/reward/mean", "/missed"))]
     entropy = metrics.get("entropy/all/mean")  # missing if every group has zero advantage
     parts.append(f"entropy {'–' if entropy is None else format(entropy, '.3f')}")
     parts.append(f"zero-advantage groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")

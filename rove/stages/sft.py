@@ -23,20 +23,8 @@ if TYPE_CHECKING:
     from rove.train.sft_data import SFTData, SFTSource
     from rove.train.worker_group import Ranks
 
-BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
-    "trust_remote_code",
-    "device",
-    "threads",
-    "micro_batch_tokens",
-    "activation_checkpointing",
-    "env",
-    "env_args",
-    "env_dir",
-    "final_eval_rollouts",
-    "run_dir",
-    "loggers",
-    "alerts",
-}
+BOOKKEEPING = {"env", "env_args", "final_eval_rollouts"}
+"""Settings that a resumed run may change, in addition to those of every stage."""
 
 
 def sft(
@@ -89,11 +77,7 @@ def run_sft(
     """Fine-tune with progress, from the last checkpoint if there is one.
 
     Args:
-        config: Settings.
-        reporter: Shows progress.
-        overwrite: Whether to discard an earlier run in the folder.
-        ranks: The training processes.
-        watch: Called with the metrics of every step, and the maximum number of steps.
+        ranks: The training processes. Default: this process alone.
         source: Data in memory. Default: `config.data`.
     """
     from rove.train.sft import train_sft
@@ -108,9 +92,7 @@ def run_sft(
     identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
-        loaded = begin(
-            run, "sft", config, identity, overwrite, reporter, ranks, lambda: map(str, warnings_of(config, data))
-        )
+        loaded = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
         if loaded is None:
             return TrainingResult(run.path / "final", run)
         losses = {"loss": "–", "validation_loss": "–"}
@@ -143,10 +125,11 @@ def warnings_of(config: SFTConfig, data: SFTData) -> list[Finding]:
     from rove.train.contamination import find_overlaps
     from rove.train.settings_checks import check_held_out
 
-    trained, remedy = data.example_keys, "collect training data with rove eval --train"
-    findings: list[Finding] = []
+    trained = data.example_keys
+    overlaps = find_overlaps(config.evaluation, config.env_dir, trained) if config.evaluation else []
+    findings = check_held_out(overlaps, 0, "collect training data with rove eval --train")
+    warnings = [finding for finding in findings if finding.severity > OK]
     if len(trained) == 1:
         text = "all conversations are of one example: validation_loss is measured on the training example"
-        findings.append(Finding("held_out", text, remedy="collect rollouts of more examples"))
-    overlaps = find_overlaps(config.evaluation, config.env_dir, trained) if config.evaluation else []
-    return [*findings, *(one for one in check_held_out(overlaps, 0, remedy) if one.severity > OK)]
+        warnings.insert(0, Finding("held_out", text, remedy="collect rollouts of more examples"))
+    return warnings

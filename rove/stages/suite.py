@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rove.core.checks import is_text
-from rove.core.config import merge
+from rove.core.config import dotted, merge, nested
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
@@ -30,7 +30,7 @@ class Evaluation(NamedTuple):
     """Where in a file it is defined; "" for the command line."""
     config: EvalConfig
     defaults: str
-    """The defaults that the environment sets, as text for people; "" if none."""
+    """Description of the defaults that the environment sets; "" if it sets none."""
 
 
 @contextmanager
@@ -77,17 +77,13 @@ def _points(
     source: str, shared: JsonMapping, shared_axes: Mapping[str, list[Any]], table: JsonMapping
 ) -> Iterator[tuple[str, str, JsonObject]]:
     own = {key: value for key, value in table.items() if key != "sweep"}
-    own_names = _flat(own)
+    own_names = dotted(own)
     axes = {name: values for name, values in shared_axes.items() if name not in own_names}
     axes |= _axes(f"{source}, sweep", table.get("sweep", {}))
     for point in itertools.product(*axes.values()):
         values = merge(merge({}, shared), own)
         for name, value in zip(axes, point):
-            *above, last = name.split(".")
-            nested: JsonObject = {last: value}
-            for key in reversed(above):
-                nested = {key: nested}
-            merge(values, nested)
+            merge(values, nested(name, value))
         yield source, ", ".join(f"{name} = {value!r}" for name, value in zip(axes, point)), values
 
 
@@ -95,19 +91,11 @@ def _axes(source: str, sweep: Any) -> dict[str, list[Any]]:
     """Return the values of each swept setting, by dotted name."""
     if not isinstance(sweep, Mapping):
         raise ConfigError(f"{source} is {sweep!r}; expected a table of lists")
-    axes = _flat(sweep)
+    axes = dotted(sweep)
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{source}: '{name}' is {values!r}; expected a list of the values to try")
     return axes
-
-
-def _flat(values: JsonMapping, prefix: str = "") -> JsonObject:
-    """Return nested settings under dotted names."""
-    found: JsonObject = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 def check(evaluations: Sequence[Evaluation]) -> None:
@@ -117,11 +105,11 @@ def check(evaluations: Sequence[Evaluation]) -> None:
         ConfigError: An environment cannot be loaded, there is no such model, or two evaluations share a run folder.
     """
     folders: dict[Any, Evaluation] = {}
-    for one in evaluations:
-        config = one.config
+    for evaluation in evaluations:
+        config = evaluation.config
         isolation = Isolation.of(config.isolation, config.ray)
         with (
-            error_source(one.source),
+            error_source(evaluation.source),
             temporary_environment(config.env, config.env_dir, config.env_args, isolation) as env,
         ):
             check_client(config, env)
@@ -129,19 +117,20 @@ def check(evaluations: Sequence[Evaluation]) -> None:
         if not config.save:
             continue
         named = Path(config.run_dir).resolve() if config.run_dir is not None else None
-        other = folders.setdefault(named or (config.env, config.model, config.base_url, identity), one)
-        if other is not one:
+        other = folders.setdefault(named or (config.env, config.model, config.base_url, identity), evaluation)
+        if other is not evaluation:
             folder = f"the run folder {config.run_dir}" if named else "one run folder"
-            differ = ", ".join(varied([other, one])[1]) or "nothing"
+            differ = ", ".join(varied([other, evaluation])[1]) or "nothing"
             raise ConfigError(
-                f"{other.source} and {one.source} would share {folder} (what differs: {differ}); "
+                f"{other.source} and {evaluation.source} would share {folder} (what differs: {differ}); "
                 "omit one, or give each its own run_dir"
             )
 
 
 def varied(evaluations: Sequence[Evaluation]) -> list[JsonObject]:
     """Return, for each evaluation, the settings that are not the same in all of them, by dotted name."""
-    flat = [_flat(msgspec.to_builtins(one.config)) for one in evaluations]
-    names = dict.fromkeys(name for values in flat for name in values)
-    differing = [name for name in names if any(values.get(name) != flat[0].get(name) for values in flat)]
-    return [{name: values.get(name) for name in differing} for values in flat]
+    settings = [dotted(msgspec.to_builtins(evaluation.config)) for evaluation in evaluations]
+    first = settings[0]
+    names = dict.fromkeys(name for values in settings for name in values)
+    differing = [name for name in names if any(values.get(name) != first.get(name) for values in settings)]
+    return [{name: values.get(name) for name in differing} for values in settings]

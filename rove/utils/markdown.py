@@ -1,8 +1,15 @@
-"""Tables in Markdown."""
+"""Tables and text in Markdown."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
+
+from rove.utils.terminal_text import ESCAPED_CATEGORIES
+
+MAX_TEXT = 200
+"""Maximum characters of a text that `plain` and `code` return; longer ones end with "…"."""
 
 
 def cell(text: str) -> str:
@@ -14,3 +21,25 @@ def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]
     """Return the lines of a table."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return lines + [f"| {' | '.join(map(cell, row))} |" for row in rows]
+
+
+def plain(text: str) -> str:
+    """Escape text so that Markdown shows it as it is, on one line, and GitHub makes no links or notifications."""
+    escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text))
+    escaped = re.sub(r"(www)\.", r"\1\\.", escaped, flags=re.IGNORECASE)
+    return escaped.replace("@", "@\u2060")  # GitHub links names after "@" even in rendered text
+
+
+def code(text: str) -> str:
+    """Return text as inline code, also for a table's cell; in code GitHub interprets no markup, links or names."""
+    line = _one_line(text).replace("|", "\u2502") or " "  # a "|" would end the cell
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _one_line(text: str) -> str:
+    """Return text without line ends, control and formatting characters, cut off after `MAX_TEXT` characters."""
+    cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    shown = (" " if unicodedata.category(char) in ESCAPED_CATEGORIES else char for char in cut)
+    return " ".join("".join(shown).split())

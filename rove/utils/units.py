@@ -1,6 +1,11 @@
-"""Sizes and durations for people."""
+"""Counts, sizes and durations for people."""
 
 from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in the singular or plural."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def human_bytes(count: float) -> str:

@@ -489,7 +489,8 @@ def test_rove_eval_reports_a_broken_reward(
     write_broken_package(tmp_path)
     command = in_this_process(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(
-        "rove.stages.evaluation.make_client", lambda *args, **options: rove.ScriptedClient(lambda messages, state, rng: "4")
+        "rove.stages.evaluation.make_client",
+        lambda *args, **options: rove.ScriptedClient(lambda messages, state, rng: "4"),
     )
     arguments = ["eval", "broken", "--env-dir", ".", "-m", "any", "-n", "2", "-r", "1", "--no-save"]
     result = command(*arguments)

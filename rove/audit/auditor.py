@@ -193,7 +193,7 @@ class _Auditor:
 
     def _stop(self, text: str) -> None:
         """Add a finding of the check "load", and list the checks that have not begun as not done."""
-        self._add(Finding(id="load", severity=Severity.HIGH, text=text))
+        self._add(Finding("load", text))
         others = [name for name in self.report.checks if name != "load" and name not in self.begun]
         self.report.skipped |= dict.fromkeys(others, "the check 'load' failed") | self.report.skipped
 

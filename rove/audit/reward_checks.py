@@ -82,6 +82,8 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
                 id="blind-reply",
                 severity=Severity.HIGH if share > CONSTANT_SHARE else Severity.LOW,
                 text=f"{share:.0%} of the rows have the same answer; there are {len(counts)} different answers",
+                remedy="add rows with other answers, or compare results with this share",
+                cause="the answers of the rows are not balanced",
                 rate=(share, share, share),
                 floor=1 / len(counts),
                 completion=base.form(answer),

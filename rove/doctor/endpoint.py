@@ -35,7 +35,9 @@ FAST_RESPONSE_S = 5.0
 """A server is fast if its first response takes at most this many seconds."""
 IMPOSSIBLE_TOKENS = 1 << 30
 """A number of tokens that exceeds every model's context."""
-SLOW_REMEDY = "the server is slow or hangs: see its log; rove eval waits 600 s for each response"
+SLOW = ("see the server's log; rove eval waits 600 s for each response", "the server is slow or hangs")
+UNSUPPORTED = ("see the server's settings", "the server does not support this request")
+"""Remedy and cause if the server does not respond in time, or refuses a request."""
 SLOW_RESPONSE_S = 30.0
 """Seconds for a few tokens above which latency is a warning."""
 CONTEXT_NAMES = (
@@ -97,10 +99,10 @@ async def check_endpoint(
             yield await check(client, model)
         except Error as error:
             if _timed_out(error):
-                yield Finding(name, _error_text(error), MEDIUM, SLOW_REMEDY)
+                yield Finding(name, _error_text(error), MEDIUM, *SLOW)
                 yield Finding("other_checks", "not run: the server is too slow", SKIPPED)
                 return
-            yield Finding(name, _error_text(error), MEDIUM, "not supported; see the server's settings")
+            yield Finding(name, _error_text(error), MEDIUM, *UNSUPPORTED)
 
 
 async def _first_response(client: EndpointClient, model: str) -> tuple[Response | Error, int]:
@@ -154,7 +156,7 @@ def check_models(listed: Sequence[JsonMapping] | Error, model: str) -> Finding:
 def check_response(response: Response | Error, max_tokens: int = MAX_TOKENS) -> Finding:
     """Check whether a short prompt gets a complete response within `max_tokens`."""
     if isinstance(response, Error) and _timed_out(response):
-        return Finding("response", _error_text(response), MEDIUM, SLOW_REMEDY)
+        return Finding("response", _error_text(response), MEDIUM, *SLOW)
     if isinstance(response, Error):
         return Finding("response", _error_text(response))
     text = text_of(response.message).strip()

@@ -155,7 +155,11 @@ def check_history(records: Sequence[RolloutRecord], scripted: Sequence[RolloutRe
     try:
         rewritten = forks + sum(len(renderer.training_branches(*conversation)) > 1 for conversation in turns)
     except Error as error:
-        return Finding("history", f"the model cannot read this environment's conversations: {error}")
+        cause, remedy = (
+            "the chat template does not support these conversations",
+            "use a model with another chat template",
+        )
+        return Finding("history", f"a conversation cannot be rendered: {error}", remedy=remedy, cause=cause)
     if not long and not turns:
         return Finding("history", "no rollout had a second turn", SKIPPED)
     seen = f"the history of {rewritten} of {len(long) + len(turns)} longer rollouts is rewritten"

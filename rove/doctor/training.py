@@ -11,7 +11,7 @@ import torch
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
-from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, registry
+from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.doctor.machine import (
@@ -106,7 +106,7 @@ async def check_training(
     try:
         loaded = add_lora(config, loaded)
     except ConfigError as error:
-        yield Finding("adapter", str(error), HIGH, registry()["settings"].remedy)
+        yield Finding("adapter", str(error), HIGH, "correct lora.targets", "the model has no layers of this name")
         return
     use_fast_linear(loaded.model, config.bf16_backward or config.mixed_precision, config.mixed_precision)
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]

@@ -92,7 +92,7 @@ def check_schedule(config: RLConfig) -> Finding:
         return Finding("schedule", text, remedy="--loss.entropy-bonus 0 to 0.03")
     if config.warmup_steps >= config.steps:
         text += "; the learning rate never reaches its peak"
-        return Finding("schedule", text, remedy="raise --steps or lower --warmup_steps")
+        return Finding("schedule", text, remedy="raise --steps or lower --warmup-steps")
     if config.checkpoint_every >= config.steps > 10:
         return Finding("schedule", f"{text}; no checkpoint before the end", remedy="lower --checkpoint-every")
     return Finding("schedule", text, OK)
@@ -167,14 +167,13 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
     kind = f"an adapter of {trained / 1e6:,.2g} M parameters on" if is_adapter else "all of"
     base = parameters - trained if is_adapter else parameters
     text = f"{config.learning_rate:g} for {kind} {base / 1e6:,.3g} M parameters; {low:g} to {high:g} worked"
+    remedy = f"--learning-rate {low:g} to {high:g}"
     if config.learning_rate > MAX_LEARNING_RATE * (LORA_RATE_FACTOR if is_adapter else 1):
-        text += ", and the first step would destroy any model"
-        return Finding("learning_rate", text, HIGH, f"--learning-rate {low:g} to {high:g}")
+        return Finding("learning_rate", f"{text}, and the first step would destroy any model", HIGH, remedy)
     if config.learning_rate > RATE_TOLERANCE * high:
-        text += ", and policies collapse at rates this high"
-        return Finding("learning_rate", text, MEDIUM, f"--learning-rate {low:g} to {high:g}")
+        return Finding("learning_rate", f"{text}, and policies collapse at rates this high", MEDIUM, remedy)
     if config.learning_rate < low / RATE_TOLERANCE:
-        return Finding("learning_rate", f"{text}; this is slow", MEDIUM, f"--learning-rate {low:g} to {high:g}")
+        return Finding("learning_rate", f"{text}; this is slow", MEDIUM, remedy)
     return Finding("learning_rate", text, OK)
 
 

@@ -76,7 +76,7 @@ class OpenEnvServer:
         self.env, self.name, self.seed = env, name, seed
         self.limit = SessionLimit(max_sessions)
         self.rest = RestEpisodes(self._begin_episode, self.limit)
-        self._rows: dict[str, list[JsonObject]] = {}
+        self._rows: dict[str, list[Row]] = {}
         if env.scoring_rubric.has_group_rewards:
             raise ConfigError(
                 f"'{name}' has group rewards, but an episode of an OpenEnv server is a single rollout; remove them"
@@ -134,7 +134,7 @@ class OpenEnvServer:
         if request.match_info["env"] != self.name:
             raise web.HTTPNotFound(text=f"no environment '{request.match_info['env']}'; this server has '{self.name}'")
 
-    def _rows_of(self, split: str) -> list[dict[str, object]]:
+    def _rows_of(self, split: str) -> list[Row]:
         if split not in SPLITS:
             raise RefusedError(f"no split '{split}'; expected one of {', '.join(SPLITS)}", "VALIDATION_ERROR")
         if split not in self._rows:
@@ -192,7 +192,7 @@ async def _respond_with(body: object, _: web.Request) -> web.Response:
     return web.json_response(body)
 
 
-async def _reply(kind: str, data: Mapping[str, object], episode: Episode | None) -> tuple[str, JsonObject]:
+async def _reply(kind: str, data: JsonMapping, episode: Episode | None) -> tuple[str, JsonObject]:
     if kind not in ("reset", "step", "state"):
         raise RefusedError(f"Unknown message type: {kind}", "UNKNOWN_TYPE")
     if kind == "state":
@@ -202,12 +202,12 @@ async def _reply(kind: str, data: Mapping[str, object], episode: Episode | None)
     return "observation", await (episode.observe() if kind == "reset" else episode.act(data))
 
 
-async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, object]) -> None:
+async def _send(socket: web.WebSocketResponse, kind: str, data: JsonMapping) -> None:
     with suppress(ConnectionError):
         await socket.send_str(msgspec.json.encode({"type": kind, "data": data}).decode())
 
 
-def _public_task(example: Mapping[str, object]) -> dict[str, object]:
+def _public_task(example: JsonMapping) -> JsonObject:
     """Return the parts of a row that a client may see; the answer is not one of them."""
     return {"index": example["example_id"], "prompt": example["prompt"]}
 
@@ -247,7 +247,7 @@ class _RemoteModel:
 class Episode:
     """One rollout in which a remote client acts as the model."""
 
-    def __init__(self, env: Environment, example: Mapping[str, object], seed: int, split: str, episode_id: str):
+    def __init__(self, env: Environment, example: JsonMapping, seed: int, split: str, episode_id: str):
         self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
         self.model = _RemoteModel()
         self.done = False
@@ -272,7 +272,7 @@ class Episode:
             return _observation(new, event.tools, 0.0, False)
         self.done = True
         scores, error = event.scores, event.error
-        metadata: dict[str, object] = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
+        metadata: JsonObject = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
         if scores is not None:
             metadata |= {"rewards": scores.rewards, "metrics": scores.metrics}
         if error is not None:
@@ -280,7 +280,7 @@ class Episode:
         new = [*event.prompt, *event.completion][self._num_seen :]
         return _observation(new, None, None if scores is None else scores.reward, True, metadata)
 
-    async def act(self, action: Mapping[str, object]) -> JsonObject:
+    async def act(self, action: JsonMapping) -> JsonObject:
         """Respond as the model, and return the next observation."""
         if self.done:
             raise RefusedError("the episode has ended; send reset to begin another one", "EXECUTION_ERROR")
@@ -315,21 +315,21 @@ class SessionLimit:
 
 
 def _observation(
-    messages: Sequence[Mapping[str, object]],
+    messages: Sequence[JsonMapping],
     tools: list[ToolDefinition] | None,
     reward: float | None,
     done: bool,
-    metadata: dict[str, object] | None = None,
+    metadata: JsonObject | None = None,
 ) -> JsonObject:
     text = "\n\n".join(filter(None, (text_of(one) for one in messages if one["role"] != "assistant")))
-    observation: dict[str, object] = {"text": text, "messages": list(messages)}
+    observation: JsonObject = {"text": text, "messages": list(messages)}
     if tools is not None:
         observation["tools"] = tools
     result = {"observation": {**observation, "metadata": metadata or {}}, "reward": reward, "done": done}
     return {**result, "metadata": metadata} if metadata else result
 
 
-def _message(action: Mapping[str, object]) -> AssistantMessage:
+def _message(action: JsonMapping) -> AssistantMessage:
     unknown = action.keys() - ACTION["properties"].keys()
     text, calls = action.get("message"), action.get("tool_calls")
     if unknown or not isinstance(text, str) or not isinstance(calls, (list, type(None))):
@@ -376,7 +376,7 @@ class RestEpisodes:
         app.router.add_post("/step", _handler(self.step))
         app.router.add_get("/state", _handler(self.state))
 
-    async def reset(self, data: Mapping[str, object]) -> JsonObject:
+    async def reset(self, data: JsonMapping) -> JsonObject:
         """Begin an episode; return observation, reward and done."""
         now = asyncio.get_running_loop().time()
         name = str(data.get("episode_id") or uuid.uuid4().hex)
@@ -392,7 +392,7 @@ class RestEpisodes:
         self._episodes[name] = stored
         return await self._store_result(name, stored, stored.episode.observe())
 
-    async def step(self, data: Mapping[str, object]) -> JsonObject:
+    async def step(self, data: JsonMapping) -> JsonObject:
         """Act in an episode; return observation, reward and done."""
         name, stored = self._find(data)
         action = data.get("action")
@@ -402,7 +402,7 @@ class RestEpisodes:
             stored.last_used = asyncio.get_running_loop().time()
             return await self._store_result(name, stored, stored.episode.act(action))
 
-    async def state(self, data: Mapping[str, object]) -> JsonObject:
+    async def state(self, data: JsonMapping) -> JsonObject:
         """Return the state of an episode."""
         return self._find(data)[1].episode.state if self._episodes or data.get("episode_id") else NO_EPISODE
 
@@ -411,7 +411,7 @@ class RestEpisodes:
         for name in list(self._episodes):
             await self._end(name)
 
-    async def _store_result(self, name: str, stored: _StoredEpisode, observing: Any) -> dict[str, object]:
+    async def _store_result(self, name: str, stored: _StoredEpisode, observing: Any) -> JsonObject:
         try:
             result = await observing
         except RefusedError:
@@ -423,7 +423,7 @@ class RestEpisodes:
             await self._end(name, stored)
         return {**result, "metadata": {**result.get("metadata", {}), "episode_id": name}}
 
-    def _find(self, data: Mapping[str, object]) -> tuple[str, _StoredEpisode]:
+    def _find(self, data: JsonMapping) -> tuple[str, _StoredEpisode]:
         name = str(data.get("episode_id") or next(reversed(self._episodes), ""))
         if name not in self._episodes:
             which = f"episode '{name}'" if name else "episode"
@@ -452,7 +452,7 @@ def _handler(method: Callable[[JsonMapping], Any]) -> Any:
     return handle
 
 
-async def _data(request: web.Request) -> Mapping[str, object]:
+async def _data(request: web.Request) -> JsonMapping:
     if request.method == "GET":
         return dict(request.query)
     text = await request.text()

@@ -6,14 +6,14 @@ Results are plain data as the protocol spells them (`inputSchema`, `isError`), t
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, MCPServerError
-from rove.core.plain import JsonMapping, JsonObject, ToolDefinition
+from rove.core.plain import JsonMapping, JsonObject
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 from rove.utils.processes import safe_environment
@@ -46,7 +46,7 @@ def content_of(result: JsonMapping, max_chars: int) -> str | list[Part]:
     return parts
 
 
-def text_of_result(result: Mapping[str, object], max_chars: int) -> str:
+def text_of_result(result: JsonMapping, max_chars: int) -> str:
     """Return only the texts of a result."""
     content = content_of(result, max_chars)
     return content if isinstance(content, str) else "\n".join(p["text"] for p in content if p["type"] == "text")
@@ -109,7 +109,7 @@ class Session:
 
         A list ends with a page that names no next page. An empty page that names a page again also ends it.
         """
-        tools: list[ToolDefinition] = []
+        tools: list[JsonObject] = []
         cursors: set[str] = set()
         cursor: str | None = None
         for _ in range(MAX_TOOL_PAGES):

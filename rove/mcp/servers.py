@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rove.core.errors import Error, MCPServerError, ToolCallError
-from rove.core.plain import JsonObject, ToolDefinition
+from rove.core.plain import JsonMapping, JsonObject
 from rove.mcp import sdk
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
@@ -22,7 +22,7 @@ class Connection:
         self.settings = settings
         self.start_seconds = start_seconds
         self.call_seconds = call_seconds
-        self.tools: list[ToolDefinition] = []
+        self.tools: list[JsonObject] = []
         """Tool definitions as the protocol spells them."""
         self._session: sdk.Session | None = None
         self._broken = False
@@ -57,7 +57,7 @@ class Connection:
             return True
         return self._holder.done() or self._session.is_lost()
 
-    async def call(self, tool: str, arguments: Mapping[str, object]) -> JsonObject:
+    async def call(self, tool: str, arguments: JsonMapping) -> JsonObject:
         """Call a tool and return its result as the protocol spells it."""
         if self.lost:
             raise await self._connection_error("has ended")
@@ -76,7 +76,7 @@ class Connection:
             raise await self._connection_error("ended during the call")
         raise ToolCallError(f"{tool} has not returned within {self.call_seconds:g} s")
 
-    async def _outcome(self, call: asyncio.Task[JsonObject]) -> dict[str, object]:
+    async def _outcome(self, call: asyncio.Task[JsonObject]) -> JsonObject:
         error = call.exception()
         if error is None:
             return call.result()
@@ -172,7 +172,7 @@ class Servers:
                 await self._start_all()
         return {name: connection.tools for name, connection in self._connections.items()}
 
-    async def call(self, server: str, tool: str, arguments: Mapping[str, object]) -> JsonObject:
+    async def call(self, server: str, tool: str, arguments: JsonMapping) -> JsonObject:
         """Call a tool; see `Connection.call`. A call during which the server ends is not repeated."""
         connection = await self._alive(server)
         result = await connection.call(tool, arguments)

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from rove.core.errors import ConfigError, nearest
-from rove.core.plain import JsonObject
+from rove.core.plain import Arguments
 from rove.models.load import LoadedModel, prepare
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -143,7 +143,7 @@ def new_model(
     if not 0 <= word_share <= 1:
         raise ConfigError(f"word_share is {word_share}; expected a share from 0 to 1")
     tokenizer = train_tokenizer(texts, vocab_size, word_share)
-    shape: JsonObject = dict(SIZES[size])
+    shape: Arguments = dict(SIZES[size])
     layers = shape["num_hidden_layers"]
     if arch == "qwen3":
         shape["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from rove.core.errors import ConfigError, missing_train_package
-from rove.core.plain import JsonObject
+from rove.core.plain import Arguments
 
 try:
     import gguf as _gguf
@@ -32,7 +32,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as alone:  # transformers would also read other files of the file's folder
         (Path(alone) / file.name).symlink_to(file.absolute())
-        source: JsonObject = {"gguf_file": file.name, "trust_remote_code": False}
+        source: Arguments = {"gguf_file": file.name, "trust_remote_code": False}
         try:
             model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float32, **source)
             tokenizer = AutoTokenizer.from_pretrained(alone, **source)

@@ -9,8 +9,10 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from random import Random
 from typing import Any
 
+from rove.clients.scripted import Answer
 from rove.core.errors import ConfigError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages
 from rove.core.plain import Identity, JsonMapping, JsonValue, Row
@@ -110,7 +112,7 @@ class RemoteEnv(Environment):
         await self.pools.tear_down()
 
     def _remote_policy(self, name: str) -> ScriptedPolicy:
-        async def answer(messages: Messages, state: State, rng: JsonValue) -> JsonValue:
+        async def answer(messages: Messages, state: State, rng: Random) -> Answer:
             own = bookkeeping(state)
             return await own.remote.call_policy(name, messages, rng.getstate(), own.conversation)
 
@@ -219,7 +221,7 @@ class _RemoteRubric(Rubric):
         return self.env.description["extras_names"]
 
     @property
-    def identity(self) -> JsonValue:
+    def identity(self) -> list[str]:
         """That of the environment's rubric."""
         return self.env.description["identity"]["rubric"]
 

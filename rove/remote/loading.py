@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import msgspec
 
 from rove.core.checks import Settings, check_fields
 from rove.core.errors import ConfigError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import Arguments, JsonMapping, JsonObject
 from rove.core.ranges import PositiveInt, Seconds
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_file, find_external_environment, load_environment
@@ -91,7 +91,7 @@ class Isolation(msgspec.Struct, frozen=True):
 def open_environment(
     env_id: str,
     env_dir: str | Path | None = None,
-    env_args: Mapping[str, object] | None = None,
+    env_args: JsonMapping | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Environment:
     """Load an environment here, in a worker process, or in workers on a Ray cluster."""
@@ -100,7 +100,7 @@ def open_environment(
     if isolation.ray is not None:
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
-    limits: JsonObject = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
+    limits: Arguments = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
     away = find_external_environment(env_id, env_dir)
     if away is not None:
         return away.load(env_args or {}, python=isolation.python, **limits)
@@ -111,7 +111,7 @@ def open_environment(
 
 
 async def open_environment_in_thread(
-    env_id: str, env_dir: str | Path | None, env_args: Mapping[str, object], isolation: Isolation
+    env_id: str, env_dir: str | Path | None, env_args: JsonMapping, isolation: Isolation
 ) -> Environment:
     """Call `open_environment` without blocking the event loop: starting processes and nodes takes seconds.
 
@@ -126,7 +126,7 @@ async def open_environment_in_thread(
 def temporary_environment(
     env_id: str,
     env_dir: str | Path | None = None,
-    env_args: Mapping[str, object] | None = None,
+    env_args: JsonMapping | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Iterator[Environment]:
     """Open an environment that runs no rollouts, with a single actor; close it at the end of the `with` block."""
@@ -138,7 +138,7 @@ def temporary_environment(
             env.close()
 
 
-def without_isolation(plain: JsonMapping) -> dict[str, object]:
+def without_isolation(plain: JsonMapping) -> JsonObject:
     """Return the settings of a run as data without those in `SETTINGS`: a run may be resumed with or without isolation."""
     tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
     return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

@@ -74,7 +74,7 @@ class NodeActor:
         """Return how a worker ended, with its last output."""
         return await self._envs[name].workers.exit_report(number) if name in self._envs else ""
 
-    async def call_worker(self, name: str, what: str, args: Mapping[str, object]) -> dict[str, object]:
+    async def call_worker(self, name: str, what: str, args: JsonMapping) -> JsonObject:
         """Call a worker about the dataset: {"result": …} or {"failed": …}."""
         try:
             return {"result": await asyncio.to_thread(functools.partial(self._envs[name].call_sync, what, **args))}

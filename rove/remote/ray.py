@@ -55,7 +55,7 @@ class RayEnv(RemoteEnv):
     def __init__(
         self,
         env_id: str,
-        env_args: Mapping[str, object] | None = None,
+        env_args: JsonMapping | None = None,
         env_dir: str | Path | None = None,
         isolation: Isolation = Isolation(),  # noqa: B008  frozen
         prepare: str = "",

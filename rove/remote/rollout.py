@@ -129,7 +129,7 @@ class RemoteRollout:
         self._is_scored = True
         return scores
 
-    def apply_scores(self, reply: dict[str, object]) -> Scores:
+    def apply_scores(self, reply: JsonObject) -> Scores:
         """Copy a worker's reply into the state and return its scores."""
         self._apply(reply)
         return msgspec.convert(reply["scores"], Scores)
@@ -340,7 +340,7 @@ class ModelRequests:
         self._numbers = itertools.count()
         self._sent: list[_PendingRequest] = []
         self._conversations: dict[int, State] = {0: state}  # by the worker's number
-        self._moves: list[tuple[list[JsonValue], asyncio.Task[str]]] = []
+        self._moves: list[tuple[list[object], asyncio.Task[str]]] = []
         self._moves_read = 0
         self._worker: Worker | None = None
         self.is_over = False
@@ -392,7 +392,7 @@ class ModelRequests:
                 self._sent.remove(one)
                 one.task.cancel()
 
-    async def opponent_move(self, view: str, legal: list[str], rendering: dict[str, object] | None = None) -> str:
+    async def opponent_move(self, view: str, legal: list[str], rendering: JsonObject | None = None) -> str:
         """Return the opponent's move; in a replay the recorded one."""
         index, self._moves_read = self._moves_read, self._moves_read + 1
         if index == len(self._moves):

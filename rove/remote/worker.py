@@ -13,7 +13,7 @@ import json
 import random
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
-from rove.core.plain import Arguments, JsonObject, JsonValue, MessageDict, Row
+from rove.core.plain import Arguments, JsonMapping, JsonObject, JsonValue, MessageDict, Row
 from rove.core.protocols import Request, Response
 from rove.core.records import Scores, TrajectoryStep, Usage
 from rove.core.renderings import Rendering
@@ -226,7 +226,7 @@ class _RpcServer:
             *,
             role: str | None = None,
             model: str = "",
-            sampling_args: Mapping[str, object] | None = None,
+            sampling_args: JsonMapping | None = None,
             agent_request: Request | None = None,
         ) -> Message:
             if role is not None:
@@ -299,7 +299,7 @@ class _RpcServer:
         return message
 
     async def query_parent(
-        self, rollout: WorkerRollout, state: State, messages: Sequence[Mapping[str, object]], **options: object
+        self, rollout: WorkerRollout, state: State, messages: Sequence[JsonMapping], **options: object
     ) -> JsonObject:
         """Send a model request to the parent; cancelling this call cancels the request there."""
         call_id = self.count + 1
@@ -354,7 +354,7 @@ class _RpcServer:
         with phase("post_rollout"):
             await maybe_await(self.env.post_rollout(rollout.state))
 
-    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, object]:
+    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> JsonObject:
         """Stop a rollout if it still runs, clean up, and return its result."""
         rollout = await self._end(number, stop_condition, is_truncated)
         failed: JsonObject | None = None
@@ -372,7 +372,7 @@ class _RpcServer:
         scores = await self.env.scoring_rubric.score_rollout(rollout.state)
         return {"scores": msgspec.to_builtins(scores), **rollout.result()}
 
-    async def score_group(self, numbers: list[int], scores: list[dict[str, object]]) -> list[dict[str, object]]:
+    async def score_group(self, numbers: list[int], scores: list[JsonObject]) -> list[JsonObject]:
         """Return the same for the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]
@@ -417,7 +417,7 @@ class _ParentClient:
         """See `Client`; the parent owns the model."""
 
 
-def _error_to_dict(error: BaseException) -> dict[str, object]:
+def _error_to_dict(error: BaseException) -> JsonObject:
     """Return an exception as data. An exception of the parent keeps its original type and message."""
     if isinstance(error, RemoteError) and error.type:
         reply = {"type": error.type, "message": error.args[0], "traceback": error.traceback}
@@ -429,7 +429,7 @@ def _error_to_dict(error: BaseException) -> dict[str, object]:
 def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
     """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
     kind = vars(errors).get(type, RemoteError)
-    error: JsonValue = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
+    error: Error = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
     mark_phase(error, phase)
     return error
 

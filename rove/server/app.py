@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.errors import RejectedError
+from rove.core.plain import JsonObject
 from rove.core.protocols import REQUESTER, Client
 from rove.server.admission import check_content_type, check_page
 from rove.server.handlers import Wire, answer, count_tokens, detokenize, json_response, tokenize
@@ -118,7 +119,7 @@ def _routes(queue: RequestQueue) -> list[web.RouteDef]:
     ]
 
 
-def model_body(queue: RequestQueue, name: str) -> dict[str, object]:
+def model_body(queue: RequestQueue, name: str) -> JsonObject:
     """Return a model as an entry of `/v1/models`."""
     body = {"id": name, "object": "model", "created": queue.started, "owned_by": "rove"}
     context = getattr(getattr(queue.client, "engine", None), "context", None)

@@ -58,7 +58,7 @@ class Wire(Protocol):
 class UsageWire(Protocol):
     """A wire module whose streams end with token counts on request; the other APIs always send them."""
 
-    def usage_chunk(self, head: Head, usage: Usage) -> dict[str, object]: ...  # noqa: D102
+    def usage_chunk(self, head: Head, usage: Usage) -> JsonObject: ...  # noqa: D102
 
 
 @runtime_checkable
@@ -280,7 +280,7 @@ class _Stream:
             chunks[-1] = self.wire.chunk_with_prompt(chunks[-1], prompt)
         return chunks
 
-    async def _send(self, *chunks: dict[str, object]) -> None:
+    async def _send(self, *chunks: JsonObject) -> None:
         for chunk in chunks:
             if self.parsed.api == "responses":
                 chunk = {**chunk, "sequence_number": self._sent}

@@ -24,7 +24,7 @@ from rove.wire.serving_anthropic import error_body as anthropic_error
 logger = logging.getLogger(__name__)
 
 
-def error_response(error: Exception, api: str = "") -> tuple[int, dict[str, object]]:
+def error_response(error: Exception, api: str = "") -> tuple[int, JsonObject]:
     """Return the HTTP status of an error and its JSON body in the format of an API (see `ServingRequest.api`).
 
     Errors that the caller can fix, including a prompt that is too long, are 4xx. An unusable model response is 502, an
@@ -57,7 +57,7 @@ def _openai_error(error: Exception) -> tuple[int, JsonObject]:
     return 500, error_body(f"{type(error).__name__}: {message}", "server_error")
 
 
-def _http_error(error: web.HTTPException) -> tuple[int, dict[str, object]]:
+def _http_error(error: web.HTTPException) -> tuple[int, JsonObject]:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, error_body(f"the body is too large: {error.text}", code="body_too_large")
     if isinstance(error, web.HTTPMethodNotAllowed):

@@ -221,7 +221,7 @@ def _parameters(func: ToolFunction, name: str) -> dict[str, inspect.Parameter]:
     return {key: parameter for key, parameter in parameters.items() if key not in bound}
 
 
-def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Parameter], name: str) -> JsonObject:
+def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Parameter], name: str) -> dict[str, object]:
     inner = unwrapped(func)
     target = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     try:
@@ -372,7 +372,7 @@ def as_content(value: object) -> str | list[JsonValue]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
 
-    def plain(part: object) -> JsonValue:
+    def plain(part: object) -> object:
         to_list = getattr(part, "tolist", None)  # numpy, torch
         if to_list is not None:
             return to_list()
@@ -386,7 +386,7 @@ def as_content(value: object) -> str | list[JsonValue]:
         return str(value)
 
 
-def _is_part(part: JsonValue) -> bool:
+def _is_part(part: object) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     # Other dicts may have a type "file" or "text", too.
     return isinstance(kind, str) and kind in PART_TYPES and kind in part

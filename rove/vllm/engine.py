@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from rove.core.errors import ConfigError, InfraError, ModelError
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, available_tokens
 from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
@@ -122,7 +123,7 @@ class VLLMEngine:
         return prompt_logprobs(answer, ids)
 
     def update_weights(
-        self, version: int, weights: Mapping[str, object] | Path | None = None, adapter: Path | None = None
+        self, version: int, weights: JsonMapping | Path | None = None, adapter: Path | None = None
     ) -> None:
         """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue.
 
@@ -170,7 +171,7 @@ class VLLMEngine:
     def release(self) -> None:
         """Do nothing: servers manage their own memory."""
 
-    def _params(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[dict[str, object], StopChecker]:
+    def _params(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[JsonObject, StopChecker]:
         """Return vLLM's sampling parameters and the stop checker of a request."""
         max_new_tokens = available_tokens(prompt_ids, self.vocab, self.context)
         unknown = [name for name in UNSUPPORTED if getattr(sampling, name)]
@@ -197,9 +198,7 @@ class VLLMEngine:
             params["prompt_logprobs"] = sampling.prompt_logprobs
         return params, StopChecker(sampling, max_tokens, self.stop_ids, decode)
 
-    async def _generate(
-        self, server: Server, ids: Sequence[int], params: Mapping[str, object]
-    ) -> tuple[Server, dict[str, object]]:
+    async def _generate(self, server: Server, ids: Sequence[int], params: JsonMapping) -> tuple[Server, JsonObject]:
         """Return a response and its server; after a failure, retry on the least busy server."""
         attempts: list[str] = []
         while True:
@@ -244,7 +243,7 @@ class VLLMEngine:
             self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
-    async def _post(self, server: Server, body: dict[str, object]) -> dict[str, object]:
+    async def _post(self, server: Server, body: JsonObject) -> JsonObject:
         async with self._open_session().post(f"{server.url}/inference/v1/generate", json=body) as response:
             if response.status >= 500:
                 raise InfraError(f"HTTP {response.status}: {(await response.text())[:300]}")

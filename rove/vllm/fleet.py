@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ import msgspec
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import InfraError, RunError
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonMapping, JsonObject
 from rove.vllm.server import LoRAShape, ParityCheck, RefusedError, Server, VLLMConfig, max_differences
 
 MAX_STARTS = 3
@@ -87,7 +87,7 @@ class Fleet:
         """Return whether a server is starting or loading weights."""
         return self._locks[server.number].locked()
 
-    def request_body(self, ids: Sequence[int], params: Mapping[str, object]) -> JsonObject:
+    def request_body(self, ids: Sequence[int], params: JsonMapping) -> JsonObject:
         """Return the body of a generate request for the newest weights."""
         body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self._updates}"}
         return {**body, "model": self._adapter_name} if self._has_adapter else body

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -346,7 +346,7 @@ class Server:
         self.stop()
 
     def request_json(
-        self, method: str, path: str, body: Mapping[str, object] | None = None, seconds: float = REQUEST_TIMEOUT_S
+        self, method: str, path: str, body: JsonMapping | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> Any:
         """Return the JSON response of a request; None if it is empty."""
         content = self.request(method, path, body, seconds)
@@ -356,7 +356,7 @@ class Server:
             raise InfraError(f"{self.name} answers {method} {path} with what is no JSON: {content[:99]!r}") from error
 
     def request(
-        self, method: str, path: str, body: Mapping[str, object] | None = None, seconds: float = REQUEST_TIMEOUT_S
+        self, method: str, path: str, body: JsonMapping | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> bytes:
         """Return the body of the response; see `request_json`."""
         data = None if body is None else msgspec.json.encode(body)

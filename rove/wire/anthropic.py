@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from rove.core.errors import ConfigError, InvalidModelResponseError
@@ -70,7 +68,7 @@ class _Message(msgspec.Struct):
     usage: JsonValue = None
 
 
-def request_body(request: Request) -> dict[str, object]:
+def request_body(request: Request) -> JsonObject:
     """Return the JSON body of a Messages request, to be sent with `anthropic-version: API_VERSION`.
 
     - System and developer messages become the top-level `system`: few models accept them inside a conversation.
@@ -146,7 +144,7 @@ def read_response(body: object) -> Response:
     )
 
 
-def _turn(message: Mapping[str, object]) -> tuple[str, list[dict[str, object]]]:
+def _turn(message: JsonMapping) -> tuple[str, list[JsonObject]]:
     """Return the role of the turn that a message belongs to, or "system", and the message's blocks."""
     role = message.get("role")
     if role == "assistant":
@@ -168,7 +166,7 @@ def _from_assistant(message: JsonMapping) -> list[JsonObject]:
     return blocks + [_tool_use(call) for call in tool_calls_of(message)]
 
 
-def _block(part: JsonObject) -> dict[str, object]:
+def _block(part: JsonObject) -> JsonObject:
     text = text_or_refusal(part)
     if text is not None:
         return {"type": "text", "text": text}
@@ -187,7 +185,7 @@ def _source(part: JsonObject, url: str) -> JsonObject:
     raise unsendable(part, "Anthropic's Messages API", "a URL like data:image/png;base64,… or https://…")
 
 
-def _tool_use(call: ToolCall) -> dict[str, object]:
+def _tool_use(call: ToolCall) -> JsonObject:
     given = call.function.arguments
     try:
         arguments = msgspec.json.decode(given.strip() or "{}", type=JsonObject)
@@ -217,7 +215,7 @@ def _text(blocks: list[JsonObject]) -> str:
     return "".join(msgspec.convert(block, _Text).text for block in blocks if block.get("type") == "text")
 
 
-def _tool_calls(blocks: list[JsonObject]) -> list[dict[str, object]]:
+def _tool_calls(blocks: list[JsonObject]) -> list[JsonObject]:
     uses = [msgspec.convert(block, _ToolUse) for block in blocks if block.get("type") == "tool_use"]
     return [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
 
@@ -229,13 +227,13 @@ def _refusal(details: object) -> str:
     )
 
 
-def _needs_original(blocks: list[dict[str, object]]) -> bool:
+def _needs_original(blocks: list[JsonObject]) -> bool:
     """Return whether other fields lose information of the blocks, and the API accepts the blocks in a request."""
     types = [block.get("type") for block in _without_blanks(blocks)]
     plain = all(type in ("text", "tool_use") for type in types)
     return not (plain or types[-1] in _THINKING)  # the API refuses messages that end with thinking
 
 
-def _without_blanks(blocks: list[JsonObject]) -> list[dict[str, object]]:
+def _without_blanks(blocks: list[JsonObject]) -> list[JsonObject]:
     """Return the blocks without blank texts, which the API sends but does not accept."""
     return [block for block in blocks if block.get("type") != "text" or block["text"].strip()]

@@ -97,7 +97,7 @@ def request_body(request: Request) -> JsonObject:
     `state`, `previous` and `seed` of the request are not sent; `sampling_params.seed` is.
     """
     sampling = request.sampling_params
-    body: dict[str, object] = {
+    body: JsonObject = {
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],
         "tools": request.tools or None,
@@ -233,7 +233,7 @@ def with_tokens(
     return body
 
 
-def chunk_with_prompt(chunk: dict[str, object], prompt_token_ids: list[int] | None) -> JsonObject:
+def chunk_with_prompt(chunk: JsonObject, prompt_token_ids: list[int] | None) -> JsonObject:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
     return {**chunk, "prompt_token_ids": prompt_token_ids}
 
@@ -302,7 +302,7 @@ def checked_messages(messages: Sequence[MessageDict]) -> list[JsonObject]:
     return checked
 
 
-def _checked_message(message: dict[str, object]) -> JsonObject:
+def _checked_message(message: JsonObject) -> JsonObject:
     role = message.get("role")
     if role not in ROLES:
         raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")

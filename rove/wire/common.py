@@ -50,7 +50,7 @@ def tool_call(id: str, name: str, arguments: str) -> JsonObject:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def tool_calls_of(message: Mapping[str, object]) -> list[ToolCall]:
+def tool_calls_of(message: JsonMapping) -> list[ToolCall]:
     """Return the tool calls of a message."""
     try:
         return msgspec.convert(message.get("tool_calls") or [], list[ToolCall])
@@ -61,7 +61,7 @@ def tool_calls_of(message: Mapping[str, object]) -> list[ToolCall]:
         ) from error
 
 
-def function_of(tool: Mapping[str, object]) -> dict[str, object] | None:
+def function_of(tool: JsonMapping) -> JsonObject | None:
     """Return the function of a chat tool definition; None for a tool of another type (an API's own)."""
     if tool.get("type", "function") != "function":
         return None
@@ -74,7 +74,7 @@ def function_of(tool: Mapping[str, object]) -> dict[str, object] | None:
     return function
 
 
-def parts_of(message: Mapping[str, object]) -> list[dict[str, object]]:
+def parts_of(message: JsonMapping) -> list[JsonObject]:
     """Return the content of a message as content parts; a plain text is one text part."""
     content = message.get("content")
     parts = [content] if isinstance(content, str) else content or []
@@ -88,7 +88,7 @@ def text_or_refusal(part: JsonMapping) -> str | None:
     return text_in(part, part["type"]) if part.get("type") in ("text", "refusal") else None
 
 
-def text_in(part: Mapping[str, object], *path: str) -> str:
+def text_in(part: JsonMapping, *path: str) -> str:
     """Return the text at a path inside a content part."""
     value: JsonValue = part
     for name in path:
@@ -98,17 +98,17 @@ def text_in(part: Mapping[str, object], *path: str) -> str:
     return value
 
 
-def unsendable(part: Mapping[str, object], api: str, known: str) -> ConfigError:
+def unsendable(part: JsonMapping, api: str, known: str) -> ConfigError:
     """Return the error for a content part that an API does not support; `known` lists the parts that it supports."""
     return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {known}")
 
 
-def is_unedited(message: Mapping[str, object], text: str, tool_calls: list[JsonObject]) -> bool:
+def is_unedited(message: JsonMapping, text: str, tool_calls: list[JsonObject]) -> bool:
     """Return whether a message still has this text and these tool calls."""
     return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
 
 
-def sampling_fields(sampling: SamplingParams) -> dict[str, object]:
+def sampling_fields(sampling: SamplingParams) -> JsonObject:
     """Return sampling parameters under the names of (chat) completions APIs; some are None.
 
     Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ there.
@@ -187,7 +187,7 @@ def build_response(body: object, text: str, usage: Usage, finish_reason: str, **
     return Response(message, usage, finish_reason)
 
 
-def normalized_calls(calls: Sequence[object]) -> list[dict[str, object]]:
+def normalized_calls(calls: Sequence[object]) -> list[JsonObject]:
     """Return the tool calls of a server in chat form, whatever their ids and arguments look like.
 
     Ids are made by servers and do not change what the model called. A missing, null or empty id, or one that an earlier call
@@ -227,7 +227,7 @@ def _new_ids(calls: Sequence[object]) -> Iterator[str]:
         yield hashlib.sha1(f"{number} {digest}".encode(), usedforsecurity=False).hexdigest()[:9]
 
 
-def _function(call: Mapping[str, object]) -> dict[str, object]:
+def _function(call: JsonMapping) -> JsonObject:
     """Return the function of a call, with its name and arguments as texts; some servers put both next to the id."""
     function = call.get("function")
     if not isinstance(function, Mapping):
@@ -261,7 +261,7 @@ def excerpt(value: object, limit: int = 200) -> str:
     return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
 
 
-def without_none(fields: JsonObject) -> dict[str, object]:
+def without_none(fields: JsonObject) -> JsonObject:
     """Return a copy without the fields that are None."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -67,7 +67,7 @@ def request_body(request: Request) -> JsonObject:
     if request.tools:
         raise ConfigError(f"{len(request.tools)} tools given; expected none, the completions API cannot call tools")
     sampling = request.sampling_params
-    body: dict[str, object] = {
+    body: JsonObject = {
         "model": request.model or None,
         "prompt": _prompt(request.messages),
         **sampling_fields(sampling),

@@ -74,7 +74,7 @@ class _Result(msgspec.Struct):
     usage: JsonValue = None
 
 
-def request_body(request: Request) -> dict[str, object]:
+def request_body(request: Request) -> JsonObject:
     """Return the JSON body of a Responses request.
 
     - System and developer messages stay input items, since `instructions` preserves neither their order nor their parts.
@@ -88,7 +88,7 @@ def request_body(request: Request) -> dict[str, object]:
     """
     sampling = request.sampling_params
     refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")
-    body: dict[str, object] = {
+    body: JsonObject = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],
         "tools": [_tool(tool) for tool in request.tools or []] or None,
@@ -113,7 +113,7 @@ def _tool_choice(request: Request) -> str | JsonObject | None:
     return "required" if name is None else {"type": "function", "name": name}
 
 
-def _format(response_format: Mapping[str, object]) -> dict[str, object]:
+def _format(response_format: JsonMapping) -> JsonObject:
     """Return chat's `response_format` in this API's form, with the schema next to the type."""
     inner = response_format.get("json_schema")
     return {"type": response_format.get("type"), **(inner if isinstance(inner, Mapping) else {})}
@@ -153,7 +153,7 @@ def read_response(body: object) -> Response:
     )
 
 
-def _items(message: Mapping[str, object]) -> list[dict[str, object]]:
+def _items(message: JsonMapping) -> list[JsonObject]:
     role = message.get("role")
     if role == "assistant":
         return _from_assistant(message)
@@ -182,14 +182,14 @@ def _from_assistant(message: JsonMapping) -> list[JsonObject]:
     return items
 
 
-def _content(message: Mapping[str, object]) -> str | list[JsonObject]:
+def _content(message: JsonMapping) -> str | list[JsonObject]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
     return [_part(part, message.get("role") == "tool") for part in parts_of(message)]
 
 
-def _part(part: JsonObject, of_tool: bool) -> dict[str, object]:
+def _part(part: JsonObject, of_tool: bool) -> JsonObject:
     text, kind = text_or_refusal(part), part.get("type")
     if text is not None:
         return {"type": "input_text", "text": text}
@@ -220,7 +220,7 @@ def _tool(tool: JsonObject) -> JsonObject:
     return without_none(converted)
 
 
-def _parts(items: list[dict[str, object]], kind: str) -> list[dict[str, object]]:
+def _parts(items: list[JsonObject], kind: str) -> list[JsonObject]:
     messages = [msgspec.convert(item, _Message) for item in items if item.get("type") == "message"]
     return [part for message in messages for part in message.content if part.get("type") == kind]
 
@@ -229,12 +229,12 @@ def _text(items: list[JsonObject]) -> str:
     return "".join(msgspec.convert(part, _Text).text for part in _parts(items, "output_text"))
 
 
-def _tool_calls(items: list[JsonObject]) -> list[dict[str, object]]:
+def _tool_calls(items: list[JsonObject]) -> list[JsonObject]:
     calls = [msgspec.convert(item, _FunctionCall) for item in items if item.get("type") == "function_call"]
     return [tool_call(call.call_id or call.id, call.name, arguments_text(call.arguments)) for call in calls]
 
 
-def _needs_original(items: list[dict[str, object]], reasoning: list[_Reasoning]) -> bool:
+def _needs_original(items: list[JsonObject], reasoning: list[_Reasoning]) -> bool:
     """Return whether other fields lose information of the items, and the API accepts the items in a request."""
     plain = all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items)
     # The API refuses reasoning without content, since the server stores nothing under its id, and reasoning at the end.

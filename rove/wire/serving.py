@@ -153,7 +153,7 @@ def new_head(prefix: str, model: str) -> Head:
     return Head(f"{prefix}-{uuid.uuid4().hex}", model, int(time.time()))
 
 
-def completion_object(head: Head, kind: str, choices: list[JsonObject]) -> dict[str, object]:
+def completion_object(head: Head, kind: str, choices: list[JsonObject]) -> JsonObject:
     """Return the JSON object of a completion, or of one chunk of its stream."""
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
 
@@ -179,7 +179,7 @@ def _given(body: JsonValue, error: str) -> str:
     return excerpt(msgspec.json.encode(body), 100)
 
 
-def sampling_of(body: Mapping[str, object], options: msgspec.Struct, **fields: Any) -> SamplingParams:
+def sampling_of(body: JsonMapping, options: msgspec.Struct, **fields: Any) -> SamplingParams:
     """Return the sampling parameters of a request: its options, unknown fields of the body (as `extra`), and `fields`."""
     known = {*options.__struct_fields__, *IGNORED}
     known |= {name for name, value in HARMLESS.items() if body.get(name) == value}
@@ -258,7 +258,7 @@ def usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
-def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, object]]:
+def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[JsonObject]:
     """Return log-probabilities in the form of chat completions and the Responses API.
 
     The bytes of all tokens together are the UTF-8 text, also where a character consists of several tokens.
@@ -275,7 +275,7 @@ def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[JsonObject | No
 
     The rank is null for a token that is not among the requested likeliest ones.
     """
-    body: list[dict[str, object] | None] = []
+    body: list[JsonObject | None] = []
     for token in tokens:
         if token.logprob is None:
             body.append(None)
@@ -306,7 +306,7 @@ def unsent_text(response: Response, sent: str) -> str:
     return text[len(sent) :] if text.startswith(sent) else ""
 
 
-def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, object]:
+def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> JsonObject:
     """Return an error in OpenAI's form."""
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
 
@@ -351,7 +351,7 @@ def joined_content(content: object, read_part: Callable[[JsonValue], JsonObject]
     return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
 
 
-def refuse(body: Mapping[str, object], fields: Iterable[str], why: str) -> None:
+def refuse(body: JsonMapping, fields: Iterable[str], why: str) -> None:
     """Refuse fields with a value other than null, false and ""."""
     for name in fields:
         if body.get(name) not in (None, "") and body[name] is not False:

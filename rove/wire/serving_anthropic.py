@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.core.plain import JsonObject, JsonValue, ToolDefinition
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, ToolChoice
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
-from rove.wire.common import excerpt, tool_call, tool_calls_of, without_none
+from rove.wire.common import Function, excerpt, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
     AtLeastOne,
     ChoiceLogprobs,
@@ -55,7 +55,7 @@ class _Body(msgspec.Struct, kw_only=True):
     max_tokens: AtLeastOne
     model: str = ""
     system: str | list[JsonObject] | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: list[JsonObject] | None = None
     tool_choice: JsonObject | None = None
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -93,7 +93,7 @@ def read_request(body: JsonValue) -> ServingRequest:
     )
 
 
-def _tool_choice(given: JsonObject | None, tools: list[ToolDefinition] | None) -> ToolChoice | None:
+def _tool_choice(given: JsonObject | None, tools: list[JsonObject] | None) -> ToolChoice | None:
     match given:
         case None | {"type": "auto" | "none"}:
             return None
@@ -134,7 +134,7 @@ def last_chunks(
 ) -> list[JsonObject]:
     """Return the last events of an answer after the text `sent`."""
     blocks = _blocks(response.message, text_first=bool(sent))
-    events: list[dict[str, object]] = []
+    events: list[JsonObject] = []
     for position, block in enumerate(blocks):
         begun = position == 0 and bool(sent)
         events += _block_events(position, {**block, "text": unsent_text(response, sent)} if begun else block, begun)
@@ -147,7 +147,7 @@ def error_body(status: int, message: str) -> JsonObject:
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 
-def _message(head: Head, blocks: list[dict[str, object]], usage: Usage) -> JsonObject:
+def _message(head: Head, blocks: list[JsonObject], usage: Usage) -> JsonObject:
     message = {"id": head.id, "type": "message", "role": "assistant", "model": head.model, "content": blocks}
     return {**message, "stop_reason": None, "stop_sequence": None, "usage": _usage(usage)}
 
@@ -162,7 +162,7 @@ def _ended(response: Response) -> JsonObject:
     return {"stop_reason": _REASONS.get(response.finish_reason, refused), "stop_sequence": None}
 
 
-def _blocks(message: Mapping[str, object], text_first: bool = False) -> list[JsonObject]:
+def _blocks(message: JsonMapping, text_first: bool = False) -> list[JsonObject]:
     """Return the blocks of an answer; `text_first` if a stream has already sent text."""
     text, thought = text_of(message) or message.get("refusal") or "", message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -174,7 +174,7 @@ def _blocks(message: Mapping[str, object], text_first: bool = False) -> list[Jso
     return blocks
 
 
-def _input(function: JsonValue) -> JsonObject:
+def _input(function: Function) -> JsonObject:
     """Return the arguments of a call; text that is no JSON object becomes {"arguments": text}, since the API needs one."""
     try:
         return msgspec.json.decode(function.arguments.strip() or "{}", type=JsonObject)
@@ -204,7 +204,7 @@ def _delta(position: int, delta: JsonObject) -> JsonObject:
     return {"type": "content_block_delta", "index": position, "delta": delta}
 
 
-def _tool(tool: Mapping[str, object]) -> JsonObject:
+def _tool(tool: JsonMapping) -> JsonObject:
     if tool.get("type", "custom") not in ("custom", None) or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected a name and an input_schema: no others are known here")
     function = {name: tool.get(name) for name in ("name", "description", "strict")}

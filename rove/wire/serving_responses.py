@@ -5,14 +5,14 @@ The server is stateless: every request contains the whole conversation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject, JsonValue, ToolDefinition
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
@@ -52,7 +52,7 @@ class _Body(msgspec.Struct, kw_only=True):
     input: str | Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
     model: str = ""
     instructions: str | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
@@ -134,7 +134,7 @@ def last_chunks(
 ) -> list[JsonObject]:
     """Return the last events of an answer after the text `sent`."""
     output = _output(head, response.message, bool(sent), [*earlier, *(logprobs or [])])
-    events: list[dict[str, object]] = []
+    events: list[JsonObject] = []
     for position, item in enumerate(output):
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
             rest = unsent_text(response, sent), logprobs_content(logprobs or ())
@@ -145,7 +145,7 @@ def last_chunks(
     return [*events, {"type": f"response.{whole['status']}", "response": whole}]
 
 
-def _response(head: Head, response: Response | None, output: list[dict[str, object]]) -> JsonObject:
+def _response(head: Head, response: Response | None, output: list[JsonObject]) -> JsonObject:
     cut = response is not None and response.finish_reason == "length"
     return {
         "id": head.id,
@@ -180,9 +180,7 @@ def _usage(usage: Usage) -> JsonObject:
     }
 
 
-def _output(
-    head: Head, message: Mapping[str, object], text_first: bool = False, logprobs: Tokens = ()
-) -> list[JsonObject]:
+def _output(head: Head, message: JsonMapping, text_first: bool = False, logprobs: Tokens = ()) -> list[JsonObject]:
     """Return the items of an answer; `text_first` if a stream has already sent text."""
     text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -192,7 +190,7 @@ def _output(
             {"type": "reasoning", "id": f"rs_{head.id}", "summary": [{"type": "summary_text", "text": thought}]}
         )
     if text or refusal or not calls:
-        part: dict[str, object] = {"type": "refusal", "refusal": refusal}
+        part: JsonObject = {"type": "refusal", "refusal": refusal}
         if text or not refusal:
             part = {"type": "output_text", "text": text, "logprobs": logprobs_content(logprobs)}
         items.insert(0 if text_first else len(items), _message_item(head, part))
@@ -204,7 +202,7 @@ def _output(
     return items
 
 
-def _message_item(head: Head, part: dict[str, object]) -> JsonObject:
+def _message_item(head: Head, part: JsonObject) -> JsonObject:
     more = {"text": "", "annotations": [], "logprobs": []} if part["type"] == "output_text" else {}
     item = {"type": "message", "id": f"msg_{head.id}", "role": "assistant", "status": "completed"}
     return {**item, "content": [{**more, **part}]}
@@ -237,7 +235,7 @@ def _text_event(head: Head, position: int, name: str, **fields: Any) -> JsonObje
     return {"type": f"response.output_text.{name}", **where, **fields}
 
 
-def _item_events(position: int, item: dict[str, object]) -> Iterator[JsonObject]:
+def _item_events(position: int, item: JsonObject) -> Iterator[JsonObject]:
     """Yield the events of a function call, a refusal or reasoning, sent whole."""
     is_call = item["type"] == "function_call"
     begun = {**item, "status": "in_progress", "arguments": ""} if is_call else item
@@ -249,7 +247,7 @@ def _item_events(position: int, item: dict[str, object]) -> Iterator[JsonObject]
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _chat_format(wanted: Mapping[str, object] | None) -> JsonObject | None:
+def _chat_format(wanted: JsonMapping | None) -> JsonObject | None:
     """Return the format as chat's `response_format`, which has the schema one level deeper."""
     if not wanted or wanted.get("type") == "text":
         return None
@@ -257,7 +255,7 @@ def _chat_format(wanted: Mapping[str, object] | None) -> JsonObject | None:
     return {"type": wanted.get("type"), **({"json_schema": inner} if inner else {})}
 
 
-def _tool(tool: Mapping[str, object]) -> JsonObject:
+def _tool(tool: JsonMapping) -> JsonObject:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected type 'function' with a name: no others are known here")
     return {"type": "function", "function": without_none({name: tool[name] for name in tool if name != "type"})}

@@ -25,7 +25,7 @@ from typing import IO, Any
 import msgspec
 
 from rove.core.errors import RemoteError, WorkerError
-from rove.core.plain import JsonObject, JsonValue
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.workers.spawner import Spawner
 from rove.workers.worker import (
     EXIT_STATUS_TIMEOUT_S,
@@ -79,7 +79,7 @@ class Workers:
     def __init__(
         self,
         module: Path,
-        args: Mapping[str, object] | None = None,
+        args: JsonMapping | None = None,
         *,
         python: str | None = None,
         paths: Sequence[str] | None = None,
@@ -139,7 +139,7 @@ class Workers:
         return {**SINGLE_THREADED, **self.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 
     @property
-    def _settings(self) -> dict[str, object]:
+    def _settings(self) -> JsonObject:
         """What the program is to load."""
         return {
             "paths": self.paths,

@@ -97,7 +97,7 @@ class Worker:
         self._disconnect()
         self._kill()
 
-    async def _send(self, frame: dict[str, object]) -> None:
+    async def _send(self, frame: JsonObject) -> None:
         body = msgspec.json.encode(frame)
         if self.is_closed:
             raise _ConnectionClosedError
@@ -176,6 +176,6 @@ def describe_exit(status: int | None) -> str:
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
 
 
-def _quote(name: str, args: dict[str, object]) -> str:
+def _quote(name: str, args: JsonObject) -> str:
     text = as_json(args)
     return f"{name}({text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + '…'})"

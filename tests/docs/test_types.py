@@ -51,7 +51,7 @@ def pyright(project: Path, *paths: str) -> list[tuple[str, int, str, str]]:
 def mypy(project: Path, folder: Path, *paths: str, strict: bool = False) -> str:
     """Return what mypy prints about files of a folder."""
     python = project / "venv/bin/python"
-    options = ["--strict"] if strict else ["--check-untyped-defs"]
+    options = ["--explicit-package-bases", "--strict" if strict else "--check-untyped-defs"]
     command = [sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", project / "cache", *options]
     return subprocess.run([*command, *paths], cwd=folder, capture_output=True, text=True, check=False).stdout
 

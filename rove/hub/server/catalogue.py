@@ -6,6 +6,7 @@ Environments that are not visible are treated as missing: queries about missing 
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, RejectedError
-from rove.core.plain import JsonObject, JsonValue
+from rove.core.plain import JsonObject
 from rove.hub.server.store import Store, StoredFile
 
 SCHEMA = 1
@@ -82,7 +83,7 @@ def listing(store: Store, hub: str, search: str | None = None) -> JsonObject:
 def search(store: Store, query: Query, reader: str | None = None) -> JsonObject:
     """Return the environments that match a query, name matches first, then by downloads."""
     words = query.q.casefold().split()
-    conditions: list[tuple[str, list[JsonValue]]] = [("instr(words, ?)", [word]) for word in words]
+    conditions: list[tuple[str, list[str]]] = [("instr(words, ?)", [word]) for word in words]
     if query.tag:
         conditions.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", [query.tag]))
     conditions += [
@@ -217,6 +218,6 @@ def _no_environment(owner: str, name: str) -> RejectedError:
     return RejectedError(404, f"this hub has no environment '{owner[:80]}/{name[:80]}'")
 
 
-def _entry(row: JsonValue) -> dict[str, object]:
+def _entry(row: sqlite3.Row) -> JsonObject:
     columns = ("owner", "name", "version", "description", "compatibility", "licence", "downloads")
     return {key: row[key] for key in columns} | {"tags": msgspec.json.decode(row["tags"]), "updated": row["uploaded"]}

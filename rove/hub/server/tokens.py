@@ -12,7 +12,6 @@ import msgspec
 
 from rove.core.checks import checked
 from rove.core.errors import ConfigError, RejectedError
-from rove.core.plain import JsonValue
 from rove.hub.package.limits import TokenDays
 from rove.hub.package.names import check_name, check_owner
 from rove.hub.server.database import TIME, Database, now
@@ -151,5 +150,5 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
-def _scopes(text: JsonValue) -> tuple[str, ...]:
+def _scopes(text: str) -> tuple[str, ...]:
     return msgspec.json.decode(text, type=tuple[str, ...])

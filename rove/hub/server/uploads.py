@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from rove.core.checks import Settings
 from rove.core.errors import RejectedError
-from rove.core.plain import JsonObject, JsonValue
+from rove.core.plain import JsonObject
 from rove.core.ranges import NonNegativeInt, Seconds
 from rove.hub.package import limits
 from rove.hub.package.archives import MANIFEST
@@ -156,7 +156,7 @@ class Uploads:
                     pieces.clear()
             await self._in_thread(partial(stream.write, bytes(pieces)))
 
-    async def _read_in_time(self, read: Callable[[], JsonValue]) -> JsonValue:
+    async def _read_in_time(self, read: Callable[[], Awaitable[T]]) -> T:
         """Await a read within the idle time limit."""
         async with asyncio.timeout(self.pace.idle_seconds):
             return await read()

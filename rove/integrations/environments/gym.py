@@ -17,7 +17,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, UserMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import Arguments, JsonMapping, Row
 from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, stop
@@ -110,7 +110,7 @@ class GymEnv(MultiTurnEnv):
             **{"rubric": rubric, "policies": {"random": self.random_policy}, **kwargs},
         )
 
-    def _rows(self, description: str, count: int, seed: str) -> Iterator[JsonObject]:
+    def _rows(self, description: str, count: int, seed: str) -> Iterator[Row]:
         for position in range(count):
             yield {"question": description, "info": {"seed": derive_seed(seed, position) % (1 << 31)}}
 
@@ -221,7 +221,7 @@ def terminated(state: State) -> float:
     return float(state["gym_terminated"])
 
 
-def _make(env_cls: str | Callable[..., Any], kwargs: JsonObject) -> object:
+def _make(env_cls: str | Callable[..., Any], kwargs: Arguments) -> object:
     """Create the environment, with text rendering if Gymnasium supports it."""
     if not isinstance(env_cls, str):
         return env_cls(**kwargs)

@@ -19,7 +19,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
 from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject, JsonValue
+from rove.core.plain import JsonMapping, JsonObject, JsonValue, Row
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
@@ -32,7 +32,7 @@ TOOL = "act"
 """Name of the tool for actions, with `as_tool`."""
 
 
-def show_fields(observation: Mapping[str, object]) -> str:
+def show_fields(observation: JsonMapping) -> str:
     """Return the fields of an observation without `metadata`; the text alone if the only field is a string.
 
     `messages` and `tools` are omitted: rove's servers send them in addition to `text`.
@@ -113,7 +113,7 @@ class OpenEnvEnv(MultiTurnEnv):
             **{"max_turns": 50, "rubric": rubric, **kwargs},
         )
 
-    def _rows(self, count: int, seed: str) -> Iterator[JsonObject]:
+    def _rows(self, count: int, seed: str) -> Iterator[Row]:
         for position in range(count):
             yield {"question": self.instructions or "", "info": {"seed": derive_seed(seed, position) % (1 << 31)}}
 
@@ -153,7 +153,7 @@ class OpenEnvEnv(MultiTurnEnv):
             state["final_env_response"] = replies
         return replies
 
-    async def _act(self, read: Callable[[], dict[str, object]], state: State) -> str:
+    async def _act(self, read: Callable[[], JsonObject], state: State) -> str:
         """Execute the action that `read` returns; return the observation, or why the action is invalid."""
         session: Session = state["session"]
         server: _Server = state["openenv_server"]
@@ -256,7 +256,7 @@ class _Server:
         return value
 
 
-def _tool_action(call: object) -> dict[str, object]:
+def _tool_action(call: object) -> JsonObject:
     """Return the action in a tool call."""
     if call_name(call) != TOOL:
         raise ValueError(f"there is no tool '{call_name(call)}'")

@@ -14,7 +14,7 @@ from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonMapping, JsonObject, Row
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.records import Scores
 from rove.core.state import State
@@ -86,11 +86,11 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     def __init__(
         self,
-        gym: str | Sequence[str | Mapping[str, object]],
+        gym: str | Sequence[str | JsonMapping],
         num_train_examples: int = 1000,
         num_eval_examples: int = 100,
         seed: int = 0,
-        config: Mapping[str, object] | None = None,
+        config: JsonMapping | None = None,
         system_prompt: str | None = SYSTEM_PROMPT,
         parser: Parser | None = None,
         partial_credit: bool = True,
@@ -120,7 +120,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             **{"rubric": _FamilyRubric(self), "policies": {"oracle": oracle}, **kwargs},
         )
 
-    def _rows(self, count: int, seed: int) -> Iterator[JsonObject]:
+    def _rows(self, count: int, seed: int) -> Iterator[Row]:
         """Yield rows. The family of a row depends only on the seed and its position."""
         self.workers.start()
         for family in self.families:
@@ -199,7 +199,7 @@ class _FamilyRubric(Rubric):
         return merge_scores([own, await super().score_rollout(state)])
 
 
-def _families(gym: str | Sequence[str | Mapping[str, object]], config: Mapping[str, object] | None) -> list[Family]:
+def _families(gym: str | Sequence[str | JsonMapping], config: JsonMapping | None) -> list[Family]:
     if isinstance(gym, str):
         return [Family(gym, config=dict(config or {}))]
     if config is not None:
@@ -212,7 +212,7 @@ def _families(gym: str | Sequence[str | Mapping[str, object]], config: Mapping[s
         raise ConfigError(f"gym is {gym!r}: {error}; expected names, or {{'name', 'weight', 'config'}}") from error
 
 
-def _row(family: Family, seed: int, task: JsonObject) -> JsonObject:
+def _row(family: Family, seed: int, task: JsonObject) -> Row:
     info = {"family": family.name, "config": family.config, "seed": seed, "task": task}
     answer = task["answer"]
     return {"question": task["question"], "answer": answer if isinstance(answer, str) else "", "info": info}

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from rove.core.digest import digest_files
 from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages, as_messages
-from rove.core.plain import Identity, JsonObject
+from rove.core.plain import Identity, JsonMapping, JsonObject, Row
 from rove.core.protocols import Request
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
@@ -74,12 +74,12 @@ class TasksetEnv(AgentEnv):
     def __init__(
         self,
         taskset: str,
-        config: Mapping[str, object] | None = None,
-        eval_config: Mapping[str, object] | None = None,
-        env: Mapping[str, object] | None = None,
+        config: JsonMapping | None = None,
+        eval_config: JsonMapping | None = None,
+        env: JsonMapping | None = None,
         agent: str | None = None,
         num_examples: int | None = None,
-        select: Mapping[str, object] | None = None,
+        select: JsonMapping | None = None,
         python: str | None = None,
         taskset_dir: str | Path | None = None,
         timeout_seconds: float | None = None,
@@ -119,7 +119,7 @@ class TasksetEnv(AgentEnv):
         identity = {"taskset": self.settings, "module": digest_files(files), "verifiers": self.description["version"]}
         return {**super().identity, **identity}
 
-    def _rows(self, train: bool) -> Iterator[JsonObject]:
+    def _rows(self, train: bool) -> Iterator[Row]:
         for start in itertools.count(0, CHUNK_SIZE):
             rows = self.workers.call_sync("rows", ROWS_TIMEOUT_S, train=train, start=start, stop=start + CHUNK_SIZE)
             for row in rows:
@@ -217,9 +217,7 @@ class _TasksetRubric(Rubric):
         return merge_scores([scores, await super().score_rollout(state)])
 
 
-def _workers(
-    settings: Mapping[str, object], taskset: str, python: str | None, folder: str | None, seconds: float
-) -> Workers:
+def _workers(settings: JsonMapping, taskset: str, python: str | None, folder: str | None, seconds: float) -> Workers:
     env = {name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES}
     if python is not None:
         env["PATH"] = os.pathsep.join([str(Path(python).absolute().parent), env.get("PATH", os.defpath)])

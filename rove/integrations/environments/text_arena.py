@@ -14,7 +14,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage, Messages, UserMessage, text_of
 from rove.core.model_roles import query
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, Row
 from rove.core.protocols import Client
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State
@@ -107,7 +107,7 @@ class TextArenaEnv(MultiTurnEnv):
             **{**defaults, **kwargs},
         )
 
-    def _rows(self, count: int, seed: str) -> Iterator[JsonObject]:
+    def _rows(self, count: int, seed: str) -> Iterator[Row]:
         for position in range(count):
             number = derive_seed(seed, position)
             yield {"question": f"Play {self.game}.", "info": {"seed": number % (1 << 31), "seat": number >> 32}}

@@ -23,7 +23,7 @@ class Countdown(rove.MultiTurnEnv):
     @rove.stop
     async def said(self, state: rove.State) -> bool:
         """Stop at the answer."""
-        return state["replies"] > 0
+        return bool(state["replies"] > 0)
 
     async def env_response(self, messages: rove.Messages, state: rove.State, **kwargs: Any) -> rove.Messages:
         """Ask again."""
@@ -33,7 +33,7 @@ class Countdown(rove.MultiTurnEnv):
 
 def solve(messages: rove.Messages, state: rove.State, rng: object) -> str:
     """Reply with the answer."""
-    return state["answer"]
+    return str(state["answer"])
 
 
 def load_environment(num_examples: int = 10) -> rove.Environment:

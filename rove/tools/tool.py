@@ -21,7 +21,7 @@ import msgspec
 
 from rove.core.digest import digest_code, fingerprint
 from rove.core.errors import ConfigError, ToolParseError, nearest
-from rove.core.plain import Arguments, JsonObject, JsonValue
+from rove.core.plain import Arguments, JsonObject, JsonValue, is_mapping
 from rove.utils.functions import function_name, read_docstring, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -387,7 +387,9 @@ def as_content(value: object) -> str | list[JsonValue]:
 
 
 def _is_part(part: object) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not is_mapping(part):
+        return False
+    kind = part.get("type")
     # Other dicts may have a type "file" or "text", too.
     return isinstance(kind, str) and kind in PART_TYPES and kind in part
 

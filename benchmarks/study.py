@@ -147,9 +147,9 @@ def evaluate_start(model: Path, folder: Path, games: int, max_tokens: int, repor
     row: dict[str, float] = {"step": 0}
     for name in OPPONENTS:
         values = {**evaluation_settings(name, games, max_tokens), "model": str(model), "run_dir": str(folder / name)}
-        summary, _ = run_eval(convert(EvalConfig, values), reporter)
-        for function, result in summary["functions"].items():
-            row[f"eval/{name}/{'reward' if result['weight'] else 'metrics'}/{function}"] = result["mean"]
+        result, _ = run_eval(convert(EvalConfig, values), reporter)
+        for function, estimate in result.functions.items():
+            row[f"eval/{name}/{'reward' if estimate.weight else 'metrics'}/{function}"] = estimate.mean
     return row
 
 

@@ -79,7 +79,9 @@ if TYPE_CHECKING:
     from rove.integrations.environments.text_arena import TextArenaEnv
     from rove.models.load import load_model as load_model
     from rove.remote import IsolatedEnv
+    from rove.stages.auditing import audit_environment
     from rove.stages.clients import make_client
+    from rove.stages.evaluation import evaluate_model
     from rove.stages.models import NewModel, new_model
     from rove.stages.reporter import ConsoleReporter, JsonLinesReporter, Reporter, SilentReporter
     from rove.stages.results import TrainingResult
@@ -115,6 +117,8 @@ _LAZY = {
     "SilentReporter": "rove.stages.reporter",
     "TrainingResult": "rove.stages.results",
     "as_client": "rove.clients.openai",
+    "audit_environment": "rove.stages.auditing",
+    "evaluate_model": "rove.stages.evaluation",
     "load_model": "rove.models.load",
     "make_client": "rove.stages.clients",
     "new_model": "rove.stages.models",
@@ -235,9 +239,11 @@ __all__ = [
     "WorkerError",
     "XMLParser",
     "as_client",
+    "audit_environment",
     "cleanup",
     "compare",
     "evaluate",
+    "evaluate_model",
     "extract_boxed_answer",
     "extract_hash_answer",
     "generate",

@@ -54,6 +54,12 @@ class Report(msgspec.Struct, kw_only=True):
         """The highest severity; INFO without findings."""
         return max((finding.severity for finding in self.findings), default=Severity.INFO)
 
+    def __str__(self) -> str:
+        """Return the findings, one per line, and how many checks were done."""
+        done = f"{len(self.checks) - len(self.skipped)} of {len(self.checks)} checks done"
+        findings = [f"{finding.severity.value}: {finding}" for finding in self.findings] or ["no findings"]
+        return "\n".join([f"audit of {self.env}: {done}", *findings])
+
     def command(self, check: str) -> str:
         """Return the command that does a check of this audit again."""
         words = ["rove", "audit", self.env, "--only", check]

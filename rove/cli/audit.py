@@ -10,23 +10,22 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rove.audit.auditor import AuditOptions, audit
-from rove.audit.findings import Report, selected, shortened
-from rove.audit.judge import JudgeModel
+from rove.audit.auditor import AuditOptions
+from rove.audit.findings import Report, shortened
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import OUT_OF_TIME
-from rove.cli.audit_comparison import compare_audits, located
+from rove.cli.audit_comparison import compare_audits
 from rove.cli.common import check_outputs, console_for, hint, print_json
 from rove.cli.findings import print_findings
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
-from rove.core.errors import ConfigError, needs_train_extra
+from rove.core.errors import ConfigError
 from rove.core.findings import Severity, findings_by_area
-from rove.core.plain import JsonMapping, JsonObject
-from rove.stages.clients import make_client, show_device
+from rove.core.plain import JsonObject
+from rove.stages.auditing import located, run_audit
+from rove.stages.clients import show_device
 from rove.stages.naming import run_folder
 from rove.stages.reporter import WIDTH, ConsoleReporter
 from rove.utils.console import styled
-from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
 
 LEVELS = [severity.value for severity in Severity if severity > Severity.SKIPPED]
@@ -80,46 +79,6 @@ def write(report: Report, output: str, fail_on: Severity) -> None:
     else:
         content = msgspec.json.format(msgspec.json.encode(json_report(report)), indent=1)
     atomic_write(Path(output), content)
-
-
-def run_audit(
-    env: str,
-    env_dir: str | None,
-    env_args: JsonMapping,
-    options: AuditOptions,
-    console: Console,
-    learn: JsonMapping | None = None,
-    judge: str | None = None,
-) -> Report:
-    """Audit an environment with progress.
-
-    Args:
-        learn: Settings of the learner; None leaves it out.
-    """
-    begun: dict[str, None] = {}
-    with ConsoleReporter(console).progress(
-        f"audit {env}", len(selected(options.only, options.skip))
-    ) as report_progress:
-
-        def on_check(name: str) -> None:
-            begun[name] = None
-            report_progress(len(begun), name)
-
-        learner = None
-        if learn is not None:
-            with needs_train_extra():
-                from rove.audit.learning import LearnOptions, check_learned
-            learner = partial(check_learned, options=LearnOptions(**learn), on_progress=report_progress.step)
-        judge_model = None if judge is None else JudgeModel(judge, make_client(judge, None))
-
-        async def run() -> Report:
-            try:
-                return await audit(env, env_dir, env_args, options, on_check, learner, judge_model)
-            finally:
-                if judge_model is not None:
-                    await judge_model.client.close()
-
-        return run_async(run())
 
 
 def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, console: Console) -> JsonObject | None:
@@ -215,7 +174,7 @@ def command(
             raise ConfigError(
                 "--compare trains no model: write two reports with --learn -o FILE.json, and compare these"
             )
-        run = partial(run_audit, env_args=args, options=settings, console=console, judge=judge)
+        run = partial(run_audit, env_args=args, options=settings, reporter=ConsoleReporter(console), judge=judge)
         worst = compare_audits(compare, env_dir, run, console, output, as_json)
         ctx.exit(int(worst is not None and worst >= Severity(fail_on)))
     if env is None:
@@ -226,7 +185,7 @@ def command(
     env, env_dir = located(env, env_dir)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = _learner_settings(learn, device, folder, seed, console)
-    report = run_audit(env, env_dir, args, settings, console, learner, judge)
+    report = run_audit(env, env_dir, args, settings, ConsoleReporter(console), learner, judge)
     for one in output:
         write(report, one, Severity(fail_on))
     if as_json:

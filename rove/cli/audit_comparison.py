@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from rove.audit.findings import Report
 from rove.cli.common import check_outputs, print_json
 from rove.core.errors import ConfigError
 from rove.core.findings import Severity
-from rove.envs.loading import environment_file
+from rove.stages.auditing import located
 from rove.stages.reporter import WIDTH
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
@@ -72,19 +71,6 @@ def _is_checked(report: Report) -> bool:
 
 def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Report]) -> Report:
     return read_report(name) if Path(name).suffix == ".json" else run(*located(name, env_dir))
-
-
-def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
-    """Return the name and the folder of an environment that is given by name or by path: NAME, FOLDER/NAME, FOLDER/NAME.py."""
-    path = Path(name)
-    is_file = path.suffix == ".py"
-    if is_file or ("/" in name and (path.is_dir() or path.with_name(f"{path.name}.py").is_file())):
-        if env_dir is not None:
-            raise ConfigError(f"'{name}' is a path, which --env-dir {env_dir} cannot change; remove one of them")
-        path = path.resolve().parent if path.name == "__init__.py" else path.resolve()
-        name, env_dir = path.stem if is_file else path.name, os.path.relpath(path.parent)
-    environment_file(name, env_dir)
-    return name, env_dir
 
 
 def _json(comparison: Comparison) -> bytes:

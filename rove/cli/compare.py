@@ -22,9 +22,9 @@ from rove.stages.comparison import (
     named_models,
     read_questions,
     read_run,
-    run_names,
 )
 from rove.statistics import Comparison, compare
+from rove.statistics.compare import run_names
 from rove.statistics.tables import comparison_table
 from rove.utils.terminal_text import inert
 from rove.viewer.tables import movers_table
@@ -103,7 +103,7 @@ def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: 
     a, b = read_run(run_a), read_run(run_b)
     if not any_environment:
         check_comparable(a, b)
-    comparison = compare(a.outcomes, b.outcomes, value, names=run_names(run_a, run_b))
+    comparison = compare(a.outcomes, b.outcomes, value, names=run_names(Path(run_a), Path(run_b)))
     settings = differing(a.settings, b.settings)
     if as_json:
         found = {"runs": [run_a, run_b], "settings": settings, "questions": read_questions(run_b, comparison)}

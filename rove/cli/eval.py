@@ -188,7 +188,8 @@ def eval_command(
     if many:
         ctx.exit(run_suite(evaluations, run_eval, console, as_json))
     config = evaluations[0].config
-    summary, run = run_eval(config, ConsoleReporter(console))
+    result, run = run_eval(config, ConsoleReporter(console))
+    summary = result.to_dict()
     if as_json:
         print_json({**summary, "run": str(run.path) if run else None})
     else:

@@ -10,10 +10,10 @@ from rich.table import Table
 from rove.audit.auditor import AuditOptions
 from rove.audit.findings import Report
 from rove.audit.report import json_report
-from rove.cli.audit import run_audit
 from rove.cli.common import hint
 from rove.core.config import convert
 from rove.core.plain import JsonObject
+from rove.stages.auditing import run_audit
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.reporter import WIDTH, ConsoleReporter
 
@@ -33,13 +33,14 @@ def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto")
     Returns:
         `reports` and `rows` of the table as JSON values.
     """
+    reporter = ConsoleReporter(console)
     reports: dict[str, Report] = {}
     rows: list[JsonObject] = []
     for grader, meaning in GRADERS.items():
         console.print(f"\nAudit the grader '{grader}': {meaning}", style="bold", soft_wrap=True)
         args, runs = {"grader": grader}, folder / grader
         learn = {**LEARN, "folder": runs, "seed": seed, "device": device}
-        reports[grader] = run_audit(ENV, None, args, AuditOptions(only=CHECKS, seed=seed), console, learn)
+        reports[grader] = run_audit(ENV, None, args, AuditOptions(only=CHECKS, seed=seed), reporter, learn)
         for finding in reports[grader].findings:
             console.print(f"  {finding.severity.value}: {finding.text}", markup=False, soft_wrap=True)
         if not reports[grader].findings:
@@ -62,7 +63,8 @@ def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> 
     given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final"), "device": device}
     where = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
     config = convert(EvalConfig, {**given, **EVALUATION, **where, "max_tokens": LEARN["max_tokens"]})
-    summary, _ = run_eval(config, ConsoleReporter(console), f"{grader}, {STAGES[stage]}")
+    result, _ = run_eval(config, ConsoleReporter(console), f"{grader}, {STAGES[stage]}")
+    summary = result.to_dict()
     return {"grader": grader, "model": STAGES[stage], "reward": summary["reward"], **summary["functions"]}
 
 

@@ -150,8 +150,8 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
         row = {"env": config.env, "model": config.model, "settings": differing}
         title = " · ".join([f"{position}/{len(evaluations)} {config.env}", short(config.model), *_pairs(differing)])
         try:
-            summary, folder = run(config, ConsoleReporter(console), title)
-            rows.append({**row, **summary, "run": str(folder.path) if folder else None})
+            result, folder = run(config, ConsoleReporter(console), title)
+            rows.append({**row, **result.to_dict(), "run": str(folder.path) if folder else None})
         except Exception as error:
             message = str(error) if isinstance(error, Error) else traceback_text(error)
             console.print(f"{one.source}: {message}", style="red", soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rove.core.config import dotted
@@ -14,6 +13,7 @@ from rove.core.records import Outcome
 from rove.envs.question_files import is_question_file
 from rove.runs.run import Run
 from rove.statistics import Comparison
+from rove.statistics.compare import scored_outcomes
 from rove.statistics.format import caveats
 from rove.statistics.tables import comparison_row
 from rove.utils.markdown import code, plain
@@ -71,19 +71,12 @@ def read_run(path: str) -> ComparedRun:
     """Return a run with its scored rollouts; of repeated rollouts the last counts."""
     run = Run(path)
     config = run.config()
-    counted = {line.number for line in run.scored_lines().values()}
-    last = [outcome for number, outcome in enumerate(run.outcomes()) if number in counted]
+    last = scored_outcomes(run)
     if not last:
         raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")
     settings = dotted({"kind": config["kind"], **config["identity"]})
     versions = run.versions()
     return ComparedRun(settings, last, config["config"], versions[-1].get("rove") if versions else None)
-
-
-def run_names(path_a: str, path_b: str) -> tuple[str, str]:
-    """Return names for two runs: those of their folders, or the paths if these are equal."""
-    a, b = Path(path_a).resolve().name, Path(path_b).resolve().name
-    return (a, b) if a != b else (path_a, path_b)
 
 
 def differing(a: JsonMapping, b: JsonMapping) -> dict[str, list[Any]]:

@@ -20,13 +20,14 @@ from rove.models.pretrained import model_path
 from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
 from rove.runs.run import Run
+from rove.stages.arguments import name_and_environment, settings_from
 from rove.stages.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
 from rove.stages.naming import run_folder, short
-from rove.stages.reporter import Reporter, TaskProgress
-from rove.statistics import Price
+from rove.stages.reporter import ConsoleReporter, Reporter, TaskProgress
+from rove.statistics import EvaluationResult, Price
 from rove.statistics.format import number
 from rove.utils.console import styled
-from rove.utils.event_loop import run_async
+from rove.utils.event_loop import outside_event_loop, run_async
 
 
 class EvalConfig(Options, frozen=True, kw_only=True):
@@ -145,9 +146,55 @@ class EvalProgress:
         self.progress(self.count, status)
 
 
-def run_eval(config: EvalConfig, reporter: Reporter, title: str = "") -> tuple[JsonObject, Run | None]:
-    """Evaluate with progress under `title`; an earlier run with the same settings is continued."""
-    env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
+def evaluate_model(
+    model: str | Path | None = None,
+    env: str | Environment | None = None,
+    config: EvalConfig | None = None,
+    *,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+    **settings: object,
+) -> EvaluationResult:
+    """Evaluate a model in an environment, with progress, and save every rollout in a run folder: `rove eval` as a function.
+
+    A run that was stopped continues, and finished rollouts are not repeated. `rove.evaluate` is the function for code that
+    already has a client and an event loop.
+
+    Example:
+        >>> result = rove.evaluate_model("scripted:teacher", "tictactoe", num_examples=100, rollouts_per_example=1)
+        >>> print(result)
+
+    Args:
+        model: "scripted:NAME", a model folder, a name in endpoints.toml, or a model's name at `base_url`. May be in `config`.
+        env: Name of an environment, a file of questions, or an environment. May be in `config`.
+        config: All settings; default: those of `rove eval`.
+        overwrite: Whether to discard an earlier run in the folder.
+        reporter: Shows progress. Default: the console or the notebook.
+        settings: Single settings, such as `num_examples=100`; they override those of `config`.
+
+    Raises:
+        ConfigError: A setting is unknown, out of range, or contradicts another; or there is no such model or environment.
+        RunError: The run folder cannot be used.
+    """
+    name, loaded = (None, None) if env is None else name_and_environment(env)
+    env_args = None if loaded is None else loaded.env_args
+    # False is no setting of the caller, and would override `config`.
+    named = {"model": model and str(model), "env": name, "env_args": env_args, "overwrite": overwrite or None}
+    used = settings_from(EvalConfig, config, {**named, **settings})
+    result, _ = outside_event_loop(lambda: run_eval(used, reporter or ConsoleReporter(), env=loaded))
+    return result
+
+
+def run_eval(
+    config: EvalConfig, reporter: Reporter, title: str = "", env: Environment | None = None
+) -> tuple[EvaluationResult, Run | None]:
+    """Evaluate with progress under `title`; an earlier run with the same settings is continued.
+
+    Args:
+        env: The environment, if it is loaded already. Default: the one that the settings name.
+    """
+    if env is None:
+        env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
     if isinstance(env, QuestionsEnv):
         reporter.note(f"{config.env}: {env.description}")
     config = _with_price(config)
@@ -174,8 +221,8 @@ def run_eval(config: EvalConfig, reporter: Reporter, title: str = "") -> tuple[J
 
 def _evaluate(
     config: EvalConfig, env: Environment, client: Client, run: Run | None, reporter: Reporter, title: str
-) -> JsonObject:
-    """Run the evaluation and return its summary."""
+) -> EvaluationResult:
+    """Run the evaluation."""
     available = Options(**config.options).count_examples(env)
     if available is not None and config.num_examples > available:
         text = f"num_examples is {config.num_examples}; the dataset has {available}"
@@ -186,10 +233,9 @@ def _evaluate(
             text += f"; the environment may make more with -a {shlex.quote(arguments)}"
         reporter.note(text, important=True)
 
-    async def run_all(watch: EvalProgress) -> JsonObject:
+    async def run_all(watch: EvalProgress) -> EvaluationResult:
         try:
-            result = await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
-            return result.to_dict()
+            return await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
         finally:
             await client.close()
 

@@ -19,7 +19,7 @@ from rove.stages.models import run_model_new, show_model
 from rove.stages.recipe import FULL, Column, Recipe, RLStage
 from rove.stages.reporter import Reporter
 from rove.statistics.format import interval, percent
-from rove.utils.console import styled
+from rove.utils.console import TextTable, styled
 from rove.utils.processes import peak_memory, release_memory
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ class Pipeline:
         return self.recipe.folder / "eval" / name
 
     def _evaluate(self, config: EvalConfig, title: str = "") -> JsonObject:
-        summary, _ = run_eval(config, self.reporter, title)
+        result, _ = run_eval(config, self.reporter, title)
         release_memory()
-        return summary
+        return result.to_dict()
 
     def notes(self) -> list[str]:
         """Return notes on stages whose weights are chosen by examples that the results table reports."""
@@ -208,7 +208,7 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
         title += "; in %"
     if conditions:
         title += "; " + ", then ".join(conditions)
-    table = Table(title=title, width=98)
+    table = TextTable(title=title, width=98)
     table.add_column("model")
     for column in recipe.columns:
         table.add_column(column.title, justify="right")

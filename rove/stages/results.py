@@ -83,6 +83,10 @@ class TrainingResult:
         title = f"RL in {config.get('env', 'an environment')}" if self.kind == "rl" else "SFT"
         return curves_table(self.metrics, title)
 
+    def __str__(self) -> str:
+        """Return the table, and how the run ended."""
+        return "\n".join([str(self.table).rstrip("\n"), *ending_lines(self.run), f"model: {self.model}"])
+
     def to_pandas(self) -> DataFrame:
         """Return the metrics as a `pandas.DataFrame` with one row per step.
 

@@ -66,6 +66,10 @@ class PipelineResult:
         """The results table."""
         return results_table(self.recipe, self.rows)
 
+    def __str__(self) -> str:
+        """Return the results table."""
+        return str(self.table)
+
     def to_pandas(self) -> DataFrame:
         """Return a `pandas.DataFrame` with a row per model and condition: reward and metrics with their 95% intervals.
 

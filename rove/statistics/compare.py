@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Outcome, RolloutRecord
+from rove.runs.run import Run
 from rove.statistics.intervals import (
     EQUAL,
     HUGE,
@@ -109,10 +111,14 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def table(self) -> Table:
-        """A table for `rich.print`: all common values, their differences, and the direction, if any."""
+        """All common values, their differences, and the direction, if any. `print` shows the table as text."""
         from rove.statistics.tables import comparison_table
 
         return comparison_table(self)
+
+    def __str__(self) -> str:
+        """Return the verdict and the table."""
+        return f"{self.verdict}\n{self.table}"
 
 
 class _Side:
@@ -138,12 +144,24 @@ class _Side:
         return self.columns.reward if name == REWARD else self.columns.named[name]
 
 
+def scored_outcomes(run: Run) -> list[Outcome]:
+    """Return the scored rollouts of a run; of repeated rollouts the last counts."""
+    last = {line.number for line in run.scored_lines().values()}
+    return [outcome for number, outcome in enumerate(run.outcomes()) if number in last]
+
+
+def run_names(a: Path, b: Path) -> tuple[str, str]:
+    """Return names for two runs: those of their folders, or the paths if these are equal."""
+    name_a, name_b = a.resolve().name, b.resolve().name
+    return (name_a, name_b) if name_a != name_b else (str(a), str(b))
+
+
 def compare(
-    a: Iterable[Outcome | RolloutRecord],
-    b: Iterable[Outcome | RolloutRecord],
+    a: str | Path | Run | Iterable[Outcome | RolloutRecord],
+    b: str | Path | Run | Iterable[Outcome | RolloutRecord],
     value: str = REWARD,
     *,
-    names: tuple[str, str] = ("A", "B"),
+    names: tuple[str, str] | None = None,
     movers: int = MOVERS,
 ) -> Comparison:
     """Compare two runs (b − a) over the examples that both have scored.
@@ -162,16 +180,26 @@ def compare(
     Donner 2008).
 
     Args:
-        a: Rollouts of the baseline run.
-        b: Rollouts of the run to compare with it.
+        a: The baseline: a run folder, a run, or rollouts.
+        b: The run to compare with it.
         value: "reward", or the name of a reward function or metric of both runs.
-        names: Names of the runs in the verdict.
+        names: Names of the runs in the verdict. Default: the names of two run folders, "A" and "B" for rollouts.
         movers: Maximum number of examples listed per direction.
+
+    Example:
+        >>> print(rove.compare("runs/before", "runs/after"))
 
     Raises:
         ConfigError: A run has no scored rollout, or one of them lacks the value.
+        RunError: There is no run in a folder.
     """
-    sides = _Side(a), _Side(b)
+    run_a = Run(a) if isinstance(a, (str, Path)) else a
+    run_b = Run(b) if isinstance(b, (str, Path)) else b
+    if names is None:
+        are_runs = isinstance(run_a, Run) and isinstance(run_b, Run)
+        names = run_names(run_a.path, run_b.path) if are_runs else ("A", "B")
+    rollouts = [scored_outcomes(source) if isinstance(source, Run) else source for source in (run_a, run_b)]
+    sides = _Side(rollouts[0]), _Side(rollouts[1])
     for side, name in zip(sides, names):
         if not side.keys:
             raise ConfigError(f"{name} has no scored rollout; a comparison needs at least one in each run")

@@ -97,7 +97,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         >>> result = env.evaluate_sync(client, num_examples=100)
         >>> result.reward.mean, result.reward.low, result.reward.high
         >>> result.functions["win"].mean
-        >>> rich.print(result.table)
+        >>> print(result)
     """
 
     rollouts: int
@@ -159,10 +159,14 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def table(self) -> Table:
-        """A table for `rich.print`: reward, pass@k, reward functions and metrics with their intervals."""
+        """Reward, pass@k, reward functions and metrics with their intervals. `print` shows the table as text."""
         from rove.statistics.tables import summary_table
 
         return summary_table(self.to_dict(), "")
+
+    def __str__(self) -> str:
+        """Return the table and the number of rollouts."""
+        return f"{self.table}{self.scored} of {self.rollouts} rollouts scored"
 
     def to_pandas(self) -> DataFrame:
         """Return a row per value: the reward, every reward function and metric, pass@k and pass^k.

@@ -10,7 +10,9 @@ from rich.table import Table
 from rove.core.plain import JsonMapping
 from rove.statistics.compare import Comparison, Difference
 from rove.statistics.format import caveats, interval, number, signed
+from rove.utils.console import TextTable
 
+MAX_COLUMNS = 98
 NUMBER_COLUMNS = 53
 """Columns of a comparison for numbers, the direction and borders."""
 SUMMARY_NAME = 26
@@ -28,7 +30,9 @@ def summary_table(summary: JsonMapping, title: str) -> Table:
         rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
     rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
     noted = caveats(seen for _, seen, _ in rows)
-    table = Table(title=title or None, title_justify="left", width=72, caption=noted or None, caption_justify="left")
+    table = TextTable(
+        title=title or None, title_justify="left", width=72, caption=noted or None, caption_justify="left"
+    )
     table.add_column("", style="bold")
     table.add_column("mean", justify="right")
     table.add_column("95% interval", justify="right", no_wrap=True)
@@ -68,14 +72,14 @@ def name_width(width: int) -> int:
     return (width - NUMBER_COLUMNS) // 3
 
 
-def comparison_table(comparison: Comparison, width: int = 98) -> Table:
+def comparison_table(comparison: Comparison, width: int = MAX_COLUMNS) -> Table:
     """Return a table of two runs: all common values, their differences, and the direction, if any."""
-    width = min(98, width)
+    width = min(MAX_COLUMNS, width)
     examples = "the examples of both" if comparison.paired else "different examples"
     title = f"means over {examples}; a direction if the interval excludes 0"
     values = (comparison.main, *comparison.others)
     noted = caveats({"caveat": one.caveat} for one in values)
-    table = Table(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
+    table = TextTable(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
     table.add_column("", style="bold", overflow="fold")
     run_width = min(name_width(width), max(map(len, comparison.names)))
     for name in comparison.names:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from rove.utils.terminal_text import inert
+
+MAX_COLUMNS = 100
+"""Width of a table that is printed as text."""
 
 
 class SafeConsole(Console):
@@ -30,6 +35,15 @@ class SafeConsole(Console):
         """Yield the segments of anything that is printed; only rich's own control codes pass."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(inert(segment.text), segment.style)
+
+
+class TextTable(Table):
+    """A table that `print` shows as text; in a notebook, and with `rich.print`, it has colors."""
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        SafeConsole(file=text, width=MAX_COLUMNS, color_system=None).print(self)
+        return text.getvalue()
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:

@@ -16,7 +16,7 @@ from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison
 from rove.statistics.format import number, percent, seconds, signed, sparkline
 from rove.statistics.tables import folded, name_width
-from rove.utils.console import styled
+from rove.utils.console import TextTable, styled
 from rove.viewer.html import cut
 
 MAX_COLUMNS = 100
@@ -110,7 +110,7 @@ def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingP
 
 def curves_table(metrics: Sequence[Mapping[str, float]], title: str) -> Table:
     """Return a table with the first value, last value and curve of the main metrics of a training run."""
-    table = Table(title=title, title_justify="left", width=96)
+    table = TextTable(title=title, title_justify="left", width=96)
     table.add_column("", style="bold")
     table.add_column("first", justify="right")
     table.add_column("last", justify="right")

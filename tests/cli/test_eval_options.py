@@ -213,7 +213,8 @@ class Workshop:
         console = Console(file=io.StringIO(), width=300)
         summary, run, error = {}, None, ""
         try:
-            summary, run = run_eval(convert(EvalConfig, tables(settings)), ConsoleReporter(console))
+            result, run = run_eval(convert(EvalConfig, tables(settings)), ConsoleReporter(console))
+            summary = result.to_dict()
         except Error as raised:
             error = str(raised)
         output = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "pictures"
 PAGES = (
     ("index.html", "light", 1440),
     ("concepts.html", "dark", 1440),
-    ("tutorials/1_environment.html", "light", 1440),
+    ("first_hour/2_environment.html", "light", 1440),
     ("training.html", "dark", 390),
     ("reference/api/envs.html", "light", 1440),
     ("reference/errors.html", "light", 390),

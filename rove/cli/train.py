@@ -32,11 +32,10 @@ from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import ExhaustiveConfig, Recipe, RecipeFile, find_recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.request import TrainRequest
-from rove.stages.train_model import prepare, run_recipe, show_results
+from rove.stages.train_model import SMOKE_NOTE, prepare, run_recipe, show_results
 from rove.utils.console import styled
 
 HACKING = "hacking"
-SMOKE_NOTE = "smoke test: the figures above mean nothing; "
 
 
 def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, as_json: bool, console: Console) -> None:
@@ -74,6 +73,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
     epilog=examples(
         "rove train tictactoe --dry-run      # write and print the recipe",
         "rove train tictactoe",
+        "rove train tictactoe --smoke        # check in a minute that everything runs",
         "rove train questions.jsonl --scorer numeric",
         "rove train reverse_text -m smollm2-135m",
         "rove train tictactoe --recipe mine.toml --run-dir runs/mine",
@@ -91,6 +91,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
 @click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
+@click.option("--smoke", is_flag=True, help="Use tiny sizes: checks that everything runs, learns nothing.")
 @json_option
 def train_command(
     env: str,
@@ -103,6 +104,7 @@ def train_command(
     seed: int,
     run_dir: str | None,
     dry_run: bool,
+    smoke: bool,
     as_json: bool,
 ) -> None:
     """Train a model in ENV: examine the environment, choose a recipe, then collect data, run SFT and RL, and print results.
@@ -123,7 +125,7 @@ def train_command(
             raise ConfigError(
                 f"--recipe and {', '.join(options)}: the recipe contains these settings; remove the options, or change {file}"
             )
-    recipe, path = prepare(request, file, run_dir, seed, device or "auto", reporter, confirm_foreign)
+    recipe, path = prepare(request, file, run_dir, seed, device or "auto", reporter, confirm_foreign, smoke)
     pipeline = Pipeline(recipe, reporter, ranks)
     if dry_run:
         print_plan(path, recipe, pipeline, bool(file), as_json, console)
@@ -131,7 +133,7 @@ def train_command(
     if not ranks.is_first:
         pipeline.follow()
         return
-    result = run_recipe(pipeline)
+    result = run_recipe(pipeline, smoke)
     if as_json:
         print_json({"rows": result.rows, "folder": str(recipe.folder), "diagnoses": result.diagnoses})
     hint(console, *next_steps(pipeline, path))

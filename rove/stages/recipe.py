@@ -278,12 +278,33 @@ def load_recipe(
     return read_recipe(path, read_toml(path), variants)
 
 
+SMOKE: JsonObject = {
+    "data": {"num_examples": 60},
+    "sft": {"epochs": 1, "batch_size": 16, "validate_every": 2},
+    "rl": {"steps": 2, "batch_size": 16, "rollouts_per_example": 4},
+    "evaluation": {"num_examples": 8},
+}
+"""Tiny sizes of `--smoke` for recipes without a [smoke] table."""
+
+
+def _smoke_table(values: JsonMapping) -> JsonObject:
+    """Return the [smoke] table for a recipe without one: tiny sizes for the sections that it has."""
+    table = {name: dict(sizes) for name, sizes in SMOKE.items() if name in values}
+    stages = [values["sft"]] if "sft" in values else []
+    for stage in [*stages, *values["rl"]]:
+        for held_out in stage.get("evaluation", []):
+            held_out |= {"num_examples": 8, "every": 2}
+    return table
+
+
 def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) -> RecipeFile:
     """Return a recipe from the values of a file, changed by its tables `variants`.
 
     Raises:
         ConfigError: It is not a recipe, or it has no such variant.
     """
+    if "smoke" in variants and "smoke" not in values:
+        values["smoke"] = _smoke_table(values)
     for variant in variants:
         if not isinstance(values.get(variant), dict):
             raise ConfigError(f"--{variant} needs a [{variant}] table, which {path} does not have")

@@ -31,6 +31,9 @@ CheckFile = Callable[[Path, JsonMapping], None]
 """Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""
 
 
+SMOKE_NOTE = "smoke test: the figures above mean nothing; "
+
+
 @dataclass(frozen=True)
 class PipelineResult:
     """The result of `rove.train_model`.
@@ -127,6 +130,7 @@ def train_model(
     device: str = "auto",
     seed: int = 0,
     run_dir: str | Path | None = None,
+    smoke: bool = False,
     reporter: Reporter | None = None,
 ) -> PipelineResult:
     """Train a model in any environment: choose a recipe from what the environment shows, then run data, SFT and RL.
@@ -145,6 +149,7 @@ def train_model(
         device: Device of the models.
         seed: Random seed of all stages (≥ 0).
         run_dir: Folder of all stages. Default: runs/train-ENV-seedN.
+        smoke: Whether to use tiny sizes, in a folder of their own, to check that everything runs. Nothing is learned.
         reporter: Shows progress. Default: the console or the notebook.
 
     Raises:
@@ -160,8 +165,8 @@ def train_model(
         with needs_train_extra():
             from rove.train.worker_group import SINGLE_PROCESS
 
-        complete, _ = prepare(request, recipe, run_dir, seed, device, shown, check_own)
-        return run_recipe(Pipeline(complete, shown, SINGLE_PROCESS))
+        complete, _ = prepare(request, recipe, run_dir, seed, device, shown, check_own, smoke)
+        return run_recipe(Pipeline(complete, shown, SINGLE_PROCESS), smoke)
 
     return outside_event_loop(run)
 
@@ -174,6 +179,7 @@ def prepare(
     device: str,
     reporter: Reporter,
     check_file: CheckFile,
+    smoke: bool = False,
 ) -> tuple[Recipe, Path]:
     """Return the recipe for a request and its file: `file`, else that of the folder, which is written if necessary.
 
@@ -183,7 +189,8 @@ def prepare(
     with needs_train_extra():
         from rove.stages.preparation import write_recipe
 
-    folder = Path(run_dir) if run_dir else RUNS / request.folder_name(seed)
+    name = request.folder_name(seed)
+    folder = Path(run_dir) if run_dir else RUNS / (f"{name}-smoke" if smoke else name)
     path = Path(file) if file else folder / RECIPE
     is_new = not path.exists() or (not file and is_outdated(request, folder))
     if is_new:
@@ -193,7 +200,7 @@ def prepare(
     reporter.note(f"{'new' if is_new else 'existing'} recipe {path}")
     values = read_toml(path)
     check_file(path, values)
-    recipe = read_recipe(path, values)
+    recipe = read_recipe(path, values, ["smoke"] if smoke else [])
     if recipe.env not in (None, request.env):
         raise ConfigError(
             f"{path} is a recipe for '{recipe.env}', but the environment is '{request.env}'; give '{recipe.env}'"
@@ -201,8 +208,13 @@ def prepare(
     return recipe.complete(request.env, folder, seed, device=device), path
 
 
-def run_recipe(pipeline: Pipeline) -> PipelineResult:
-    """Run all stages of a recipe with diagnoses, and show the results table."""
+def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
+    """Run all stages of a recipe with diagnoses, and show the results table.
+
+    Args:
+        pipeline: The stages to run.
+        smoke: Whether the sizes are tiny, so that figures and diagnoses mean nothing.
+    """
     from rove.stages.diagnoser import Diagnoser
     from rove.stages.preparation import write_evidence
 
@@ -213,8 +225,9 @@ def run_recipe(pipeline: Pipeline) -> PipelineResult:
     pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
     rows = pipeline.run()
     show_results(pipeline)
-    reporter.note(pipeline.cost)
-    diagnoser.print_all()
+    reporter.note(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}")
+    if not smoke:
+        diagnoser.print_all()
     return PipelineResult(recipe, rows, diagnoser.found)
 
 

@@ -1,4 +1,4 @@
-"""The page on training from Python runs as a notebook, and its commands give the same weights."""
+"""The Python of "Stage by stage" runs as a notebook, and its commands give the same weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pages import ROOT, blocks
 
-PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/first_hour/6_stages.md").read_text(encoding="utf-8")
 TIMEOUT_S = 600
 
 
@@ -22,7 +22,7 @@ async def run_cells(cells: list[str]) -> dict[str, Any]:
     """Run the cells of a notebook in one namespace, with an event loop that runs all the time, as a notebook has."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells:
-        code = compile(cell, "docs/python.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        code = compile(cell, "6_stages.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         waiting = eval(code, names)  # a coroutine if the cell has an await
         if inspect.isawaitable(waiting):
             await waiting
@@ -54,7 +54,7 @@ def test_the_notebook_runs_and_its_commands_give_the_same_weights(
     assert [row.name for row in names["result"].rows][-2:] == ["+ RL", "the same at T = 1"]
     assert names["result"].table.row_count == 5 and list(names["result"].runs) == ["sft", "rl1"]
 
-    [commands] = [content for language, _, content in blocks(PAGE) if language == "bash"]
+    commands = "".join(content for language, _, content in blocks(PAGE) if language == "bash")
     for command in commands.splitlines():
         words = [sys.executable, "-m", *command.split()]
         done = subprocess.run(words, cwd=shell, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

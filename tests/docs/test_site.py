@@ -22,7 +22,7 @@ from rove.core.settings_docs import documented_fields
 ROOT = Path(__file__).resolve().parents[2]
 CHECKED_PAGES = (
     "index.html",
-    "tutorials/1_environment.html",
+    "first_hour/2_environment.html",
     "concepts.html",
     "training.html",
     "settings.html",

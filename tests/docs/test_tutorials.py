@@ -16,17 +16,16 @@ FEWER = {"math_python": 40, "needle": 20, "sums": 56}
 PAGES = {
     page.path: page
     for page in (
-        Page("docs/tutorials/0_evaluate.md"),
-        Page("docs/tutorials/1_environment.md"),
-        Page("docs/tutorials/2_game.md"),
-        Page("docs/tutorials/3_tools.md"),
+        Page("docs/first_hour/1_evaluate.md"),
+        Page("docs/tutorials/1_game.md"),
+        Page("docs/tutorials/2_tools.md"),
         Page(
-            "docs/tutorials/4_sft.md",
+            "docs/tutorials/3_sft.md",
             smaller=SMALL_SFT | {"-n 500": "-n 16"},
-            needs=("docs/tutorials/2_game.md",),
+            needs=("docs/tutorials/1_game.md",),
         ),
         Page(
-            "docs/tutorials/5_rl.md",
+            "docs/tutorials/4_rl.md",
             smaller=SMALL_SFT
             | {
                 "-n 500": "-n 16",
@@ -35,10 +34,10 @@ PAGES = {
                 "num_examples = 200\n": "num_examples = 8\n",
                 "--steps 20": "--steps 1",
             },
-            needs=("docs/tutorials/2_game.md",),
+            needs=("docs/tutorials/1_game.md",),
         ),
         Page(
-            "docs/tutorials/6_pretrained.md",
+            "docs/tutorials/5_pretrained.md",
             smaller={
                 "rove model get smollm2-135m": "rove model new --env short_sentences -o tiny",
                 "smollm2-135m": "tiny",
@@ -49,8 +48,8 @@ PAGES = {
                 "-t 40": "-t 8",
             },
         ),
-        Page("docs/tutorials/7_scale.md"),
-        Page("docs/tutorials/8_reward_hole.md"),
+        Page("docs/tutorials/6_scale.md"),
+        Page("docs/tutorials/7_reward_hole.md"),
         Page(
             "docs/guides/migrate_from_verifiers_v0.md",
             smaller={
@@ -91,7 +90,20 @@ PAGES = {
         ),
     )
 }
-QUICK = {"docs/tutorials/0_evaluate.md", "docs/tutorials/2_game.md", "environments/double_check/README.md"}
+FIRST_HOUR = [
+    Page("docs/first_hour/2_environment.md"),
+    Page("docs/first_hour/3_audit.md"),
+    Page(
+        "docs/first_hour/4_train.md",
+        smaller={"rove train roman": "rove train roman --smoke", '"roman")': '"roman", smoke=True)'},
+    ),
+    Page(
+        "docs/first_hour/5_compare.md",
+        smaller={"train-roman-seed0": "train-roman-seed0-smoke", "-n 200": "-n 8", "--filter 'reward > 1' ": ""},
+    ),
+]
+"""Pages that use each other's files; `test_python` runs the last page, "Stage by stage"."""
+QUICK = {"docs/first_hour/1_evaluate.md", "docs/tutorials/1_game.md", "environments/double_check/README.md"}
 """Pages that every test run executes; the others are for `make test-broad` and `make test-slow`."""
 SLOW = {
     "docs/guides/choose_hyperparameters.md",
@@ -100,16 +112,16 @@ SLOW = {
     "docs/guides/migrate_from_verifiers_v0.md",
     "docs/guides/reward_does_not_rise.md",
     "docs/guides/share_an_environment.md",
-    "docs/tutorials/4_sft.md",
-    "docs/tutorials/5_rl.md",
-    "docs/tutorials/6_pretrained.md",
-    "docs/tutorials/7_scale.md",
-    "docs/tutorials/8_reward_hole.md",
+    "docs/tutorials/3_sft.md",
+    "docs/tutorials/4_rl.md",
+    "docs/tutorials/5_pretrained.md",
+    "docs/tutorials/6_scale.md",
+    "docs/tutorials/7_reward_hole.md",
 }
 """Pages whose test takes more than 20 seconds."""
 EXISTING_PAGES = sorted(
     file.relative_to(ROOT).as_posix()
-    for pattern in ("docs/tutorials/*.md", "docs/guides/*.md", "environments/*/README.md")
+    for pattern in ("docs/first_hour/*.md", "docs/tutorials/*.md", "docs/guides/*.md", "environments/*/README.md")
     for file in ROOT.glob(pattern)
 )
 SANDBOXED = {"environments/math_python/README.md", "environments/needle/README.md"}
@@ -128,11 +140,24 @@ def test_a_page_runs_and_prints_the_shown_output(path: str, tmp_path: Path, requ
     run_page(PAGES[path], tmp_path)
 
 
+@pytest.mark.slow
+def test_the_first_hour_runs_page_after_page(tmp_path: Path) -> None:
+    for page in FIRST_HOUR:
+        run_page(page, tmp_path)
+
+
 def test_every_page_is_run() -> None:
-    assert sorted(PAGES) == EXISTING_PAGES
+    first_hour = [page.path for page in FIRST_HOUR]
+    assert sorted([*PAGES, *first_hour, "docs/first_hour/6_stages.md"]) == EXISTING_PAGES
 
 
-@pytest.mark.parametrize("path", [path for path in EXISTING_PAGES if "/tutorials/" in path])
+def test_the_first_hour_has_at_most_six_pages_and_8000_words() -> None:
+    pages = [path for path in EXISTING_PAGES if "/first_hour/" in path]
+    assert len(pages) <= 6
+    assert sum(len((ROOT / path).read_text(encoding="utf-8").split()) for path in pages) <= 8000
+
+
+@pytest.mark.parametrize("path", [path for path in EXISTING_PAGES if "/guides/" not in path and "README" not in path])
 def test_a_tutorial_states_its_goal_and_the_next_page(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     title, goal, *_ = text.split("\n\n")

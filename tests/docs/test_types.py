@@ -1,4 +1,4 @@
-"""Type checkers read rove from outside: a user's project, README and the tutorials."""
+"""Type checkers read rove from outside: a user's project, README, the first hour and the tutorials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from pages import ROOT, blocks, replaced
 from tests.docs.consumer import quiz
 
 CONSUMER = Path(__file__).with_name("consumer")
-PAGES = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/tutorials").glob("*.md"))]
+PAGES = [
+    Path("README.md"),
+    *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/first_hour").glob("*.md")),
+    *sorted(path.relative_to(ROOT) for path in (ROOT / "docs/tutorials").glob("*.md")),
+]
 FILE_NAME = re.compile(r"# ([\w./-]+\.py)(?:: replace (\w+))?\n")
 
 

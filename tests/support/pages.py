@@ -98,7 +98,8 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
     with _servers() as servers, _free_ports(page.text) as ports:
         for language, rest, content in blocks(page.text):
             for old, new in {**page.smaller, **ports}.items():
-                content = content.replace(old, new) if language in ("bash", "toml") or old in ports else content
+                if language in ("bash", "toml", "python") or old in ports:
+                    content = content.replace(old, new)
             if _write_file(language, rest, content, folder):
                 continue
             if language == "bash" and rest == "server":

@@ -20,8 +20,8 @@ from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.envs.options import EvaluateOptions, GenerateOptions
-from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
+from rove.rubrics.parser import Parser
 from rove.statistics.result import EvaluationResult
 from rove.utils.functions import maybe_await
 

@@ -24,8 +24,8 @@ from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.parsers.parser import visible_response
 from rove.rubrics import Rubric
+from rove.rubrics.parser import visible_response
 from rove.tools.tool import call_arguments, call_id, call_name
 
 TOOL = "act"

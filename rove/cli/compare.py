@@ -25,7 +25,7 @@ from rove.stages.comparison import (
     run_names,
 )
 from rove.statistics import Comparison, compare
-from rove.statistics.tables import comparison_table
+from rove.statistics.compare import comparison_table
 from rove.utils.terminal_text import inert
 from rove.viewer.tables import movers_table
 

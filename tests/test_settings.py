@@ -22,7 +22,7 @@ from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.protocols import Limits, SamplingParams
 from rove.hub.server.uploads import UploadLimits
-from rove.remote.loading import Isolation, IsolationConfig, RayConfig
+from rove.remote.isolation import Isolation, IsolationConfig, RayConfig
 from rove.rollouts.evaluate import Options
 from rove.rollouts.exhaustive import Goals
 from rove.sandbox.backend import SandboxLimits

@@ -23,7 +23,8 @@ from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
 from rove.models.load import LoadedModel
 from rove.remote.environment import RemoteEnv
-from rove.remote.loading import Isolation, open_environment_in_thread, temporary_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import open_environment_in_thread, temporary_environment
 from rove.rollouts.evaluate import evaluate
 from rove.rollouts.exhaustive import EvaluationKind
 from rove.rollouts.groups import RolloutError

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from rove.core.settings_docs import documented_fields, type_text
-from rove.remote.loading import IsolationConfig, RayConfig
+from rove.remote.isolation import IsolationConfig, RayConfig
 from rove.rollouts.exhaustive import Goals
 from rove.stages.evaluation import EvalConfig
 from rove.train.alerts import AlertLimits

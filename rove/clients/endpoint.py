@@ -21,7 +21,6 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from rove.clients.limiter import Limiter
-from rove.clients.masking import NO_KEY, Secrets
 from rove.core.checks import check_values, checked
 from rove.core.errors import (
     ConfigError,
@@ -32,6 +31,7 @@ from rove.core.errors import (
     OverlongPromptError,
     cancelled_unanswered,
 )
+from rove.core.masking import NO_KEY, Secrets
 from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request, Response
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -11,8 +12,8 @@ from msgspec import Meta
 
 from rove.core.checks import Settings, check_fields, raise_explained
 from rove.core.errors import ConfigError, OverlongPromptError, as_json
-from rove.core.messages import Message
-from rove.core.plain import JsonObject, MessageDict, ToolDefinition
+from rove.core.messages import Message, Messages
+from rove.core.plain import JsonMapping, JsonObject, MessageDict, ToolDefinition
 from rove.core.ranges import (
     MAX_INT,
     AnyInt,
@@ -321,6 +322,10 @@ class OpenAISDKClient(Protocol):
 
 AnyClient = Client | OpenAISDKClient
 """What functions of rove accept as a client."""
+Answer = str | JsonMapping
+"""What a scripted policy returns: a text or an assistant message."""
+ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
+"""Answers instead of a model; see `rove.ScriptedClient`."""
 
 
 class Generation(msgspec.Struct, frozen=True):

@@ -10,12 +10,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, Unpack, overload
 
-from rove.clients.scripted import ScriptedPolicy
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
 from rove.core.plain import Identity, MessageDict, Row, ToolDefinition, is_list, is_mapping
-from rove.core.protocols import AnyClient, Request
+from rove.core.protocols import AnyClient, Request, ScriptedPolicy
 from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.dataset import DatasetSource, Rows, build_example

@@ -33,6 +33,25 @@ MAX_BIAS = 100
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+_RENDERER_ARGUMENTS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Names that `chat_template_kwargs` must not have: arguments of the function that renders templates."""
 REQUESTER: ContextVar[str] = ContextVar("requester", default="")
 """Who sent the request that is being answered: the address of a server's client. "" in a program's own code."""
 
@@ -231,6 +250,16 @@ class Request(msgspec.Struct, frozen=True):
     prefix of the text."""
     on_token: OnToken | None = None
     """Called on the event loop with each sampled token, before `on_text`, by clients that have tokens."""
+
+
+def checked_template_kwargs(given: JsonObject | None) -> JsonObject | None:
+    """Return the variables of a chat template; None if there are none."""
+    reserved = sorted(_RENDERER_ARGUMENTS & (given or {}).keys())
+    if reserved:
+        raise ConfigError(
+            f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"
+        )
+    return given or None
 
 
 class Response(msgspec.Struct, frozen=True):

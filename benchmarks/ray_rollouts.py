@@ -39,7 +39,8 @@ import msgspec
 
 import rove as vf
 from rove.core.protocols import Request, Response
-from rove.remote.loading import Isolation, open_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import open_environment
 from rove.workers import Worker
 
 CPU_COUNT = os.cpu_count() or 1

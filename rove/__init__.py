@@ -50,7 +50,10 @@ from rove.envs import (
     teardown,
 )
 from rove.envs.loading import ExternalEnvironment, external_finders, load_environment
-from rove.parsers.parser import (
+from rove.rollouts.evaluate import evaluate, generate, make_dataset
+from rove.rollouts.rescore import rescore
+from rove.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, group_reward, judge_agreement
+from rove.rubrics.parser import (
     MaybeThinkParser,
     Parser,
     ThinkParser,
@@ -58,9 +61,6 @@ from rove.parsers.parser import (
     extract_boxed_answer,
     extract_hash_answer,
 )
-from rove.rollouts.evaluate import evaluate, generate, make_dataset
-from rove.rollouts.rescore import rescore
-from rove.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, group_reward, judge_agreement
 from rove.runs.run import Run
 from rove.statistics import Comparison, EvaluationResult, Price, compare
 

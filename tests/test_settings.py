@@ -21,10 +21,10 @@ from rove.clients.endpoints_file import Address
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.protocols import Limits, SamplingParams
-from rove.games.exhaustive import Goals
 from rove.hub.server.uploads import UploadLimits
-from rove.remote.loading import Isolation, IsolationConfig, RayConfig
+from rove.remote.isolation import Isolation, IsolationConfig, RayConfig
 from rove.rollouts.evaluate import Options
+from rove.rollouts.exhaustive import Goals
 from rove.sandbox.backend import SandboxLimits
 from rove.stages.evaluation import EvalConfig
 from rove.stages.models import ModelConfig

@@ -17,7 +17,7 @@ from rove.audit.subject import Policy, Subject
 from rove.core.messages import AssistantMessage, Messages, text_of
 from rove.core.plain import JsonMapping
 from rove.core.state import State, bookkeeping
-from rove.tools.examples import example_call
+from rove.envs.tool import example_call
 
 WEIGHTS = {"right": 0.05, "guess": 0.20, "known": 0.15, "policy": 0.15, "scrambled": 0.10, "random": 0.35}
 """Shares of the replies that the model learns first, by kind."""

@@ -17,7 +17,7 @@ from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping
-from rove.tools.examples import example_call
+from rove.envs.tool import example_call
 
 MAX_PAIRED = 5
 """Maximum number of actions of which two alternate."""

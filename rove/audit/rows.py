@@ -15,7 +15,7 @@ from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import Arguments, JsonObject
 from rove.envs.loading import environment_arguments, load_environment
-from rove.parsers.parser import Parser
+from rove.rubrics.parser import Parser
 
 MAX_ROWS = 2000
 """Maximum rows of each dataset that are compared."""

@@ -21,11 +21,11 @@ from rove.core.protocols import Limits
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.records import Outcome, RolloutRecord
 from rove.core.state import State, bookkeeping
+from rove.envs.tool import example_call
 from rove.remote import IsolatedEnv
 from rove.rollouts.evaluate import generate
 from rove.rollouts.runner import plan
 from rove.statistics.summary import RewardErrors
-from rove.tools.examples import example_call
 
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad"}

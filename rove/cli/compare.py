@@ -24,8 +24,7 @@ from rove.stages.comparison import (
     read_run,
 )
 from rove.statistics import Comparison, compare
-from rove.statistics.compare import run_names
-from rove.statistics.tables import comparison_table
+from rove.statistics.compare import comparison_table, run_names
 from rove.utils.terminal_text import inert
 from rove.viewer.tables import movers_table
 

@@ -46,8 +46,8 @@ from rove.stages.evaluation import EvalConfig, EvalProgress, run_eval
 from rove.stages.naming import environment_args, run_folder, short
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.suite import check
+from rove.statistics.result import summary_table
 from rove.statistics.summary import broken_reward
-from rove.statistics.tables import summary_table
 from rove.utils.event_loop import run_async
 from rove.viewer.tables import counts_line
 

@@ -38,10 +38,11 @@ from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
 from rove.envs.two_player import TwoPlayer, env_with_opponent
-from rove.games.replay_cases import ReplayCase, run_replay_cases
 from rove.remote.environment import RemoteEnv
-from rove.remote.loading import Isolation, open_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
+from rove.rollouts.replay_cases import ReplayCase, run_replay_cases
 from rove.runs.run import Run
 from rove.stages.clients import API_KEY_VAR, is_folder, make_client
 from rove.stages.reporter import ConsoleReporter

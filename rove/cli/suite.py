@@ -29,9 +29,8 @@ from rove.stages.evaluation import EvalConfig
 from rove.stages.naming import short
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.suite import TABLES, Evaluation, as_words, error_source, expand, varied
-from rove.statistics.format import caveats, interval, number
+from rove.statistics.format import caveats, folded, interval, number
 from rove.statistics.summary import broken_reward
-from rove.statistics.tables import folded
 from rove.utils.console import styled
 from rove.utils.processes import release_memory
 from rove.utils.terminal_text import inert, inert_toml

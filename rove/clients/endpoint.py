@@ -21,7 +21,6 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from rove.clients.limiter import Limiter
-from rove.clients.masking import NO_KEY, Secrets
 from rove.core.checks import check_values, checked
 from rove.core.errors import (
     ConfigError,
@@ -31,11 +30,12 @@ from rove.core.errors import (
     ModelError,
     OverlongPromptError,
     cancelled_unanswered,
+    excerpt,
 )
+from rove.core.masking import NO_KEY, Secrets
 from rove.core.plain import Identity, JsonObject
 from rove.core.protocols import Request, Response
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero
-from rove.wire.chat import excerpt
 
 MAX_BACKOFF_S = 8.0
 MAX_RETRY_AFTER_S = 60.0

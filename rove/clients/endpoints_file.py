@@ -12,12 +12,12 @@ import msgspec
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.endpoint import EndpointClient
-from rove.clients.masking import NO_KEY
 from rove.clients.openai import CompletionsClient, OpenAIClient, ResponsesClient
 from rove.clients.replicas import Replicas
 from rove.core.checks import Settings
 from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError, MissingKeyError, nearest
+from rove.core.masking import NO_KEY
 from rove.core.ranges import NonNegativeFloat, PositiveInt
 
 DEFAULT_PATHS = (Path("endpoints.toml"), Path("configs/endpoints.toml"))

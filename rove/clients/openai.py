@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from rove.clients.endpoint import EndpointClient
-from rove.clients.masking import NO_KEY
 from rove.core.errors import ConfigError
+from rove.core.masking import NO_KEY
 from rove.core.messages import UserMessage
 from rove.core.plain import JsonObject
 from rove.core.protocols import AnyClient, Client, Request, Response

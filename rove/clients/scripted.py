@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from rove.core.checks import check_values
 from rove.core.errors import InvalidModelResponseError
-from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, text_of
-from rove.core.plain import Identity, JsonMapping
-from rove.core.protocols import Request, Response
+from rove.core.messages import AssistantMessage, Message, UserMessage, text_of
+from rove.core.plain import Identity
+from rove.core.protocols import Request, Response, ScriptedPolicy
 from rove.core.ranges import PositiveInt
 from rove.core.records import Usage
 from rove.core.state import State
-
-Answer = str | JsonMapping
-ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
 
 
 class ScriptedClient:

@@ -332,3 +332,12 @@ def short_repr(value: object) -> str:
         return reprlib.repr(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def excerpt(value: object, limit: int = 200) -> str:
+    """Return the first `limit` characters of a value on one line, as JSON unless it is a text, for an error message."""
+    if value is None or isinstance(value, bool | dict | list):
+        value = as_json(value)
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    line = " ".join(text.split())
+    return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rove.core.errors import ConfigError, short_repr
-from rove.core.plain import Content, JsonMapping, is_mapping
+import msgspec
+
+from rove.core.errors import ConfigError, ToolParseError, short_repr
+from rove.core.plain import Arguments, Content, JsonMapping, JsonValue, is_mapping
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+QUOTED = 120
+"""Characters of model output in an error message."""
 
 
 class Message(dict[str, Any]):
@@ -94,3 +98,54 @@ def text_of(message: JsonMapping) -> str:
     if isinstance(content, str):
         return content
     return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+
+
+def call_id(call: object) -> str:
+    """Return the id of a tool call; "" without one."""
+    given = call.get("id") if isinstance(call, Mapping) else None
+    return given if isinstance(given, str) else ""
+
+
+def call_name(call: object) -> str | None:
+    """Return the function name of a tool call; None without one."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) and name else None
+
+
+def call_arguments(call: JsonValue) -> Arguments:
+    """Return the arguments of a tool call: a JSON object, as a dict, as its text, or as the JSON text of that text.
+
+    None, null and a blank text are no arguments.
+    """
+    name, given = call_name(call), call["function"].get("arguments")
+    arguments = given
+    if isinstance(given, str):
+        arguments = _decoded(name, given)
+    if isinstance(arguments, str) and arguments.lstrip().startswith("{"):  # some servers encode the text twice
+        arguments = _decoded(name, arguments)
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        kinds = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}
+        raise ToolParseError(
+            f'the arguments of {name} are {kinds[type(arguments)]}; expected a JSON object like {{"name": value}}'
+        )
+    return arguments
+
+
+def _decoded(name: str | None, text: str) -> JsonValue:
+    """Return the JSON value of a text; None for a blank text."""
+    if not text.strip():
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise ToolParseError(
+            f"the arguments of {name} are not JSON ({cut_quotation(str(error))}): {cut_quotation(text)}; expected a JSON object"
+        ) from error
+
+
+def cut_quotation(text: str) -> str:
+    """Return a text of the model, shortened to `QUOTED` characters, for an error message."""
+    return text if len(text) <= QUOTED else text[:QUOTED] + "…"

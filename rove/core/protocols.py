@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -11,8 +12,8 @@ from msgspec import Meta
 
 from rove.core.checks import Settings, check_fields, raise_explained
 from rove.core.errors import ConfigError, OverlongPromptError, as_json
-from rove.core.messages import Message
-from rove.core.plain import JsonObject, MessageDict, ToolDefinition
+from rove.core.messages import Message, Messages
+from rove.core.plain import JsonMapping, JsonObject, MessageDict, ToolDefinition
 from rove.core.ranges import (
     MAX_INT,
     AnyInt,
@@ -32,6 +33,25 @@ MAX_BIAS = 100
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+_RENDERER_ARGUMENTS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Names that `chat_template_kwargs` must not have: arguments of the function that renders templates."""
 REQUESTER: ContextVar[str] = ContextVar("requester", default="")
 """Who sent the request that is being answered: the address of a server's client. "" in a program's own code."""
 
@@ -232,6 +252,16 @@ class Request(msgspec.Struct, frozen=True):
     """Called on the event loop with each sampled token, before `on_text`, by clients that have tokens."""
 
 
+def checked_template_kwargs(given: JsonObject | None) -> JsonObject | None:
+    """Return the variables of a chat template; None if there are none."""
+    reserved = sorted(_RENDERER_ARGUMENTS & (given or {}).keys())
+    if reserved:
+        raise ConfigError(
+            f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"
+        )
+    return given or None
+
+
 class Response(msgspec.Struct, frozen=True):
     """The answer to a `Request`."""
 
@@ -321,6 +351,10 @@ class OpenAISDKClient(Protocol):
 
 AnyClient = Client | OpenAISDKClient
 """What functions of rove accept as a client."""
+Answer = str | JsonMapping
+"""What a scripted policy returns: a text or an assistant message."""
+ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
+"""Answers instead of a model; see `rove.ScriptedClient`."""
 
 
 class Generation(msgspec.Struct, frozen=True):

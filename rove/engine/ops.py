@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
-from rove import kernels
 from rove.engine.batch import DecodeBatch
-from rove.kernels import kernel_threads, pointers
+from rove.models import kernels
 from rove.models.attention import attend_decode
+from rove.models.kernels import kernel_threads, pointers
 
 
 class AttentionHeads(NamedTuple):

@@ -28,7 +28,7 @@ from rove.core.errors import ConfigError
 from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 from rove.engine.stop_checker import end_token_ids
-from rove.kernels import pointers, run_rows, softmax_kernels
+from rove.models.kernels import pointers, run_rows, softmax_kernels
 
 MIN_TEMPERATURE = 1e-5
 """Smaller positive temperatures are raised to this value: logits divided by them overflow."""

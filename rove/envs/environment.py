@@ -10,18 +10,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, Unpack, overload
 
-from rove.clients.scripted import ScriptedPolicy
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
 from rove.core.plain import Identity, MessageDict, Row, ToolDefinition, is_list, is_mapping
-from rove.core.protocols import AnyClient, Request
+from rove.core.protocols import AnyClient, Request, ScriptedPolicy
 from rove.core.records import RolloutRecord
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.envs.options import EvaluateOptions, GenerateOptions
-from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
+from rove.rubrics.parser import Parser
 from rove.statistics.result import EvaluationResult
 from rove.utils.functions import maybe_await
 

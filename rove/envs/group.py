@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from random import Random
 from typing import Any
 
-from rove.clients.scripted import Answer
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages
 from rove.core.plain import Identity, Row
+from rove.core.protocols import Answer
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import json
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +24,19 @@ from rove.core.errors import (
     nearest,
     phase,
 )
-from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
-from rove.core.plain import Identity, ToolDefinition, is_list, is_mapping
+from rove.core.messages import (
+    QUOTED,
+    Message,
+    Messages,
+    ToolMessage,
+    UserMessage,
+    as_message,
+    call_arguments,
+    call_id,
+    call_name,
+    text_of,
+)
+from rove.core.plain import Arguments, Identity, JsonMapping, JsonObject, ToolDefinition, is_list, is_mapping
 from rove.core.ranges import NonNegativeInt
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, offered_tools, stop
@@ -32,18 +44,7 @@ from rove.envs.multi_turn import MultiTurnEnv
 from rove.rendering.calls_in_text import call_left_in
 from rove.rendering.tool_calls import Call, read_calls, unparsed_call_format
 from rove.rubrics import Rubric
-from rove.tools.tool import (
-    QUOTED,
-    Arguments,
-    Tool,
-    ToolFunction,
-    as_content,
-    call_arguments,
-    call_id,
-    call_name,
-    make_tool,
-    tool_identity,
-)
+from rove.tools.tool import Tool, ToolFunction, as_content, make_tool, tool_identity
 from rove.utils.functions import is_async, maybe_await
 from rove.utils.threads import PendingCalls, Threads
 
@@ -456,3 +457,32 @@ class StatefulToolEnv(ToolEnv):
         while under_way:  # the first task to resume registers its call, so the others wait again
             await asyncio.wait(under_way)
         return await super()._in_thread(threads, call, under_way)
+
+
+def example_value(schema: JsonMapping) -> object:
+    """Return a small value that fits a JSON schema."""
+    for name in ("default", "const"):
+        if name in schema:
+            return schema[name]
+    for name in ("enum", "examples"):
+        if schema.get(name):
+            return schema[name][0]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return example_value(schema[name][0])
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else str(kind)
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        needed = schema.get("required", list(properties))
+        return {name: example_value(properties[name]) for name in needed if name in properties}
+    if kind == "array":
+        return [example_value(schema.get("items") or {})] if schema.get("minItems") else []
+    return {"integer": 1, "number": 1.0, "boolean": True, "null": None}.get(kind, "a")
+
+
+def example_call(tool: JsonMapping, call_id: str) -> JsonObject:
+    """Return a call of a tool in OpenAI's form, with arguments that fit its schema."""
+    function = tool["function"]
+    arguments = json.dumps(example_value(function.get("parameters") or {}))
+    return {"id": call_id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from rove.core.digest import derive_seed
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, excerpt
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import JsonMapping, JsonObject, Row, ToolDefinition
 from rove.core.protocols import Request, Response
@@ -25,7 +25,6 @@ from rove.integrations.environments.open_env import RefusedError
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 from rove.server.admission import own_pages_only
-from rove.wire.common import excerpt
 
 MAX_SESSIONS = 1024
 SPLITS = {"train": True, "eval": False}

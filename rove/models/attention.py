@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rove.kernels import load_kernels, pointers, run_rows
+from rove.models.kernels import load_kernels, pointers, run_rows
 
 MAX_LENGTH_RATIO = 2
 """Maximum ratio of sequence lengths in one call of PyTorch's attention; shorter sequences are padded."""

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from rove.kernels import load_kernels, pointers, run_rows, vector_floats
 from rove.models import attention
 from rove.models.attention import Packing, run_attention
+from rove.models.kernels import load_kernels, pointers, run_rows, vector_floats
 from rove.models.linear import fast_product, has_bf16_products
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})

@@ -14,7 +14,7 @@ from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, RemoteError, traceback_text
 from rove.core.plain import JsonMapping, JsonObject
 from rove.remote.environment import IsolatedEnv
-from rove.remote.loading import Isolation, open_environment
+from rove.remote.isolation import Isolation, open_on_this_machine
 
 CONNECT_TIMEOUT_S = 30.0
 
@@ -50,7 +50,9 @@ class NodeActor:
             if prepare:
                 module, _, function = prepare.partition(":")
                 getattr(importlib.import_module(module), function)()
-            env = await asyncio.to_thread(open_environment, env_id, env_dir, env_args, Isolation(on=True, **isolation))
+            env = await asyncio.to_thread(
+                open_on_this_machine, env_id, env_dir, env_args, Isolation(on=True, **isolation)
+            )
             assert isinstance(env, IsolatedEnv)
         except Exception as error:
             remote_traceback = error.__cause__.traceback if isinstance(error.__cause__, RemoteError) else ""

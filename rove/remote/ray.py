@@ -27,7 +27,7 @@ from rove.core.plain import JsonMapping
 from rove.envs.loading import environment_file
 from rove.remote import node as node_module
 from rove.remote.environment import RemoteEnv
-from rove.remote.loading import Isolation
+from rove.remote.isolation import Isolation
 from rove.remote.node_pool import NodePool
 from rove.remote.rollout import MAX_LOST_NODES
 

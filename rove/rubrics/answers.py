@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from rove.parsers.parser import Completion, MaybeThinkParser, extract_boxed_answer
+from rove.rubrics.parser import Completion, MaybeThinkParser, extract_boxed_answer
 
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
 """Characters that show nothing: zero-width spaces and joiners, marks of direction, byte-order marks."""
@@ -52,7 +52,7 @@ _COMMAND = re.compile(
 def read_answer(completion: Completion) -> str:
     """Return the final answer in the last assistant message, without the formatting around it. "" if there is none.
 
-    It is the first of these that the response has, after the reasoning (see `rove.parsers.parser.visible_response`):
+    It is the first of these that the response has, after the reasoning (see `rove.rubrics.parser.visible_response`):
 
     1. the content of the last `<answer>…</answer>`, in any case; a `\\boxed{…}` in it counts;
     2. the content of the last `\\boxed{…}`;

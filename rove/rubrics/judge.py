@@ -24,7 +24,7 @@ from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.ranges import Seconds
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
-from rove.parsers.parser import Completion, Parser, visible_response
+from rove.rubrics.parser import Completion, Parser, visible_response
 from rove.rubrics.rubric import RewardFunc, Rubric
 from rove.rubrics.verdicts import (
     Agreement,

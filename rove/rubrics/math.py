@@ -10,7 +10,7 @@ from pathlib import Path
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, Error, InfraError, RemoteError, WorkerError
 from rove.core.ranges import PositiveInt, Seconds
-from rove.parsers.parser import Completion, MaybeThinkParser, Parser, extract_boxed_answer
+from rove.rubrics.parser import Completion, MaybeThinkParser, Parser, extract_boxed_answer
 from rove.rubrics.rubric import RewardFunc, Rubric
 from rove.workers import Workers
 

@@ -15,7 +15,7 @@ from rove.core.errors import ConfigError, Error, nearest, phase, short_repr
 from rove.core.plain import Arguments, JsonObject
 from rove.core.records import Scores
 from rove.core.state import INPUT_FIELDS, READABLE, State, bookkeeping, completion_of, prompt_of
-from rove.parsers.parser import Parser
+from rove.rubrics.parser import Parser
 from rove.utils.functions import function_name, maybe_await, unwrapped
 
 RewardFunc = Callable[..., Any]

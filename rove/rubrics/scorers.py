@@ -17,10 +17,10 @@ from pathlib import Path
 from rove.core.checks import check_values
 from rove.core.errors import Error, WorkerError
 from rove.core.ranges import PositiveInt, Seconds
-from rove.parsers.parser import Completion, MaybeThinkParser, extract_boxed_answer
 from rove.rubrics.answers import normalized, read_answer, tagged_answer
 from rove.rubrics.choices import read_choice
 from rove.rubrics.numbers import count_numbers, read_number
+from rove.rubrics.parser import Completion, MaybeThinkParser, extract_boxed_answer
 from rove.rubrics.rubric import Rubric
 from rove.workers import Workers
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from rove.core.errors import RejectedError
+from rove.core.errors import RejectedError, excerpt
 from rove.core.plain import JsonObject
 from rove.core.protocols import REQUESTER, Client
 from rove.server.admission import check_content_type, check_page
@@ -19,7 +19,6 @@ from rove.server.handlers import Wire, answer, count_tokens, detokenize, json_re
 from rove.server.request_queue import RequestQueue
 from rove.server.validation import refusal
 from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
-from rove.wire.common import excerpt
 
 
 class Api(NamedTuple):

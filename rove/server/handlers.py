@@ -10,15 +10,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, RejectedError
+from rove.core.errors import ConfigError, RejectedError, excerpt
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import JsonObject
-from rove.core.protocols import Response, Token
+from rove.core.protocols import Response, Token, checked_template_kwargs
 from rove.core.records import Usage
 from rove.server.request_queue import RequestQueue, tokens_of
 from rove.server.validation import error_response
-from rove.wire.chat import checked_messages, checked_template_kwargs
-from rove.wire.common import excerpt
+from rove.wire.chat import checked_messages
 from rove.wire.serving import (
     ChoiceLogprobs,
     ChoiceRequest,

@@ -23,9 +23,10 @@ from rove.core.errors import (
     RejectedError,
     ToolParseError,
     ends_task,
+    excerpt,
     unanswered_attempts,
 )
-from rove.core.messages import Message, Messages, as_message, as_messages, text_of
+from rove.core.messages import Message, Messages, as_message, as_messages, call_arguments, call_id, call_name, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
 from rove.core.state import State, bookkeeping
@@ -34,8 +35,6 @@ from rove.server.handlers import json_response
 from rove.server.listen import base_url_of, listening
 from rove.server.request_queue import RequestQueue
 from rove.server.validation import refusal
-from rove.tools.tool import call_arguments, call_id, call_name
-from rove.wire.common import excerpt
 from rove.wire.serving import ServingRequest
 
 MODEL = "rove"

@@ -15,9 +15,9 @@ from rove.core.errors import (
     OverlongPromptError,
     RejectedError,
     StructuredOutputError,
+    excerpt,
 )
 from rove.core.plain import JsonObject
-from rove.wire.common import excerpt
 from rove.wire.serving import error_body
 from rove.wire.serving_anthropic import error_body as anthropic_error
 

@@ -13,9 +13,8 @@ from rove.core.records import Outcome
 from rove.envs.question_files import is_question_file
 from rove.runs.run import Run
 from rove.statistics import Comparison
-from rove.statistics.compare import scored_outcomes
+from rove.statistics.compare import comparison_row, scored_outcomes
 from rove.statistics.format import caveats
-from rove.statistics.tables import comparison_row
 from rove.utils.markdown import code, plain
 from rove.utils.units import counted
 

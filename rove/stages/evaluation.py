@@ -17,7 +17,8 @@ from rove.envs.environment import Environment
 from rove.envs.loading import environment_arguments
 from rove.envs.questions import QuestionsEnv
 from rove.models.pretrained import model_path
-from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
+from rove.remote.isolation import Isolation, IsolationConfig, RayConfig
+from rove.remote.loading import open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
 from rove.runs.run import Run
 from rove.stages.arguments import name_and_environment, settings_from

@@ -12,7 +12,15 @@ from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
-from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
+from rove.rollouts.exhaustive import (
+    ExhaustiveGame,
+    Goals,
+    Line,
+    as_exhaustive_game,
+    play_all_games,
+    summarize,
+    values_of,
+)
 from rove.stages.clients import make_client
 from rove.stages.recipe import ExhaustiveConfig
 from rove.utils.console import styled

@@ -9,7 +9,7 @@ from typing import Protocol
 from rove.core.digest import fingerprint
 from rove.core.errors import as_json
 from rove.core.plain import JsonMapping
-from rove.remote.loading import IsolationConfig
+from rove.remote.isolation import IsolationConfig
 
 RUNS = Path("runs")
 """Folder of run folders without a given name."""

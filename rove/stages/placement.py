@@ -15,7 +15,8 @@ from rove.core.plain import Arguments
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.question_files import is_question_file
-from rove.remote.loading import Isolation, temporary_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import temporary_environment
 from rove.rubrics import JudgeRubric
 from rove.runs.provenance import is_own, risky_settings
 from rove.runs.run import Run

@@ -14,7 +14,7 @@ from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
 from rove.core.ranges import NonNegativeInt, PositiveInt
 from rove.envs.loading import environment_file
-from rove.games.exhaustive import Goals
+from rove.rollouts.exhaustive import Goals
 from rove.stages.clients import is_folder
 from rove.stages.evaluation import EvalConfig
 from rove.stages.models import ModelConfig

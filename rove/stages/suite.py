@@ -15,7 +15,8 @@ from rove.core.config import dotted, merge, nested
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
-from rove.remote.loading import Isolation, temporary_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.stages.evaluation import EvalConfig, check_client
 

@@ -12,6 +12,7 @@ import msgspec
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Outcome, RolloutRecord
 from rove.runs.run import Run
+from rove.statistics.format import caveats, folded, interval, number, signed
 from rove.statistics.intervals import (
     EQUAL,
     HUGE,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 REWARD = "reward"
+NUMBER_COLUMNS = 53
+"""Columns of a comparison's table for numbers, the direction and borders."""
 MOVERS = 10
 """Maximum number of examples listed per direction."""
 FEWEST_DIFFERING = 6
@@ -112,8 +115,6 @@ class Comparison(msgspec.Struct, frozen=True):
     @property
     def table(self) -> Table:
         """All common values, their differences, and the direction, if any. `print` shows the table as text."""
-        from rove.statistics.tables import comparison_table
-
         return comparison_table(self)
 
     def __str__(self) -> str:
@@ -455,3 +456,38 @@ def _notes(sides: tuple[_Side, _Side], names: tuple[str, str], paired: bool, onl
         if missing:
             notes.append(f"only {name} has {', '.join(missing)}")
     return notes
+
+
+def name_width(width: int) -> int:
+    """Return the width of a name in a comparison of `width` columns: three columns have names, the others numbers."""
+    return (width - NUMBER_COLUMNS) // 3
+
+
+def comparison_table(comparison: Comparison, width: int = 98) -> Table:
+    """Return a table of two runs: all common values, their differences, and the direction, if any."""
+    from rove.utils.console import TextTable
+
+    width = min(98, width)
+    examples = "the examples of both" if comparison.paired else "different examples"
+    title = f"means over {examples}; a direction if the interval excludes 0"
+    values = (comparison.main, *comparison.others)
+    noted = caveats({"caveat": one.caveat} for one in values)
+    table = TextTable(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
+    table.add_column("", style="bold", overflow="fold")
+    run_width = min(name_width(width), max(map(len, comparison.names)))
+    for name in comparison.names:
+        table.add_column(folded(name, run_width), justify="right", overflow="fold")
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for one in values:
+        name, *cells = comparison_row(one)
+        table.add_row(folded(name, width - NUMBER_COLUMNS - 2 * run_width), *cells)
+    return table
+
+
+def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
+    """Return name, both means, difference, interval and direction ("higher", "lower" or "") of a compared value."""
+    direction = {1: "higher", 0: "", -1: "lower"}[one.direction]
+    reach = interval({"low": one.low, "high": one.high, "caveat": one.caveat})
+    return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -86,3 +87,13 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 def signed(value: float | None) -> str:
     """`number` with a sign, also for positive values."""
     return f"+{number(value)}" if value is not None and value > 0 else number(value)
+
+
+def folded(name: str, width: int) -> str:
+    """Return a name with line breaks after its separators, so that a narrow column does not break it inside a word."""
+    lines = [""]
+    for part in re.findall(r"[^-_./ ]+[-_./ ]*|[-_./ ]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

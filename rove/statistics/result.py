@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rove.core.errors import ConfigError, missing_train_package
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.run import Run
+from rove.statistics.format import caveats, folded, interval, number
 from rove.statistics.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from rich.table import Table
+
+SUMMARY_NAME = 26
+"""Columns for a name in the table of a summary."""
 
 
 class FunctionEstimate(Estimate, frozen=True, kw_only=True):
@@ -160,8 +165,6 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     @property
     def table(self) -> Table:
         """Reward, pass@k, reward functions and metrics with their intervals. `print` shows the table as text."""
-        from rove.statistics.tables import summary_table
-
         return summary_table(self.to_dict(), "")
 
     def __str__(self) -> str:
@@ -213,3 +216,43 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         passes = {f"pass@{k}": estimate for k, estimate in self.pass_at_k.items()}
         passes |= {f"pass^{k}": estimate for k, estimate in self.pass_hat_k.items()}
         return {"reward": self.reward, **self.functions, **passes}
+
+
+def summary_table(summary: JsonMapping, title: str) -> Table:
+    """Return the table of an evaluation's summary: reward, pass@k, reward functions and metrics with their intervals.
+
+    pass@k is shown if groups have two or more members and only some pass.
+    """
+    from rove.utils.console import TextTable
+
+    rows: list[tuple[str, JsonMapping, str]] = [("reward", summary["reward"], "")]
+    rows += [(name, seen, "") for name, seen in _passes(summary)]
+    for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
+        rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
+    rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
+    noted = caveats(seen for _, seen, _ in rows)
+    table = TextTable(
+        title=title or None, title_justify="left", width=72, caption=noted or None, caption_justify="left"
+    )
+    table.add_column("", style="bold")
+    table.add_column("mean", justify="right")
+    table.add_column("95% interval", justify="right", no_wrap=True)
+    table.add_column("weight", justify="right")
+    for name, seen, weight in rows:
+        table.add_row(folded(name, SUMMARY_NAME), number(seen["mean"]), interval(seen), weight)
+    return table
+
+
+def _passes(summary: JsonMapping) -> list[tuple[str, Mapping[str, float]]]:
+    """Return pass@1, pass@k and pass^k for the whole group size k."""
+    any_of, all_of = summary.get("pass@k", {}), summary.get("pass^k", {})
+    largest = max(map(int, any_of), default=0)
+    if largest < 2 or not 0.0 < (any_of["1"]["mean"] or 0.0) < 1.0:
+        return []
+    threshold = f"reward ≥ {summary['pass_threshold']:g}"
+    whole = str(largest)
+    return [
+        (f"pass@1 ({threshold})", any_of["1"]),
+        (f"pass@{whole} (one of {whole})", any_of[whole]),
+        (f"pass^{whole} (all of {whole})", all_of[whole]),
+    ]

@@ -21,13 +21,12 @@ import msgspec
 
 from rove.core.digest import digest_code, fingerprint
 from rove.core.errors import ConfigError, ToolParseError, nearest
+from rove.core.messages import cut_quotation
 from rove.core.plain import Arguments, JsonObject, JsonValue, is_mapping
 from rove.utils.functions import function_name, read_docstring, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Tool names that the APIs accept."""
-QUOTED = 120
-"""Characters of model output in an error message."""
 PART_TYPES = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
 """Types of content parts in the OpenAI wire format."""
 ToolFunction = Callable[..., Any]
@@ -76,7 +75,9 @@ class Tool:
         known = self.parameters["properties"]
         for name in arguments:
             if name not in known:
-                raise ToolParseError(f"{self.name} has no argument '{_cut(name)}'; {nearest(_cut(name), known)}")
+                raise ToolParseError(
+                    f"{self.name} has no argument '{cut_quotation(name)}'; {nearest(cut_quotation(name), known)}"
+                )
         needed = self.parameters["required"]
         for name in needed:
             if name not in arguments:
@@ -111,11 +112,11 @@ class Tool:
         text, _, name = message.partition(" - at `$.")
         name = name.rstrip("`")
         if not text.startswith("Invalid enum value"):
-            return f"argument '{name}': {_cut(text)}"
+            return f"argument '{name}': {cut_quotation(text)}"
         schema = self.parameters["properties"].get(name, {})
         options = [one for part in (schema, *schema.get("anyOf", ())) for one in part.get("enum", ())]
         expected = f"; expected one of {', '.join(map(repr, options))}" if options else ""
-        return f"argument '{name}': {_cut(text)}{expected}"
+        return f"argument '{name}': {cut_quotation(text)}{expected}"
 
 
 def make_tool(
@@ -317,52 +318,6 @@ def _type_name(hint: object) -> str:
     return hint.__name__ if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) else str(hint)
 
 
-def call_id(call: object) -> str:
-    """Return the id of a tool call; "" without one."""
-    given = call.get("id") if isinstance(call, Mapping) else None
-    return given if isinstance(given, str) else ""
-
-
-def call_name(call: object) -> str | None:
-    """Return the function name of a tool call; None without one."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return name if isinstance(name, str) and name else None
-
-
-def call_arguments(call: JsonValue) -> Arguments:
-    """Return the arguments of a tool call: a JSON object, as a dict, as its text, or as the JSON text of that text.
-
-    None, null and a blank text are no arguments.
-    """
-    name, given = call_name(call), call["function"].get("arguments")
-    arguments = given
-    if isinstance(given, str):
-        arguments = _decoded(name, given)
-    if isinstance(arguments, str) and arguments.lstrip().startswith("{"):  # some servers encode the text twice
-        arguments = _decoded(name, arguments)
-    if arguments is None:
-        return {}
-    if not isinstance(arguments, dict):
-        kinds = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}
-        raise ToolParseError(
-            f'the arguments of {name} are {kinds[type(arguments)]}; expected a JSON object like {{"name": value}}'
-        )
-    return arguments
-
-
-def _decoded(name: str | None, text: str) -> JsonValue:
-    """Return the JSON value of a text; None for a blank text."""
-    if not text.strip():
-        return None
-    try:
-        return msgspec.json.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise ToolParseError(
-            f"the arguments of {name} are not JSON ({_cut(str(error))}): {_cut(text)}; expected a JSON object"
-        ) from error
-
-
 def as_content(value: object) -> str | list[JsonValue]:
     """Convert the result of a tool to message content: a text, a list of content parts, or JSON of anything else."""
     if isinstance(value, str):
@@ -392,7 +347,3 @@ def _is_part(part: object) -> bool:
     kind = part.get("type")
     # Other dicts may have a type "file" or "text", too.
     return isinstance(kind, str) and kind in PART_TYPES and kind in part
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= QUOTED else text[:QUOTED] + "…"

@@ -27,8 +27,8 @@ from rove.core.ranges import (
     PositiveInt,
 )
 from rove.models.load import check_peft
-from rove.remote.loading import Isolation, IsolationConfig, RayConfig
-from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
+from rove.remote.isolation import Isolation, IsolationConfig, RayConfig
+from rove.rollouts.exhaustive import EVALUATION_KINDS, EvaluationKind
 from rove.train.advantages import check_estimator
 from rove.train.alerts import AlertLimits
 from rove.train.loggers import check_loggers

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
-from rove.remote.loading import Isolation, temporary_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import temporary_environment
 from rove.train.collect import rows_needed
 from rove.train.config import EvaluationConfig, RLConfig
 

@@ -23,9 +23,10 @@ from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
 from rove.models.load import LoadedModel
 from rove.remote.environment import RemoteEnv
-from rove.remote.loading import Isolation, open_environment_in_thread, temporary_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import open_environment_in_thread, temporary_environment
 from rove.rollouts.evaluate import evaluate
-from rove.rollouts.evaluation_kinds import EvaluationKind
+from rove.rollouts.exhaustive import EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.runs.run import Run
 from rove.statistics import Estimate, EvaluationResult, t_quantile

@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
-from rove.clients.masking import without_secrets
 from rove.core.errors import ConfigError, nearest
+from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping
 from rove.runs.run import Run
 from rove.runs.schema import decoded

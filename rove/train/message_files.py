@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 from rove.core.errors import ConfigError, nearest, short_repr
 from rove.core.messages import ROLES, text_of
 from rove.core.plain import JsonMapping, JsonObject, MessageDict
+from rove.core.protocols import checked_template_kwargs
 from rove.envs.dataset import check_no_utf16, example_key, reject_bytes
 from rove.envs.question_files import read_parquet
 from rove.rendering.tool_calls import calls_of
 from rove.train.conversations import Conversation
-from rove.wire.chat import checked_template_kwargs
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 MAX_LINE_BYTES = 64 * 1024**2

@@ -17,8 +17,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from rove.core.errors import Error, RunError
-from rove.kernels import pointers, run_rows, softmax_kernels
 from rove.models.bf16_layers import mixed_precision
+from rove.models.kernels import pointers, run_rows, softmax_kernels
 from rove.models.linear import FastLinear, fast_product, use_fast_linear
 from rove.models.load import (
     LoadedModel,

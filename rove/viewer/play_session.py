@@ -18,7 +18,7 @@ from rove.core.plain import JsonObject, MessageDict
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
-from rove.games.replay_cases import OPPONENT
+from rove.rollouts.replay_cases import OPPONENT
 from rove.viewer.app import access_middleware, file_response, page_files
 from rove.viewer.rollouts import shortened, tool_results
 

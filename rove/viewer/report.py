@@ -17,8 +17,8 @@ from statistics import stdev
 import msgspec
 import tomli_w
 
-from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run

@@ -10,8 +10,8 @@ from importlib import resources
 import msgspec
 import tomli_w
 
-from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.core.masking import without_secrets
 from rove.core.plain import JsonObject, JsonValue
 from rove.runs.run import Run
 

@@ -14,8 +14,8 @@ from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord
 from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison
-from rove.statistics.format import number, percent, seconds, signed, sparkline
-from rove.statistics.tables import folded, name_width
+from rove.statistics.compare import name_width
+from rove.statistics.format import folded, number, percent, seconds, signed, sparkline
 from rove.utils.console import TextTable, styled
 from rove.viewer.html import cut
 

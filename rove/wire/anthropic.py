@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rove.core.errors import ConfigError, InvalidModelResponseError
+from rove.core.errors import ConfigError, InvalidModelResponseError, excerpt
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
@@ -14,7 +14,6 @@ from rove.wire.common import (
     arguments_text,
     build_response,
     count,
-    excerpt,
     finish_reason,
     forces_one_call,
     function_of,

@@ -7,15 +7,14 @@ from typing import Annotated
 
 import msgspec
 
-from rove.core.errors import ConfigError, InvalidModelResponseError
+from rove.core.errors import ConfigError, InvalidModelResponseError, excerpt
 from rove.core.messages import FIELDS, ROLES, text_of
 from rove.core.plain import JsonObject, JsonValue, MessageDict, ToolDefinition
-from rove.core.protocols import Request, Response
+from rove.core.protocols import Request, Response, checked_template_kwargs
 from rove.core.records import Usage
 from rove.wire.common import (
     build_response,
     count,
-    excerpt,
     forces_one_call,
     function_of,
     is_text,
@@ -46,26 +45,6 @@ from rove.wire.serving import (
     unsent_text,
     usage_body,
 )
-
-RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-"""Names that `chat_template_kwargs` must not have: arguments of the function that renders templates."""
 
 
 class _Message(msgspec.Struct):
@@ -279,16 +258,6 @@ def _chunk(
 
 def _logprobs(tokens: list[TokenLogprob]) -> JsonObject:
     return {"content": logprobs_content(tokens), "refusal": None}
-
-
-def checked_template_kwargs(given: JsonObject | None) -> JsonObject | None:
-    """Return the variables of a chat template; None if there are none."""
-    reserved = sorted(RESERVED & (given or {}).keys())
-    if reserved:
-        raise ConfigError(
-            f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"
-        )
-    return given or None
 
 
 def checked_messages(messages: Sequence[MessageDict]) -> list[JsonObject]:

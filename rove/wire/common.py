@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, as_json
+from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, as_json, excerpt
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, SamplingParams
@@ -250,15 +250,6 @@ def arguments_text(arguments: object) -> str:
 def finish_reason(hit_limit: bool, tool_calls: object) -> str:
     """Return the finish reason of an answer; a length limit takes precedence, since it may have cut the tool calls."""
     return "length" if hit_limit else "tool_calls" if tool_calls else "stop"
-
-
-def excerpt(value: object, limit: int = 200) -> str:
-    """Return the first `limit` characters of a value on one line, as JSON unless it is a text, for an error message."""
-    if value is None or isinstance(value, bool | dict | list):
-        value = as_json(value)
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    line = " ".join(text.split())
-    return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
 
 
 def without_none(fields: JsonObject) -> JsonObject:

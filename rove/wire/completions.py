@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from rove.core.errors import ConfigError, InvalidModelResponseError
+from rove.core.errors import ConfigError, InvalidModelResponseError, excerpt
 from rove.core.messages import text_of
 from rove.core.plain import JsonObject, JsonValue, MessageDict
 from rove.core.protocols import Request, Response
@@ -16,7 +16,6 @@ from rove.wire.common import (
     UNFINISHED,
     build_response,
     count,
-    excerpt,
     finish_reason,
     parts_of,
     sampling_fields,

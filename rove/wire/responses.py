@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rove.core.errors import InvalidModelResponseError, ModelError
+from rove.core.errors import InvalidModelResponseError, ModelError, excerpt
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
@@ -18,7 +18,6 @@ from rove.wire.common import (
     arguments_text,
     build_response,
     count,
-    excerpt,
     finish_reason,
     forces_one_call,
     function_of,

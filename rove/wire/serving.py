@@ -12,12 +12,11 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, excerpt
 from rove.core.messages import text_of
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, SamplingParams, ToolChoice
 from rove.core.records import Usage
-from rove.wire.common import excerpt
 
 MAX_CHOICES = 128
 """Maximum number of answers per HTTP request."""

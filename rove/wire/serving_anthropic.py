@@ -7,13 +7,13 @@ from typing import Annotated
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, excerpt
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response, ToolChoice
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
-from rove.wire.common import Function, excerpt, tool_call, tool_calls_of, without_none
+from rove.wire.common import Function, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
     AtLeastOne,
     ChoiceLogprobs,

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, excerpt
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.chat import checked_messages
-from rove.wire.common import excerpt, text_or_refusal, tool_call, tool_calls_of, without_none
+from rove.wire.common import text_or_refusal, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
     AtLeastOne,
     ChoiceLogprobs,

@@ -23,7 +23,7 @@ from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
 from rove.core.records import TrajectoryStep
 from rove.core.state import State, bookkeeping
-from rove.tools.examples import example_value
+from rove.envs.tool import example_value
 from rove.tools.tool import make_tool
 
 ROOT = Path(__file__).resolve().parents[2]

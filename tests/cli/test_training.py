@@ -21,7 +21,7 @@ from rich.console import Console
 from rove.cli.rl import print_rl
 from rove.core.config import convert
 from rove.models.load import load_model
-from rove.remote.loading import IsolationConfig
+from rove.remote.isolation import IsolationConfig
 from rove.runs.run import Run
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.models import ModelConfig, run_model_new

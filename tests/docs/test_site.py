@@ -26,7 +26,7 @@ CHECKED_PAGES = (
     "concepts.html",
     "training.html",
     "settings.html",
-    "reference/api/parsers.html",
+    "reference/api/rubrics.html",
 )
 
 

@@ -16,7 +16,8 @@ from rove.core.digest import digest_files
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_version
 from rove.envs.questions import QuestionsEnv
-from rove.remote.loading import Isolation, open_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import open_environment
 from rove.runs.run import Run
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": 2 * n, "level": n} for n in range(4)]

@@ -14,7 +14,7 @@ from tiers import first_quick
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config
 
-from rove import kernels
+from rove.models import kernels
 from rove.models.attention import Packing, attend_chunk, attend_decode, grouped_attention, is_plain, packed_attention
 from rove.models.load import prepare
 

@@ -22,7 +22,7 @@ from rove.core.state import bookkeeping
 from rove.remote import node as node_module
 from rove.remote import node_pool
 from rove.remote.environment import RemoteEnv
-from rove.remote.loading import Isolation, IsolationConfig, RayConfig
+from rove.remote.isolation import Isolation, IsolationConfig, RayConfig
 from rove.remote.node_pool import NodePool, NodeWorkers
 from rove.remote.rollout import MAX_LOST_NODES, RemoteRollout
 from rove.remote.worker_pool import WorkerPool

@@ -24,7 +24,8 @@ from rove.core.errors import ConfigError
 from rove.core.protocols import Request
 from rove.remote import node as node_module
 from rove.remote import ray as on_ray
-from rove.remote.loading import Isolation, open_environment, temporary_environment
+from rove.remote.isolation import Isolation
+from rove.remote.loading import open_environment, temporary_environment
 from rove.remote.rollout import MAX_LOST_NODES
 from rove.runs.run import Run
 from rove.stages.reporter import SilentReporter

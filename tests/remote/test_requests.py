@@ -17,7 +17,8 @@ import rove as vf
 from rove.core.protocols import Request, Response
 from rove.engine.client import EngineClient
 from rove.remote import IsolatedEnv
-from rove.remote.loading import IsolationConfig, open_environment
+from rove.remote.isolation import IsolationConfig
+from rove.remote.loading import open_environment
 from rove.remote.rollout import RemoteRollout
 from rove.train.config import EvaluationConfig
 from tests.remote.test_isolation import CRASH, facts, no_process_is_left  # noqa: F401  a fixture

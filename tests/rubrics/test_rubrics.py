@@ -18,8 +18,8 @@ from rove.core.errors import ConfigError, Error, phase_of
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import Scores
 from rove.core.state import State
-from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric, RubricGroup, group_reward
+from rove.rubrics.parser import Parser, XMLParser
 from rove.rubrics.rubric import merge_scores
 
 numbers = st.floats(-1e6, 1e6)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from rove.core.settings_docs import documented_fields, type_text
-from rove.games.exhaustive import Goals
-from rove.remote.loading import IsolationConfig, RayConfig
+from rove.remote.isolation import IsolationConfig, RayConfig
+from rove.rollouts.exhaustive import Goals
 from rove.stages.evaluation import EvalConfig
 from rove.train.alerts import AlertLimits
 from rove.train.config import (

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, ToolParseError
-from rove.tools.tool import as_content, call_arguments, call_id, call_name, make_tool
+from rove.core.messages import call_arguments, call_id, call_name
+from rove.tools.tool import as_content, make_tool
 from rove.utils.functions import is_async
 
 

@@ -14,7 +14,7 @@ from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
-from rove.kernels import softmax_kernels
+from rove.models.kernels import softmax_kernels
 from rove.models.load import LoadedModel
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan

@@ -8,12 +8,12 @@ from fault_endpoint import completion
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
+from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, excerpt
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
 from rove.core.protocols import Request, SamplingParams, ToolChoice
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
-from rove.wire.chat import excerpt, read_response, request_body
+from rove.wire.chat import read_response, request_body
 from tests.wire.test_common import JSON, TEXT
 
 OWN_NAMES = {

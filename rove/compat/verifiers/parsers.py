@@ -10,7 +10,7 @@ from typing import Any
 
 from rove.compat.verifiers.messages import content_text
 from rove.compat.verifiers.release import fixed, set_legacy_attributes
-from rove.parsers.parser import identity
+from rove.rubrics.parser import identity
 
 
 def _field(message: Any, name: str, default: Any = None) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from rove.clients.masking import without_secrets
 from rove.core.digest import digest_files
 from rove.core.errors import RunError
+from rove.core.masking import without_secrets
 from rove.core.plain import JsonObject
 from rove.core.records import RolloutRecord
 from rove.hub.package.manifest import Manifest

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from rove.clients.masking import NO_KEY, Secrets
 from rove.core.errors import ConfigError, HubError, InfraError
+from rove.core.masking import NO_KEY, Secrets
 from rove.core.plain import JsonValue
 
 RETRIES = 3

@@ -23,8 +23,8 @@ from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.integrations import require_library
-from rove.parsers.parser import visible_response
 from rove.rubrics import Rubric
+from rove.rubrics.parser import visible_response
 from rove.utils.functions import maybe_await
 from rove.utils.threads import PendingCalls, Threads
 
@@ -358,7 +358,7 @@ def _taxi(env: Any, observation: int) -> str:
 def read_action(text: str, names: Sequence[str]) -> int | None:
     """Return the number of the action in a text: the whole text as name or number, else the last name in it.
 
-    Only the response after the reasoning counts (see `rove.parsers.parser.visible_response`), and within it the content of
+    Only the response after the reasoning counts (see `rove.rubrics.parser.visible_response`), and within it the content of
     the last `<action>` tags, if there are any.
     """
     text = visible_response(text)

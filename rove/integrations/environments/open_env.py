@@ -18,15 +18,14 @@ import msgspec
 from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
-from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
+from rove.core.messages import Messages, ToolMessage, UserMessage, call_arguments, call_id, call_name, text_of
 from rove.core.plain import JsonMapping, JsonObject, JsonValue, Row
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.parsers.parser import visible_response
 from rove.rubrics import Rubric
-from rove.tools.tool import call_arguments, call_id, call_name
+from rove.rubrics.parser import visible_response
 
 TOOL = "act"
 """Name of the tool for actions, with `as_tool`."""

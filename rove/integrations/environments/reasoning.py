@@ -22,8 +22,8 @@ from rove.envs.environment import teardown
 from rove.envs.multi_turn import SingleTurnEnv
 from rove.integrations import require_library
 from rove.integrations.known_defects import warn_of_known_defects
-from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric
+from rove.rubrics.parser import Parser, XMLParser
 from rove.rubrics.rubric import merge_scores
 from rove.workers import Workers
 

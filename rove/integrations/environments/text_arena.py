@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rove.clients.scripted import ScriptedClient, ScriptedPolicy
+from rove.clients.scripted import ScriptedClient
 from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage, Messages, UserMessage, text_of
 from rove.core.model_roles import query
 from rove.core.plain import JsonObject, Row
-from rove.core.protocols import Client
+from rove.core.protocols import Client, ScriptedPolicy
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown

@@ -12,8 +12,8 @@ from hubs import code, publish
 from packages import put_wheel, wheel_files, with_record
 
 import rove
-from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
+from rove.core.masking import without_secrets
 from rove.hub.client.run_results import code_digest, collect_results
 from rove.hub.package.manifest import Manifest, read_manifest
 from rove.rollouts.evaluate import Options, run_identity

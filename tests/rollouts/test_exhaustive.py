@@ -14,7 +14,7 @@ from toys import Talk, says
 
 import rove as vf
 from rove.core.protocols import Request, Response
-from rove.games.exhaustive import ExhaustiveResult, Goals, Line, play_all_games, summarize, values_of
+from rove.rollouts.exhaustive import ExhaustiveResult, Goals, Line, play_all_games, summarize, values_of
 from rove.rollouts.groups import RolloutError
 
 GREEDY = vf.SamplingParams(temperature=0.0)

@@ -16,10 +16,10 @@ from fault_endpoint import Answer, Fault, FaultEndpoint, completion
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from rove.clients.masking import MASK, NO_KEY, Secrets
 from rove.clients.openai import OpenAIClient, ResponsesClient
 from rove.clients.replicas import Replicas
 from rove.core.errors import Error, InfraError, InvalidModelResponseError, ModelError, traceback_text
+from rove.core.masking import MASK, NO_KEY, Secrets
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request
 

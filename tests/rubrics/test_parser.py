@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, SystemMessage, ToolMessage, UserMessage
-from rove.parsers.parser import (
+from rove.rubrics.parser import (
     MaybeThinkParser,
     Parser,
     ThinkParser,

@@ -13,7 +13,7 @@ import rove as vf
 from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.loading import load_environment
-from rove.games.replay_cases import recorded_opponent, run_replay_cases
+from rove.rollouts.replay_cases import recorded_opponent, run_replay_cases
 from rove.runs.run import Run
 from rove.viewer.play_roles import one_game
 from rove.viewer.play_session import with_opponent

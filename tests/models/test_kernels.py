@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rove import kernels
+from rove.models import kernels
 
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
 

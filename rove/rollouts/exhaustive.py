@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from rove.core.checks import Settings
+from rove.core.config import convert
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages, as_messages, text_of
@@ -22,7 +23,6 @@ from rove.envs.dataset import build_example, example_key
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.envs.two_player import env_with_opponent
-from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.rollouts.runner import Job, finished_rollout, make_turn, score, scores_after_cleanup, try_record
 
@@ -45,7 +45,7 @@ def as_exhaustive_game(env: Environment) -> ExhaustiveGame:
     if not (isinstance(env, MultiTurnEnv) and env.two_player and isinstance(env, ExhaustiveGame)):
         raise ConfigError(
             f"environment '{env.env_id}' does not support exhaustive evaluation; it needs two_player = True, and the "
-            "methods openings() and check_answer() (see rove.games.exhaustive.ExhaustiveGame)"
+            "methods openings() and check_answer() (see rove.rollouts.exhaustive.ExhaustiveGame)"
         )
     return env
 
@@ -260,4 +260,20 @@ async def measure_exhaustively(
     return found | {f"checks/{name}": check.seen / check.total for name, check in summary.checks.items()}
 
 
-EVALUATION_KINDS["exhaustive"] = EvaluationKind(Goals, as_exhaustive_game, measure_exhaustively)
+class EvaluationKind(NamedTuple):
+    """How an evaluation with `kind = NAME` is done."""
+
+    goals: type[msgspec.Struct]
+    """Type of the `goals` table."""
+    check: Callable[[Environment], object]
+    """Raises a ConfigError if the environment does not support this kind."""
+    measure: Callable[[Environment, Client, SamplingParams, Any, int], Awaitable[dict[str, float]]]
+    """(environment, client, sampling parameters, goals, seed) → metrics; raises a RolloutError if a rollout fails."""
+
+    def read_goals(self, table: Mapping[str, object]) -> object:
+        """Return the `goals` table as a struct; raise a ConfigError if it is not valid."""
+        return convert(self.goals, table)
+
+
+EVALUATION_KINDS = {"exhaustive": EvaluationKind(Goals, as_exhaustive_game, measure_exhaustively)}
+"""Evaluation kinds other than rollouts of examples, by name; a package of yours may add its own."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rove.core.protocols import SamplingParams
 from rove.engine import sampler as sampler_module
 from rove.engine.sampler import SampledTokens, Sampler, SamplerRow
-from rove.kernels import pointers, run_rows, softmax_kernels
+from rove.models.kernels import pointers, run_rows, softmax_kernels
 
 pytestmark = pytest.mark.skipif(softmax_kernels(torch.float32) is None, reason="there is no C compiler")
 VOCABULARIES = [1, 15, 16, 511, 513, 1040, 10_007]

@@ -1,1 +1,0 @@
-"""Board games: exhaustive evaluation over the game tree, and replay cases."""

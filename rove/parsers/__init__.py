@@ -1,1 +1,0 @@
-"""Read answers out of completions."""

@@ -21,7 +21,7 @@ from rove.stages.reporter import Reporter
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel
-    from rove.train.config import RLConfig, SFTConfig
+    from rove.train.config import TrainingConfig
     from rove.train.worker_group import Ranks
 
 Watch = Callable[[Mapping[str, float], int], None]
@@ -41,7 +41,7 @@ BOOKKEEPING = {
 """Settings of every stage that a resumed run may change: they do not affect what it learns, beyond rounding."""
 
 
-def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> JsonObject:
+def identity_of(config: TrainingConfig, bookkeeping: set[str], **more: Any) -> JsonObject:
     """Return what identifies a training run: the model, the environments, and the settings that must not change.
 
     Args:
@@ -57,7 +57,7 @@ def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any
 def begin(
     run: Run,
     kind: str,
-    config: RLConfig | SFTConfig,
+    config: TrainingConfig,
     identity: JsonMapping,
     overwrite: bool,
     reporter: Reporter,

@@ -10,6 +10,7 @@ import msgspec
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, nearest
 from rove.core.plain import Arguments, JsonObject
+from rove.core.protocols import SamplingParams
 from rove.core.ranges import (
     CountOrAll,
     Device,
@@ -403,6 +404,31 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
         check_loggers(self.loggers)
 
 
+class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of an RL run on which the collection of its rollouts depends."""
+
+    steps: int
+    groups: int
+    """Groups per step."""
+    rollouts_per_example: int
+    sampling: SamplingParams
+    curriculum: CurriculumConfig
+    filter: FilterConfig
+    truncated: str
+    advantage_estimator: str
+    gamma: float
+    aggregation: str
+    """How token losses are combined; see `rove.train.losses.token_weights`."""
+    constant: float
+    """Divisor of the aggregation "constant"."""
+    seed: int
+
+    @property
+    def batch_size(self) -> int:
+        """Rollouts per step."""
+        return self.groups * self.rollouts_per_example
+
+
 class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     """Settings of an RL run.
 
@@ -482,9 +508,22 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
         return Isolation.of(self.isolation, self.ray)
 
     @property
-    def aggregation(self) -> str:
-        """How token losses combine."""
-        return choose_aggregation(self.loss.kind, self.loss.aggregation)
+    def collection(self) -> CollectionSettings:
+        """The settings on which the collection of rollouts depends."""
+        return CollectionSettings(
+            steps=self.steps,
+            groups=self.groups,
+            rollouts_per_example=self.rollouts_per_example,
+            sampling=SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens),
+            curriculum=self.curriculum,
+            filter=self.filter,
+            truncated=self.truncated,
+            advantage_estimator=self.advantage_estimator,
+            gamma=self.gamma,
+            aggregation=choose_aggregation(self.loss.kind, self.loss.aggregation),
+            constant=self.loss.constant or self.max_tokens,
+            seed=self.seed,
+        )
 
     def check(self) -> None:
         """Check the settings before any work is done.

@@ -1,6 +1,7 @@
 """The learner: trainer, reference model and checkpoints, in one process or sharded over several.
 
-With several processes, each has a learner, and all receive the same calls (`rove.train.worker_group`).
+With several processes, each has a learner, and all receive the same calls (`rove.train.worker_group`):
+docs/decisions/ranks.md explains why only the first process runs the loop.
 """
 
 from __future__ import annotations
@@ -82,21 +83,23 @@ class TokenStats:
 
     def add(self, batch: Batch, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
         """Record the chosen sequences of a batch; log-probabilities and entropies are [M]."""
-        for place, sequence in enumerate(batch.sequences):
+        for index, sequence in enumerate(batch.sequences):
             origin = sequence.origin
             if origin is not None and (origin.example_key, origin.rollout_index) in self.chosen:
-                mine = batch.sequence_index == place  # batches keep the token order of a sequence
+                mine = batch.sequence_index == index  # batches keep the token order of a sequence
                 self.records.append((sequence, logprobs[mine], entropies[mine]))
 
     def rollouts(self) -> list[TrainedRollout]:
         """Return the records by rollout."""
-        found: dict[tuple[str, int], list[TrainedTurn]] = {place: [] for place in sorted(self.chosen)}
+        turns_of: dict[tuple[str, int], list[TrainedTurn]] = {rollout: [] for rollout in sorted(self.chosen)}
         for sequence, logprobs, entropies in self.records:
-            assert sequence.origin is not None
-            found[sequence.origin.example_key, sequence.origin.rollout_index] += _trained_turns(
-                sequence, logprobs, entropies
-            )
-        return [TrainedRollout(*place, sorted(turns, key=lambda turn: turn.turn)) for place, turns in found.items()]
+            origin = sequence.origin
+            assert origin is not None
+            turns_of[origin.example_key, origin.rollout_index] += _trained_turns(sequence, logprobs, entropies)
+        return [
+            TrainedRollout(key, index, sorted(turns, key=lambda turn: turn.turn))
+            for (key, index), turns in turns_of.items()
+        ]
 
 
 def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
@@ -106,7 +109,8 @@ def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies
         return []
     advantages = [value for value, trained in zip(sequence.advantages, sequence.mask, strict=True) if trained]
     logprob_values, entropy_values = _rounded(logprobs), _rounded(entropies)
-    turns, start = [], 0
+    turns: list[TrainedTurn] = []
+    start = 0
     for number, count in sequence.origin.turns:
         end = start + count
         if count:
@@ -116,6 +120,7 @@ def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
+    # Adding 0.0 turns −0.0 into 0.0.
     return [round(value, DECIMALS) + 0.0 for value in values.tolist()]
 
 
@@ -192,12 +197,12 @@ class Learner:
             with self.trainer.training_precision(model):
                 batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
         stats = TokenStats(samples, objective.log_token_stats, derive_seed(self.config.seed, "token_stats", step))
-        divisor, see = count_trained_tokens(samples), stats.add if stats.chosen else None
+        divisor = count_trained_tokens(samples)
+        measured: list[dict[str, float]] = []
         with adapter_dropout(model, derive_seed(self.config.seed, "dropout", step)):
-            measured = [
-                self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, None if update else see)
-                for update in range(objective.num_iterations)
-            ]
+            for iteration in range(objective.num_iterations):
+                on_batch = stats.add if stats.chosen and iteration == 0 else None
+                measured.append(self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, on_batch))
         stats.records = self.ranks.all_gather(stats.records)
         self.token_stats = stats.rollouts()
         return measured[-1] | {name: measured[0][name] for name in MISMATCH_METRICS}

@@ -10,6 +10,8 @@ import msgspec
 from rich.table import Table
 
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding
+from rove.core.plain import JsonObject
 from rove.runs.run import Run
 from rove.stages.curves import figure_of
 from rove.viewer.tables import curves_table
@@ -34,6 +36,21 @@ class Ending(msgspec.Struct, frozen=True):
     steps: int = 0
     best: BestStep | None = None
     stopped: str | None = None
+
+
+class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
+    """A finding about a stage of `rove train`: why it does not improve the model."""
+
+    stage: str
+    """The stage: "sft", "rl1", …, or "examine" for the environment before training."""
+    steps: int
+    """Maximum number of steps of the stage; `step` is the one after which it was diagnosed."""
+
+    @property
+    def row(self) -> JsonObject:
+        """The diagnosis as it stands in `diagnoses.json`."""
+        place = {"stage": self.stage, "step": self.step, "steps": self.steps}
+        return place | msgspec.to_builtins(self)
 
 
 @dataclass(frozen=True)

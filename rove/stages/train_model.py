@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError, needs_train_extra
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
 from rove.stages.curves import held_out_rewards
@@ -20,7 +20,7 @@ from rove.stages.pipeline import Pipeline, Row, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
-from rove.stages.results import data_frame, image
+from rove.stages.results import Diagnosis, data_frame, image
 from rove.utils.event_loop import outside_event_loop
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PipelineResult:
     """The settings of all stages."""
     rows: list[Row]
     """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
-    diagnoses: list[JsonObject] = field(default_factory=list[JsonObject])
+    diagnoses: list[Diagnosis] = field(default_factory=list[Diagnosis])
     """Why a stage did not improve the model, if rove found a reason."""
 
     @property
@@ -72,11 +72,10 @@ class PipelineResult:
         Raises:
             ConfigError: pandas is not installed.
         """
-        rows = [
-            {"name": row.name, "model": row.model, "condition": condition, **_flat(summary)}
-            for row in self.rows
-            for condition, summary in row.conditions.items()
-        ]
+        rows: list[JsonMapping] = []
+        for row in self.rows:
+            for condition, summary in row.conditions.items():
+                rows.append({"name": row.name, "model": row.model, "condition": condition, **_flat(summary)})
         return data_frame(rows)
 
     def plot(self) -> Figure:
@@ -211,7 +210,7 @@ def run_recipe(pipeline: Pipeline) -> PipelineResult:
     show_results(pipeline)
     reporter.note(pipeline.cost)
     diagnoser.print_all()
-    return PipelineResult(recipe, rows, diagnoser.found)
+    return PipelineResult(recipe, rows, diagnoser.diagnoses)
 
 
 def show_results(pipeline: Pipeline) -> None:

@@ -174,6 +174,7 @@ class VLLMBackend:
             self._base = self._new_folder(version)
             write_served(self.loaded, self._base, merged=False)
             count = folder_bytes(self._base)
+        # Always the same folder: docs/decisions/vllm_adapters.md.
         adapter = self._base / "adapter"
         write_adapter(self.loaded.adapter, adapter)
         self.engine.update_weights(version, self._base, adapter)

@@ -2,6 +2,7 @@
 
 The first process runs the program: it collects rollouts, evaluates and writes the run folder. The others hold their part of the
 model and repeat the calls that the first one makes, since computing with the whole model takes all processes at once.
+docs/decisions/ranks.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -44,7 +46,11 @@ class Ranks(NamedTuple):
             return dict(values)
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, dict(values))
-        return {name: (max if name in largest else sum)(one[name] for one in everyone) for name in values}
+        totals: dict[str, float] = {}
+        for name in values:
+            of_processes = [process[name] for process in everyone]
+            totals[name] = max(of_processes) if name in largest else sum(of_processes)
+        return totals
 
     def all_gather(self, values: list[Any]) -> list[Any]:
         """Return the lists of all processes as one."""
@@ -52,7 +58,7 @@ class Ranks(NamedTuple):
             return values
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, values)
-        return [value for values in everyone for value in values]
+        return list(chain.from_iterable(everyone))
 
     def broadcast_continue(self, proceed: bool = True) -> bool:
         """Return whether to train, as the first process decides; every process must call this."""

@@ -78,8 +78,8 @@ class EvalConfig(Options, frozen=True, kw_only=True):
         """Return the keyword arguments of `rove.evaluate`."""
         options = {name: getattr(self, name) for name in Options.__struct_fields__}
         sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        given = {name: value for name, value in sampling.items() if value is not None}
-        return options | {"sampling_args": {**self.sampling_args, **given}}
+        settings = {name: value for name, value in sampling.items() if value is not None}
+        return options | {"sampling_args": {**self.sampling_args, **settings}}
 
 
 def check_client(config: EvalConfig, env: Environment) -> None:
@@ -134,10 +134,12 @@ class EvalProgress:
         if record.error is not None and not self.failed:
             message = f"{record.error.type}: {record.error.message}{source_line(record.error)}"
             self.reporter.note(f"first failure, in {record.error.phase}: {message}")
-        self.failed += record.error is not None
+        if record.error is not None:
+            self.failed += 1
         self.rewards += record.reward or 0.0
         scored = self.count - self.failed
-        status = styled(f"mean reward {number(self.rewards / scored) if scored else '–'}")
+        mean = number(self.rewards / scored) if scored else "–"
+        status = styled(f"mean reward {mean}")
         if self.failed:
             status.append(f"  {self.failed} failed", "red")
         if self.limiter is not None:

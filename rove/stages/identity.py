@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -41,17 +41,28 @@ BOOKKEEPING = {
 """Settings of every stage that a resumed run may change: they do not affect what it learns, beyond rounding."""
 
 
-def identity_of(config: TrainingConfig, bookkeeping: set[str], **more: Any) -> JsonObject:
+def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object) -> JsonObject:
     """Return what identifies a training run: the model, the environments, and the settings that must not change.
 
     Args:
         bookkeeping: Further settings of this stage that may change; see `BOOKKEEPING`.
-        more: Further parts of the identity.
+        further: Further parts of the identity.
     """
     settings = without_isolation(msgspec.to_builtins(config))
-    identity = {name: value for name, value in settings.items() if name not in BOOKKEEPING | bookkeeping}
+    may_change = BOOKKEEPING | bookkeeping
+    identity = {name: value for name, value in settings.items() if name not in may_change}
     evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
-    return {**identity, "model": digest_model(model_path(config.model)), **more, "evaluated": evaluated}
+    model = digest_model(model_path(config.model))
+    return {**identity, "model": model, **further, "evaluated": evaluated}
+
+
+class Start(NamedTuple):
+    """Where a training run starts or continues."""
+
+    loaded: LoadedModel
+    """The initial model."""
+    step: int
+    """Number of steps that an earlier process finished."""
 
 
 def begin(
@@ -63,8 +74,8 @@ def begin(
     reporter: Reporter,
     ranks: Ranks,
     warnings: Callable[[], Iterable[Finding]],
-) -> LoadedModel | None:
-    """Start or resume a run; return the initial model, or None if the run is complete.
+) -> Start | None:
+    """Start or resume a run; return where it starts, or None if the run is complete.
 
     Args:
         run: The run folder, locked by this process.
@@ -77,21 +88,21 @@ def begin(
 
     check_model(config.model)  # before the run folder is created
     choose_device(config.device)
-    run.resume_command = (
-        f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
-    )
+    settings_file = shlex.quote(str(run.path / "config.toml"))
+    run.resume_command = f"rove {kind} @ {settings_file} --run-dir {shlex.quote(str(run.path))}"
     run.start(kind, msgspec.to_builtins(config), identity, overwrite)
     if run.summary() is not None:
         if not (run.path / CURVES).exists():
             draw(run)
         reporter.note(f"{run.path} is complete; --overwrite to train again")
-        ranks.broadcast_continue(False)
+        ranks.broadcast_continue(False)  # the other processes wait for the decision of this one
         return None
     for warning in recover(run):
         reporter.warning(warning)
     last = run.last_checkpoint()
+    step = 0 if last is None else last[1].step
     if last is not None:
-        reporter.note(f"continuing {run.path} after step {last[1].step}")
+        reporter.note(f"continuing {run.path} after step {step}")
     else:
         for warning in warnings():
             reporter.warning(str(warning))
@@ -102,4 +113,4 @@ def begin(
     ranks.broadcast_continue()
     if ranks.size > 1:
         reporter.note(f"training in {ranks.size} processes")
-    return loaded
+    return Start(loaded, step)

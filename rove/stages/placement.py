@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from rich.table import Table
@@ -92,15 +92,16 @@ def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporte
     text = placement_text(model, policies)
     trained = data.example_keys
     shared = sum(key in trained for key in keys)
-    found = {
+    only_format = learned_only_format(model, policies)
+    placement = {
         "env": target.env,
         "env_args": target.env_args,
         "text": text,
-        "learned_only_format": learned_only_format(model, policies),
+        "learned_only_format": only_format,
         "rows": msgspec.to_builtins(rows),
         "trained_examples": shared,
     }
-    run.finish({**(run.summary() or {}), "placement": found})
+    run.finish({**(run.summary() or {}), "placement": placement})
     reporter.table(placement_table(rows, f"{target.env}: after SFT, {model.scored} rollouts, greedy"))
     if shared:
         warning = (
@@ -108,7 +109,7 @@ def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporte
             "them; collect data with rove eval --train, or evaluate other examples with -a"
         )
         reporter.note(warning, important=True)
-    reporter.note(text, important=bool(found["learned_only_format"]))
+    reporter.note(text, important=only_format)
 
 
 def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:
@@ -150,11 +151,19 @@ def _measure(
     from rove.train.policy_comparison import measure_policy
 
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
-        policy = client or ScriptedClient(env.policies[name], name)
-        shown = name if client else f"scripted:{name}"
-        rollouts = config.final_eval_rollouts
-        limits: dict[str, Any] = {"max_tokens": max_tokens, "seed": config.seed, "on_progress": progress.step}
-        return run_async(measure_policy(env, policy, shown, rollouts, **limits))
+        if client is None:
+            client = ScriptedClient(env.policies[name], name)
+            name = f"scripted:{name}"
+        measurement = measure_policy(
+            env,
+            client,
+            name,
+            config.final_eval_rollouts,
+            max_tokens=max_tokens,
+            seed=config.seed,
+            on_progress=progress.step,
+        )
+        return run_async(measurement)
 
 
 def _refuse_judges(env: Environment, target: EvaluationTarget) -> None:
@@ -172,7 +181,12 @@ def placement_table(rows: list[PolicyResult], title: str) -> Table:
     for column in ("reward", "95% interval", "format", " + ".join(rows[0].task_names) or "task"):
         table.add_column(column, justify="right")
     for row in sorted(rows, key=lambda row: -row.reward):
-        shown = "–" if row.format is None else f"{row.format:.3f}"
-        cells = (f"{row.reward:.3f}", interval({"low": row.low, "high": row.high}), shown, f"{row.task:.3f}")
-        table.add_row(row.name, *cells, style="bold" if row is rows[0] else None)
+        table.add_row(
+            row.name,
+            f"{row.reward:.3f}",
+            interval({"low": row.low, "high": row.high}),
+            "–" if row.format is None else f"{row.format:.3f}",
+            f"{row.task:.3f}",
+            style="bold" if row is rows[0] else None,
+        )
     return table

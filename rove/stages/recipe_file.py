@@ -25,7 +25,8 @@ def as_toml(sections: Sequence[Section], comment: str) -> str:
     parts = ["".join(f"# {line}\n" for line in comment.splitlines())]
     for section in sections:
         reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
-        text = tomli_w.dumps({section.name: section.values} if section.name else section.values)
+        values = {section.name: section.values} if section.name else section.values
+        text = tomli_w.dumps(values)
         if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
             tables: list[JsonObject] = section.values
             text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in tables)

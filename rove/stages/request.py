@@ -39,7 +39,8 @@ class TrainRequest(msgspec.Struct, frozen=True):
     def folder_name(self, seed: int) -> str:
         """Return the name of the default folder: different for different requests."""
         model = self.model or ""
-        is_plain = not self.env_args and Path(self.env).name == self.env and Path(model).name == model
+        has_plain_names = Path(self.env).name == self.env and Path(model).name == model
+        is_plain = not self.env_args and has_plain_names
         parts = ["train", Path(self.env).stem]
         if model:
             parts.append(Path(model).name)
@@ -60,7 +61,7 @@ def check_request(request: TrainRequest, folder: Path) -> None:
         return
     recorded = msgspec.json.decode(path.read_bytes())
     current = {**msgspec.to_builtins(request), "version": request.version}
-    changed = [name for name, value in current.items() if name in recorded and recorded[name] != value]
+    changed = [name for name in current if name in recorded and recorded[name] != current[name]]
     if not changed:
         return
     name = changed[0]

@@ -49,8 +49,8 @@ class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def row(self) -> JsonObject:
         """The diagnosis as it stands in `diagnoses.json`."""
-        place = {"stage": self.stage, "step": self.step, "steps": self.steps}
-        return place | msgspec.to_builtins(self)
+        origin = {"stage": self.stage, "step": self.step, "steps": self.steps}
+        return origin | msgspec.to_builtins(self)
 
 
 @dataclass(frozen=True)

@@ -147,16 +147,20 @@ def train_model(
         RunError: A run folder cannot be used, or every rollout of a step failed.
         TrainingError: Loss or gradient were not finite in too many steps in a row.
     """
-    folder_of_env = None if env_dir is None else str(env_dir)
-    request = TrainRequest(env, None if model is None else str(model), dict(env_args or {}), folder_of_env)
-    shown = reporter or ConsoleReporter()
+    request = TrainRequest(
+        env,
+        model=None if model is None else str(model),
+        env_args=dict(env_args or {}),
+        env_dir=None if env_dir is None else str(env_dir),
+    )
+    used_reporter = reporter or ConsoleReporter()
 
     def run() -> PipelineResult:
         with needs_train_extra():
             from rove.train.worker_group import SINGLE_PROCESS
 
-        complete, _ = prepare(request, recipe, run_dir, seed, device, shown, check_own)
-        return run_recipe(Pipeline(complete, shown, SINGLE_PROCESS))
+        complete, _ = prepare(request, recipe, run_dir, seed, device, used_reporter, check_own)
+        return run_recipe(Pipeline(complete, used_reporter, SINGLE_PROCESS))
 
     return outside_event_loop(run)
 

@@ -112,8 +112,10 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     model = evidence.model
     scale = scale_of(model)
     needs_sft = model is None or model.spread_share < MIN_SPREAD
+    # RL learns from groups whose rewards differ; a model that rarely has such groups first imitates a policy.
     if needs_sft:
         _check_policies(evidence)
+    # A response may be twice as long as those of the policies, but not many times as long: each token costs time.
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16
     held_out = _held_out(env_args, evidence, scale)
@@ -187,6 +189,7 @@ def _check_policies(evidence: Evidence) -> None:
             "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
             "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
         )
+    # The other policies may have failed in every rollout: the error is the cause, not the number of policies.
     errors = [diagnosis for diagnosis in evidence.diagnoses if diagnosis.id == "reward_error"]
     if model is None and len(policies) == 1 and errors:  # all rollouts of the other policies fail
         raise ConfigError(str(errors[0]))
@@ -220,6 +223,7 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
     goal = start + SFT_GOAL * (best.reward - start)
     available = _training_examples(env_args, evidence) or MAX_DATA_ROLLOUTS
     good_share = best.good_share
+    # Only the good share of the rollouts is trained on, so more are collected.
     tokens = min(DATA_TOKENS, scale.sft_tokens / good_share)
     rollouts = min(MAX_DATA_ROLLOUTS, tokens / evidence.rollout_tokens)
     # Repeated rollouts of a deterministic policy would be equal.

@@ -63,6 +63,7 @@ def make_client(
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if base_url is None and endpoint is None and is_folder(model):
         return embedded(model, trust_remote_code, device, reporter)
+    # A device that is silently ignored would let users believe that their GPU computes.
     refuse_device(device, f"{model} runs at an endpoint")
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
@@ -78,6 +79,7 @@ def make_client(
             max_retries=max_retries,
         )
     except MissingKeyError as error:
+        # A misspelled folder or policy is taken for a model's name at OpenAI, which needs a key.
         scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies if env else ()))
         hint = f". '{model}' is neither a folder nor a scripted policy" + (f" ({scripted})" if scripted else "")
         if base_url is None and (names := _endpoint_names(endpoints)):

@@ -114,6 +114,7 @@ def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
             f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
             f"about the models. Compare runs of one environment, or give {ANY_FLAG}"
         )
+    # Equal examples make runs comparable, whatever their settings say.
     if {outcome.example_key for outcome in a.outcomes} & {outcome.example_key for outcome in b.outcomes}:
         return
     changed = [name for name in differing(a.settings, b.settings) if name.split(".")[0] in ENVIRONMENT_SETTINGS]
@@ -133,6 +134,7 @@ def read_questions(path: str, comparison: Comparison) -> dict[str, str]:
     for key, line in lines.items():
         prompt = as_messages(run.record_at(line.offset).prompt)
         questions[key] = text_of(prompt[-1]) if prompt else ""
+    # A dataset of files or games may have prompts without text.
     return {key: question for key, question in questions.items() if question.strip()}
 
 

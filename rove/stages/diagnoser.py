@@ -83,6 +83,7 @@ class Diagnoser:
         config = recipe.sft
         assert recipe.data is not None
         assert config is not None
+        # The teacher's rollouts of the results table are of held-out examples.
         held_out = self.pipeline.eval_folder(recipe.data.model, recipe.conditions[0].name)
         with self.reporter.working("measuring the losses of the teacher's tokens"):
             classes = measure_token_classes(stage / "final", Run(config.data), Run(held_out), config.min_reward)

@@ -96,6 +96,7 @@ def check_client(config: EvalConfig, env: Environment) -> None:
         if not Path(model_path(config.model)).expanduser().is_dir():
             raise ConfigError(f"model folder {config.model} does not exist")
         return
+    # A client opens no connection and loads no weights until its first request; a folder would load them here.
     key_var, device = config.api_key_var, config.device
     make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
 
@@ -168,6 +169,7 @@ def run_eval(config: EvalConfig, reporter: Reporter, title: str = "") -> tuple[J
     )
     identity = run_identity(env, client, config.model, Options(**config.options))
     run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
+    # Without a run folder, nothing is locked and nothing is saved.
     with run or nullcontext():
         if run is not None:
             start_run(config, identity, run, reporter)

@@ -194,12 +194,14 @@ async def examine(
     hidden = hidden_share(best)
     rewards = {name: [record.reward or 0.0 for record in scored[name]] for name in scored}
     diagnoses = before_training(rewards, _first_errors(records), hidden)
+    # Training would be in vain: no policy is better than another, or nothing could be scored.
     for diagnosis in diagnoses:
         if diagnosis.id == "no_spread" or not scored:
             raise ConfigError(str(diagnosis))
 
     all_records = list(chain.from_iterable(scored.values()))
     texts = conversation_texts(all_records)
+    # The same tokenizer as that of the model that will be trained, so that the lengths are those of training.
     used_tokenizer = train_tokenizer(texts, **tokenizer) if loaded is None else loaded.tokenizer
     renderer = Renderer(cast("Tokenizer", used_tokenizer))
     limit = longest_response(renderer, all_records) if scored else MODEL_TOKENS

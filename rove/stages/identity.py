@@ -52,6 +52,7 @@ def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object
     may_change = BOOKKEEPING | bookkeeping
     identity = {name: value for name, value in settings.items() if name not in may_change}
     evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
+    # By content, so that a model trained again under the same name is another run.
     model = digest_model(model_path(config.model))
     return {**identity, "model": model, **further, "evaluated": evaluated}
 
@@ -97,6 +98,7 @@ def begin(
         reporter.note(f"{run.path} is complete; --overwrite to train again")
         ranks.broadcast_continue(False)  # the other processes wait for the decision of this one
         return None
+    # Before the last checkpoint is read, which may be a damaged one.
     for warning in recover(run):
         reporter.warning(warning)
     last = run.last_checkpoint()
@@ -107,6 +109,7 @@ def begin(
         for warning in warnings():
             reporter.warning(str(warning))
     device = config.device if ranks.size == 1 else ranks.device
+    # First, because loading takes seconds.
     show_device(device, reporter)
     with reporter.working(f"loading {config.model}"):
         loaded = load_model(config.model, device, trust_remote_code=config.trust_remote_code)

@@ -151,6 +151,7 @@ def save_atomically(loaded: LoadedModel, path: Path) -> None:
     """Write a model to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
     from rove.models.from_scratch import save_new_model
 
+    # In the same folder, so that renaming does not cross file systems.
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     save_new_model(draft, loaded)

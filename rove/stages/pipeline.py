@@ -58,6 +58,7 @@ class Pipeline:
         self.after_stage: Callable[[Path], None] = lambda folder: None
         """Called with the folder of each training stage when it is complete."""
         self.rows: list[Row] = []
+        # A resumed run measures only the time since it was started again.
         self._is_continued = (recipe.folder / "data").exists() or (recipe.folder / "rl1").exists()
         self._started, self._cpu = time.time(), time.process_time()
 
@@ -110,6 +111,7 @@ class Pipeline:
         assert self.recipe.sft is not None
         folder = self.recipe.folder / "sft"
         result = run_sft(self.recipe.sft, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder))
+        # Sampling and training of the next stage need the memory of this one's optimizer and caches.
         release_memory()
         self.measure("+ SFT", str(result.model))
         self.after_stage(folder)
@@ -135,6 +137,7 @@ class Pipeline:
 
         trained = self.recipe.model
         if self.recipe.sft is not None:
+            # The first process skips stages that are complete; the others follow its decision.
             if self.ranks.broadcast_continue():
                 follow_sft(self.recipe.sft, load_model(trained, "cpu"), self.ranks)
             trained = str(self.recipe.folder / "sft" / "final")

@@ -57,6 +57,7 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
     env, env_args = recorded.get("env"), recorded.get("env_args", {})
     if not isinstance(env, str) or not env or not isinstance(env_args, dict):
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
+    # A name with an owner would be installed from a hub, and the data may come from others.
     if "/" in env and not is_question_file(env):
         raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
     settings_file = data.path / "config.toml"
@@ -150,6 +151,7 @@ def _measure(
     """Evaluate a client, or the scripted policy of that name, in a freshly loaded environment."""
     from rove.train.policy_comparison import measure_policy
 
+    # Loaded for each measurement, because `evaluate` tears the environment down.
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
         if client is None:
             client = ScriptedClient(env.policies[name], name)

@@ -127,6 +127,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def evaluation_of(self, config: EvalConfig, model: str, folder: Path, **changes: Any) -> EvalConfig:
         """Return the settings of an evaluation of `model` in a run folder."""
         if self.device != "auto" and is_folder(model) and config.base_url is None:
+            # Only a model folder is computed here; endpoints and scripted policies refuse a device.
             changes["device"] = self.device
         return msgspec.structs.replace(config, model=model, run_dir=str(folder), **changes)
 
@@ -218,6 +219,7 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
             answers=self.answers,
             device=device,
         )
+        # All stages before the first one runs: a wrong setting of the last would otherwise show after hours.
         if recipe.sft is not None:
             recipe.sft.check()
         for stage in recipe.rl:
@@ -227,6 +229,7 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     def _data(self, defaults: JsonMapping, folder: Path, on_device: JsonMapping) -> EvalConfig | None:
         if not self.data:
             return None
+        # The seed of the command counts, so that runs with several seeds differ in their data too.
         values = {**defaults, "run_dir": str(folder / "data"), **self.data, "seed": defaults["seed"]}
         is_local = is_folder(str(values["model"])) and values.get("base_url") is None
         return convert(EvalConfig, {**values, **on_device} if is_local else values)
@@ -321,6 +324,7 @@ def find_recipe(name: str, file: str | Path | None, model: str | None) -> Path:
 def _find_demo(name: str, model: str | None) -> Path:
     folder = environment_file(name).parent
     if model is not None:
+        # A large pretrained model needs other settings than a small new one.
         of_model = folder / f"demo-{Path(model).name}.toml"
         if of_model.exists():
             return of_model

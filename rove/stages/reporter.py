@@ -327,6 +327,7 @@ class Heartbeat:
         self._last = time.monotonic()
 
     def _run(self) -> None:
+        # Waits from the last line, so that regular lines of the task keep the heartbeat silent.
         while not self._ended.wait(max(0.0, self._last + self._every_s - time.monotonic())):
             if time.monotonic() - self._last >= self._every_s:
                 self._print_line()

@@ -88,6 +88,7 @@ def is_outdated(request: TrainRequest, folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     if not names <= {RECIPE, SEAL.format(RECIPE), REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
+    # Settings that a user has edited, or stages that have run, must not be lost.
     recorded = msgspec.json.decode((folder / REQUEST).read_bytes())
     recipe = recipe_digest((folder / RECIPE).read_text("utf-8"))
     unedited = {**msgspec.to_builtins(request), "version": recorded.get("version"), "recipe": recipe}

@@ -134,6 +134,7 @@ def data_frame(rows: object) -> DataFrame:
         ConfigError: pandas is not installed.
     """
     try:
+        # pandas is no dependency of rove: only this method needs it.
         from pandas import DataFrame
     except ModuleNotFoundError as error:
         raise ConfigError("to_pandas() needs the package pandas, which is not installed: pip install pandas") from error

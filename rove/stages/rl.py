@@ -91,6 +91,7 @@ def run_rl(
     from rove.train.settings_checks import start_warnings
     from rove.train.worker_group import SINGLE_PROCESS
 
+    # Before the environment is loaded and a run folder is created, which takes longer and leaves traces.
     config.check()
     ranks = ranks or SINGLE_PROCESS
     if env is None:
@@ -117,6 +118,7 @@ def run_rl(
         def on_sample(step: int, record: RolloutRecord) -> None:
             reporter.sample(record, f"step {step}")
 
+        # Otherwise the progress bar would stand still without a reason.
         if config.backend == "vllm" and not config.vllm.urls:
             logs = run.path / "vllm"
             reporter.note(f"starting vLLM, which takes a minute or two; logs: {logs}")
@@ -158,6 +160,7 @@ def progress_finding(config: RLConfig, metrics: list[dict[str, float]]) -> Findi
     from rove.train.evaluation import flat_reward
 
     steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
+    # A flat reward would be the consequence, so it is not reported as well.
     if zero_advantage_share(*steps) == 1:
         text = "nothing was learned: in every step all groups had zero advantage"
         return Finding("zero_advantage_groups", text, HIGH, "see what `rove doctor` suggests")

@@ -116,6 +116,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
             error_source(evaluation.source),
             temporary_environment(config.env, config.env_dir, config.env_args, isolation) as env,
         ):
+            # All evaluations are checked before the first one runs, because a suite may run for hours.
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
         if not config.save:

@@ -121,9 +121,11 @@ class StalenessScheduler:
 
     def assign(self, step: int, needs_place: bool = True) -> bool:
         """Assign a finished group to a step if that leaves places for the running ones; return whether it did."""
+        # Zero-advantage groups train nothing. As with dynamic sampling in a synchronous step, they do not count up to a limit.
         if not needs_place and self._assigned_extra[step] < self.extra:
             self._assigned_extra[step] += 1
             return True
+        # Try it, and undo it if a running group would then be too late.
         self._assigned[step] += 1
         if self._fits():
             return True
@@ -211,6 +213,7 @@ class AsyncCollector(RolloutCollector):
         self._is_waiting = True
         self._late = 0
         self._start_groups()
+        # An error in a group ends the run here, where the trainer waits: the tasks of the groups have no caller.
         while not self.scheduler.is_full or self._failure:
             if self._failure is not None:
                 raise self._failure
@@ -239,6 +242,7 @@ class AsyncCollector(RolloutCollector):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Their groups start again when the run is resumed, but these rollouts were paid for: they stay in the run folder.
         for group in self.running:
             for record in group.records:
                 self.run.append_rollout(msgspec.structs.replace(record, step=self.scheduler.first + 1))
@@ -286,6 +290,7 @@ class AsyncCollector(RolloutCollector):
             is_last_chance = step == scheduler.first == group.version + scheduler.max_staleness
             if self._is_waiting and is_last_chance:
                 self._late += 1
+            # Only complete groups are stored, with the step that trains them: a resumed run then trains each of them once.
             for assigned in self._assign(group.records, step):
                 self.run.append_rollout(assigned)
                 self.difficulty.add([assigned])
@@ -333,6 +338,7 @@ class AsyncCollector(RolloutCollector):
             self._next_step = step + 1
             self.drawn = chooser.position
             self._skipped += chooser.skipped
+        # Two epochs may give one step the same example; equal keys would make their groups one.
         planned = self._planned.popleft()
         if planned.key in self._keys:
             return msgspec.structs.replace(planned, key=f"{planned.key}@{planned.step + 1}")

@@ -99,6 +99,7 @@ def micro_batches(
     if pack:
         pieces = _shares(samples, micro_batch_tokens, ranks, _cut_packed, _packed_tokens)
         return [_packed_batch(piece, device) for piece in pieces]
+    # Models that mix tokens in other ways than our attention, such as convolutions, need every sequence by itself.
     padded = _shares(samples, micro_batch_tokens, ranks, _cut_padded, _padded_tokens)
     return [_padded_batch(piece, device) for piece in padded]
 
@@ -147,6 +148,7 @@ def _rank_of(index: int, size: int) -> int:
 def _cut_padded(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[TrainingSequence]]:
     """Cut sequences sorted by length, longest first."""
     piece: list[TrainingSequence] = []
+    # Sequences of similar length in one batch need little padding.
     for sequence in sorted(samples, key=lambda sequence: -len(sequence.ids)):
         if piece and len(piece[0].ids) * (len(piece) + 1) > most:
             yield piece

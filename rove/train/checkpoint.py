@@ -84,6 +84,7 @@ def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> Js
     if not (path / STATE).exists():
         raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
     try:
+        # Checkpoints may come from others; `weights_only` runs no code of theirs.
         state = torch.load(path / STATE, map_location=device, weights_only=True, mmap=mmap)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
         lines = str(error).splitlines()
@@ -135,11 +136,13 @@ def recover(run: Run) -> list[str]:
             continue
         intact = path
         break
+    # Nothing is renamed then: the folder stays as it is for a repair by hand.
     if damaged and intact is None:
         reasons = "\n  ".join(f"step {path.name}: {reason}" for path, reason in damaged.items())
         raise RunError(
             f"no checkpoint of {run.path} is intact:\n  {reasons}\nRestore one from a copy, or train again with --overwrite"
         )
+    # The best weights cannot be computed again from an earlier checkpoint, so damage here is an error.
     best = run.path / "checkpoints" / "best"
     if best.exists():
         try:
@@ -162,6 +165,7 @@ def recover(run: Run) -> list[str]:
 
 def _set_aside(path: Path) -> Path:
     number = 0
+    # A checkpoint may be damaged again after it was trained again.
     while (aside := path.with_name(f"{path.name}{DAMAGED}{number or ''}")).exists():
         number += 1
     os.replace(path, aside)
@@ -179,6 +183,7 @@ def check_checkpoint(run: Run, path: Path) -> None:
     else:
         check_weights(path)
         read_state(path, "cpu", mmap=True)
+    # A flipped byte leaves a readable file with other weights; only the checksum shows it.
     check_checksums(path)
     _check_metrics(run, progress)
     _check_rollouts(run, progress)

@@ -110,6 +110,7 @@ class RolloutCollector:
             rounds += 1
         check_rewards(records, step + 1)
         self.difficulty.add(records)
+        # Stored in the metrics, so that a killed run draws the same examples again.
         self.drawn = chooser.position
         sampling = {
             "groups/resampled": float(len(chosen) - settings.groups),
@@ -149,6 +150,7 @@ class RolloutCollector:
         async for record in rollouts:
             records.append(record)
             self.on_progress("rollouts", len(records), total)
+        # Stored only when all have finished: a step that is killed before is sampled again.
         for record in records:
             self.run.append_rollout(record)
         return records
@@ -180,6 +182,7 @@ def rows_needed(settings: CollectionSettings, env: Environment) -> int:
 def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
     """Raise a RunError if every rollout of step `number` failed."""
     error = records[0].error
+    # A single failed rollout is left out; if all fail, the cause is the same, and the next steps would fail too.
     if error is not None and all(record.scores is None for record in records):
         raise RunError(
             f"every rollout of step {number} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
@@ -221,6 +224,7 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
     earned nothing in any turn.
     """
     factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
+    # Rewards of turns add to the reward of the rollout: docs/decisions/turn_rewards.md.
     if all(step.reward is None for record in group for step in record.steps):
         return [[factor * (record.reward or 0.0)] for record, factor in zip(group, factors, strict=True)]
     earned: list[list[float]] = []
@@ -243,6 +247,7 @@ def training_sequences(
     Returns:
         The sequences of each rollout, ordered by example and rollout index; and counts of groups and rollouts.
     """
+    # A failed rollout has no reward, so it is no part of the mean of its group.
     # Rollouts finish in any order. Sorted, the same rollouts give the same batches and the same weights, bit for bit.
     groups: dict[str, list[RolloutRecord]] = {}
     for record in sorted(records, key=lambda record: (record.example_id, record.example_key, record.rollout_index)):

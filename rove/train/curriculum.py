@@ -54,6 +54,7 @@ def strata(values: Sequence[Any], bins: int) -> list[int]:
     if len(distinct) <= bins:
         return [distinct.index(value) for value in values]
     counts = sorted(Counter(values).items())
+    # Quantiles of skewed columns would put most values into one bin; these are as equal in size as ties allow.
     edges = [counts[cut][0] for cut in _even_cuts([count for _, count in counts], bins)]
     return [bisect_right(edges, value) for value in values]
 
@@ -143,6 +144,7 @@ class ExampleOrder:
             wrong = next((value for value in values if not _is_number(value)), None)
             if wrong is not None:
                 raise ConfigError(f"curriculum column '{curriculum.column}' has {wrong!r}; expected numbers")
+            # Sorting is stable: examples with equal values keep the dataset's order, or the shuffled one.
             self._ascending = sorted(self._epoch_order(0), key=lambda index: values[index])
 
     def step(self, step: int, position: int) -> Iterator[int]:
@@ -197,6 +199,7 @@ class Difficulty:
         if not rewards:
             return None
         first = step - self.config.difficulty_window
+        # Older rewards can be forgotten: steps only increase.
         rewards[:] = [(number, reward) for number, reward in rewards if number >= first]
         return math.fsum(reward for _, reward in rewards) / len(rewards) if rewards else None
 

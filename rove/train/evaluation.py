@@ -60,6 +60,7 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
         value = row.get(goal.metric) if goal.metric is not None else None
         if value is None:
             continue
+        # Only a strictly better value starts the count of measurements without progress again.
         if best is None or not goal.is_as_good(best.value, value):
             best = Best(int(row["step"]), value, 0)
         else:
@@ -233,6 +234,7 @@ class HeldOutEvaluations:
         finally:
             if isinstance(env, RemoteEnv):
                 env.close()
+        # Without this, a metric would just be missing, and the goal would never be reached.
         if not result.scored and failures:
             error = failures[0].error
             assert error is not None
@@ -310,6 +312,7 @@ def reward_gain(rewards: Sequence[float]) -> Estimate | None:
     if len(rewards) < MIN_PLATEAU_STEPS:
         return None
     first, last = rewards[:part], rewards[-part:]
+    # Both parts have the same number of steps; their variances may differ.
     error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / part)
     half_width = t_quantile(0.975, 2 * part - 2) * error
     gain = statistics.fmean(last) - statistics.fmean(first)

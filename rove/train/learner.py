@@ -37,6 +37,7 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
         return loaded
     from rove.models.adapter import add_adapter
 
+    # An absolute path: the adapter is found again from any working directory.
     folder = Path(model_path(config.model)).expanduser()
     adapter = add_adapter(
         loaded.model,
@@ -57,6 +58,7 @@ def adapter_dropout(model: torch.nn.Module, seed: int) -> Iterator[None]:
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield
         return
+    # Without this, the masks would depend on the random numbers that other code has drawn, and a resumed run would differ.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for layer in layers:
@@ -166,6 +168,7 @@ class Learner:
         if objective.reference is not None:
             whole = clone_model(loaded.model)
             if objective.reference == "first":
+                # The model before training has no adapter; its base weights are shared and not copied.
                 disable_adapters(whole)
             self.reference = shard_copy(whole, ranks, config.mixed_precision)
         self.on_progress = on_progress
@@ -203,6 +206,7 @@ class Learner:
             for iteration in range(objective.num_iterations):
                 on_batch = stats.add if stats.chosen and iteration == 0 else None
                 measured.append(self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, on_batch))
+        # Each process has measured the sequences of its own batches.
         stats.records = self.ranks.all_gather(stats.records)
         self.token_stats = stats.rollouts()
         return measured[-1] | {name: measured[0][name] for name in MISMATCH_METRICS}
@@ -233,6 +237,7 @@ class Learner:
         restore_weights(path, self.loaded)
         if self.ranks.size > 1:
             scatter_weights(trainable_parameters(self.loaded.model), self.trainer.model)
+        # The moments belong to the gradients that led to the fall.
         self.trainer.reset_optimizer()
         if self.moving_reference is not None:
             self.update_reference()
@@ -250,5 +255,6 @@ def resume(group: WorkerGroup[Learner], run: Run) -> int:
     last = run.last_checkpoint()
     if last is not None:
         group.call_all(Learner.restore, last[0])
+    # What was written after the checkpoint will be written again.
     run.cut(last[1] if last else None)
     return last[1].step if last else 0

@@ -210,6 +210,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}),
         "dapo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.28}),
         "dr_grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}, "constant"),  # arXiv 2503.20783
+        # Its paper averages over the tokens of a sequence.
         "gspo": Preset(gspo, {"clip_low": 3e-4, "clip_high": 4e-4}, "sequence"),
     }
 )
@@ -252,6 +253,7 @@ def make_loss(
     else:
         advice = "your own function is given as package.module:function"
         raise ConfigError(f"no loss '{name}' ({advice}); {nearest(name, PRESETS)}")
+    # Also for a custom loss: it may not know that the sampler's weights are older or in bf16.
     per_token = importance_corrected(loss.per_token, importance_cap)
     if kl_penalty:
         per_token = kl_penalized(per_token, kl_penalty, importance_cap)
@@ -282,8 +284,10 @@ def _check_function(name: str, function: Callable[..., Any], with_reference: boo
         ) from error
     if not isinstance(values, torch.Tensor):
         raise ConfigError(f"loss '{name}' returned a {type(values).__name__}; {expected}")
+    # A mean instead of a loss per token would be weighted again by the aggregation.
     if values.shape != logprobs.shape:
         raise ConfigError(f"loss '{name}' returned the shape {list(values.shape)} for two tokens; {expected}")
+    # A detached loss would not fail, but train nothing.
     if not values.requires_grad:
         raise ConfigError(f"loss '{name}' does not depend on logprobs, so it would train nothing; {expected}")
 
@@ -323,6 +327,7 @@ def token_weights(
     """
     _check_aggregation(aggregation)
     numbers = range(len(counts)) if rollouts is None else rollouts
+    # A rollout may be several sequences, if a turn's prompt does not extend the previous turn.
     lengths: dict[int, int] = {}
     for rollout, count in zip(numbers, counts, strict=True):
         lengths[rollout] = lengths.get(rollout, 0) + count

@@ -164,6 +164,7 @@ def _conversation(source: str, row: Any) -> Conversation:
 
 def _key(columns: JsonMapping, prompt: Sequence[JsonMapping]) -> str:
     """Return the key by which rows are split: the prompt, and what else identifies an example in a row of `rove export`."""
+    # Only rows of `rove export` have this column; in other files, `info` and `answer` may be anything.
     info = columns.get("info", {}) if "rollout_index" in columns else {}
     answer = columns.get("answer", "") if "rollout_index" in columns else ""
     return example_key({"prompt": prompt, "answer": answer, "info": _from_json(info, "info")})
@@ -217,6 +218,7 @@ def _message(value: Any) -> JsonObject:
     if "from" in message and "role" not in message:
         sender = message.pop("from")
         message = {"role": ROLE_OF_SENDER.get(sender) if isinstance(sender, str) else None, **message}
+        # ShareGPT calls the content "value".
         message["content"] = message.pop("value", message.get("content"))
         _check_role(message["role"], sender, ROLE_OF_SENDER)
     _check_role(message.get("role"), message.get("role"), ROLES)

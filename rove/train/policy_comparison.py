@@ -72,6 +72,7 @@ async def measure_policy(
         max_tokens: Maximum tokens per response.
     """
     count = env.count_examples(rollouts)
+    # Fewer examples than rollouts: each is run several times.
     each = max(1, rollouts // count) if count else 1
     total = (count or rollouts) * each
     errors: list[ErrorInfo] = []
@@ -84,6 +85,7 @@ async def measure_policy(
         if record.error is not None:
             errors.append(record.error)
 
+    # Greedy: the comparison should not depend on the random seed of sampling.
     sampling = {"temperature": 0.0, "max_tokens": max_tokens}
     result = await evaluate(
         env,

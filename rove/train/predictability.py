@@ -46,6 +46,7 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
             turns[msgspec.json.encode(step.prompt)][record.example_key].append(msgspec.json.encode(step.completion))
     within_agree = within = across_agree = across = 0
     for by_example in turns.values():
+        # One example gives no pair of different examples to compare with.
         if len(by_example) < 2:
             continue
         counts = [Counter(responses) for responses in by_example.values()]

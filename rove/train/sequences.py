@@ -90,6 +90,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
+        # Not always the last one: agents and RLMEnv interleave several conversations.
         index = _longest_extended([branch.ids for branch in branches], tokens.prompt_ids)
         if index is None:
             index = len(branches)
@@ -111,6 +112,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
             branch.mask,
             branch.logprobs,
             branch.advantages,
+            # Greedy sampling counts as 1: probabilities at temperature 0 have no gradient.
             record.temperature or 1.0,
             policy_version=min(version for version, _ in branch.versions),
             origin=Origin(record.example_key, record.rollout_index, branch.turns),
@@ -162,6 +164,7 @@ def sequence_from_text(renderer: Renderer, prompt: str, completion: str) -> Trai
     prompt_ids = renderer.text_ids(prompt)
     end = renderer.tokenizer.eos_token_id
     completion_ids = renderer.continuation_ids(prompt, completion)
+    # Without it, the model would not learn to stop.
     if end is not None and completion_ids[-1:] != [end]:
         completion_ids = [*completion_ids, end]
     return _for_sft(prompt_ids + completion_ids, [False] * len(prompt_ids) + [True] * len(completion_ids))

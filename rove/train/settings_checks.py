@@ -100,6 +100,7 @@ def check_schedule(steps: int, warmup_steps: int, checkpoint_every: int, entropy
 
 def check_adapter(lora: LoRAConfig) -> Finding:
     """Check whether the adapter that is trained is the policy that is sampled."""
+    # With dropout, the policy that RL trains is not the policy that samples.
     targets = ", ".join(lora.targets) or "all linear layers"
     text = f"rank {lora.rank}, alpha {lora.alpha:g}, {targets}"
     if lora.dropout:
@@ -171,6 +172,7 @@ def check_learning_rate(learning_rate: float, lora_rank: int, parameters: int, t
         trained: How many of them are trained.
     """
     is_adapter = trained < MAX_ADAPTER_FRACTION * parameters or lora_rank > 0
+    # Larger models need smaller updates.
     low, high = next(rates for limit, rates in LEARNING_RATES if parameters < limit)
     if is_adapter:
         low, high = low * LORA_RATE_FACTOR, high * LORA_RATE_FACTOR

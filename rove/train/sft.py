@@ -113,6 +113,7 @@ def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: 
 
 def _save_final(run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
     """Save the best weights as the final model and complete the run."""
+    # SFT ends some measurements after the best weights, when the loss no longer falls.
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
     run.finish(summary)
@@ -164,6 +165,7 @@ def _batch(
     """Return the conversations of a step. Each epoch has another order, which depends on seed and epoch alone."""
     per_epoch = max(1, len(training) // config.batch_size)
     epoch, position = divmod(step, per_epoch)
+    # From the seed and the epoch alone: a resumed run continues in the same order.
     order = list(range(len(training)))
     random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(order)
     first = position * config.batch_size

@@ -207,6 +207,7 @@ def split(
     groups = list(by_example.values())
     if len(groups) == 1:
         groups = [[sequences] for _, sequences, _ in trainable]
+    # By example, not by conversation: otherwise the validation loss would measure memorized examples.
     random.Random(config.seed).shuffle(groups)
     held_out = round(len(groups) * config.validation_fraction)
     held_out = min(max(1, held_out), len(groups) - 1)  # at least one group on each side

@@ -128,6 +128,7 @@ def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: A
     """Restore shards written by any number of processes into a model with any number of shards, or a whole one."""
     check_shards(path)
     state = _state(model, optimizer, reference)
+    # A single process may read shards that several have written.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     try:
         load(state, checkpoint_id=path / SHARDS_FOLDER, planner=_PlainPlanner(), no_dist=not is_sharded(model))
@@ -161,6 +162,7 @@ def check_shards(path: Path) -> None:
     folder = path / SHARDS_FOLDER
     try:
         with open_regular(folder / METADATA) as stream:
+            # The metadata are a pickle, which could run code: checkpoints may come from others.
             metadata = _PlainUnpickler(stream).load()
         ends: dict[str, int] = {}
         for part in metadata.storage_data.values():

@@ -72,6 +72,7 @@ def step_unless_non_finite(
         run: Run folder, where the last batch is saved if training stops.
     """
     try:
+        # 0 is written too: a resumed run counts the steps that were skipped last from its metrics.
         return {**train(), SKIPPED_METRIC: 0.0}
     except TrainingError as error:
         skipped = consecutive_skips(history) + 1
@@ -164,6 +165,7 @@ def _score_in_chunks(
     size = max(1, MAX_LOGITS_BYTES // (bytes_per_logit * head.weight.shape[0]))
     if len(hidden) <= size:
         return score_chunk(hidden, batch.temperature, batch.rows, batch.targets)
+    # `rows` does not decrease, so the tokens of a chunk of positions are adjacent.
     firsts = torch.arange(0, len(hidden), size, device=hidden.device)
     edges = [*torch.searchsorted(batch.rows, firsts).tolist(), len(batch.rows)]
     logprobs: list[torch.Tensor] = []
@@ -258,6 +260,7 @@ class _TokenScores(torch.autograd.Function):
 def _gather_logprobs(
     logits: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    # The sampler divided by the temperature; without it, the probabilities of trainer and sampler would differ.
     logprobs = (logits.float() / temperature[:, None]).log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -358,11 +361,13 @@ class Trainer:
             `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ relative to the sampler), `mismatch_kl/all/mean` (its
             k3 estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
         """
+        # A step that was interrupted may have left gradients.
         self.optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batches, loss, divisor, entropy_bonus, on_batch)
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
         # One step with a number that is not finite would destroy all weights and the moments of the optimizer.
         if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
+            # Weights and moments stay as they were, so the step can be skipped.
             self.optimizer.zero_grad(set_to_none=True)
             raise TrainingError(f"the sum of the loss is {sums['loss']} and the gradient's norm {norm}")
         for group in self.optimizer.param_groups:
@@ -392,6 +397,7 @@ class Trainer:
                 logprobs, _ = token_logprobs(self.model, batch)
                 sums["loss"] += loss(logprobs, loss_tokens(batch)).sum().item()
                 sums["tokens"] += len(logprobs)
+        # A mean of the processes' means would weigh tokens differently.
         sums = self.ranks.total(sums)
         return sums["loss"] / max(1.0, sums["tokens"])
 
@@ -438,6 +444,7 @@ def loss_tokens(batch: Batch) -> LossTokens:
 @torch.no_grad()
 def _measure(sums: dict[str, float], loss: float, entropy: torch.Tensor, difference: torch.Tensor) -> None:
     """Add a batch to the sums; `difference` [M] = log π − log μ of its trained tokens."""
+    # A batch that only fills up a process has no trained token, and no maximum.
     if not len(difference):
         return
     ratio = difference.exp()

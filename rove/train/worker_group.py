@@ -89,6 +89,7 @@ def join_process_group(device: str = "auto") -> Ranks:
                 f"use --nproc-per-node {gpus}, or train on the CPU with --device cpu"
             )
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # gloo too, because objects such as the calls are sent between CPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=CALL_TIMEOUT)
     return Ranks(dist.get_rank(), size, "cuda" if has_gpus else "cpu")
 
@@ -111,6 +112,7 @@ class WorkerGroup(Generic[W]):
 
     def call_all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method with the same arguments in every process; return the result of this one."""
+        # After an interruption, the processes may be at different places in a call, where another broadcast would never end.
         self._in_call = True
         if self.ranks.size > 1:
             _broadcast((method, args, kwargs))

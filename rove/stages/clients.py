@@ -15,6 +15,8 @@ from rove.stages.reporter import Reporter
 
 if TYPE_CHECKING:
     from rove.clients.endpoints_file import Endpoint
+    from rove.engine.client import EngineClient
+    from rove.engine.engine import Engine
 
 SCRIPTED = "scripted:"
 API_KEY_VAR = "OPENAI_API_KEY"
@@ -147,7 +149,7 @@ def is_folder(model: str) -> bool:
 
 def embedded(
     model: str, trust_remote_code: bool = False, device: str = "auto", reporter: Reporter | None = None
-) -> Client:
+) -> EngineClient[Engine]:
     """Return a client that runs a model folder in the embedded engine.
 
     Raises:

@@ -1,5 +1,7 @@
 """The curves of a training run: a PNG in its folder."""
 
+# pyright: reportUnknownMemberType=false  many methods of matplotlib have no types
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError, Error
-from rove.core.plain import Arguments
+from rove.core.plain import Arguments, is_object
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.question_files import is_question_file
@@ -55,7 +55,7 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
         raise ConfigError("a file of messages names no environment; give --env ENV")
     recorded = data.config().get("config", {})
     env, env_args = recorded.get("env"), recorded.get("env_args", {})
-    if not isinstance(env, str) or not env or not isinstance(env_args, dict):
+    if not isinstance(env, str) or not env or not is_object(env_args):
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
     # A name with an owner would be installed from a hub, and the data may come from others.
     if "/" in env and not is_question_file(env):
@@ -68,7 +68,7 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
             f"request: --env {env}, with the arguments that you trust in -a"
         )
     table = recorded.get("isolation")
-    isolation = Isolation(on=isinstance(table, dict) and table.get("enabled") is True)
+    isolation = Isolation(on=is_object(table) and table.get("enabled") is True)
     return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
 
 
@@ -125,12 +125,10 @@ def _measure_all(
     config: SFTConfig, target: EvaluationTarget, final: Path, data: SFTData, names: list[str], reporter: Reporter
 ) -> list[PolicyResult]:
     """Return the results: the trained model's first, then those of the scripted policies."""
-    from rove.engine.client import EngineClient
     from rove.train.policy_comparison import turn_limit
 
     with reporter.progress(f"{target.env} after SFT", 1 + len(names)) as progress:
         client = embedded(str(final), device=config.device)
-        assert isinstance(client, EngineClient)
         limit = turn_limit(client.renderer, data.conversations if data.run is None else data.run.finished())
         rows = [_measure(config, target, client, "the trained model", limit, progress)]
         for name in names:

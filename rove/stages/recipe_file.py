@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, is_list
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ def as_toml(sections: Sequence[Section], comment: str) -> str:
         reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
         values = {section.name: section.values} if section.name else section.values
         text = tomli_w.dumps(values)
-        if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
+        if is_list(section.values) and not text.startswith("[["):  # an array after a table would be part of it
             tables: list[JsonObject] = section.values
             text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in tables)
         parts.append(reason + text)

@@ -18,7 +18,7 @@ from rove.viewer.tables import curves_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
+    from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
 
 
 class BestStep(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ def data_frame(rows: object) -> DataFrame:
     """
     try:
         # pandas is no dependency of rove: only this method needs it.
-        from pandas import DataFrame
+        from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
     except ModuleNotFoundError as error:
         raise ConfigError("to_pandas() needs the package pandas, which is not installed: pip install pandas") from error
     return DataFrame(rows)

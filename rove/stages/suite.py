@@ -14,7 +14,7 @@ from rove.core.checks import is_text
 from rove.core.config import dotted, merge, nested
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, is_list, is_mapping
 from rove.remote.loading import Isolation, temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.stages.evaluation import EvalConfig, check_client
@@ -67,7 +67,7 @@ def expand(content: JsonMapping) -> Iterator[tuple[str, str, JsonObject]]:
     shared_axes = _axes("[sweep]", content.get("sweep", {}))
     for name in TABLES:
         tables = content.get(name, [])
-        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        if not is_list(tables) or not all(is_mapping(table) for table in tables):
             raise ConfigError(f"'{name}' is {tables!r}; expected tables: [[{name}]]")
         for position, table in enumerate(tables, start=1):
             yield from _points(f"[[{name}]] {position}", shared, shared_axes, table)
@@ -93,7 +93,7 @@ def _points(
 
 def _axes(source: str, sweep: Any) -> dict[str, list[Any]]:
     """Return the values of each swept setting, by dotted name."""
-    if not isinstance(sweep, Mapping):
+    if not is_mapping(sweep):
         raise ConfigError(f"{source} is {sweep!r}; expected a table of lists")
     axes = dotted(sweep)
     for name, values in axes.items():

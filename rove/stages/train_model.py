@@ -25,7 +25,7 @@ from rove.utils.event_loop import outside_event_loop
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
+    from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
 
 CheckFile = Callable[[Path, JsonMapping], None]
 """Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""

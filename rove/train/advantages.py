@@ -112,8 +112,8 @@ def batch_advantages(
     advantages = [turn_advantages(group, within_group, gamma) for group in groups]
     if estimator != "batch_std":
         return advantages
-    useful = [group for group in advantages if group is not None]
-    values = [value for turns in chain.from_iterable(useful) for value in turns]
+    rollouts = chain.from_iterable(group for group in advantages if group is not None)
+    values = list(chain.from_iterable(rollouts))
     scale = 1 / _root_mean_square(values) if values else 1.0
     return [None if group is None else [_scaled(turns, scale) for turns in group] for group in advantages]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -100,17 +101,23 @@ def entropy_collapse(history: History, limits: AlertLimits) -> Finding | None:
     if "reward/mean" not in history[-1]:
         return None
     means = _first_and_last(history, "entropy/all/mean", limits.window)
-    if means is None or means[1] >= limits.entropy_share * means[0]:
+    if means is None:
         return None
-    return Finding("entropy_collapse", f"{means[1]:.3g} nats per token, {means[0]:.3g} in the first steps")
+    first, last = means
+    if last >= limits.entropy_share * first:
+        return None
+    return Finding("entropy_collapse", f"{last:.3g} nats per token, {first:.3g} in the first steps")
 
 
 def entropy_growth(history: History, limits: AlertLimits) -> Finding | None:
     """Compare the last steps with the first ones."""
     means = _first_and_last(history, "entropy/all/mean", limits.window)
-    if means is None or means[1] <= max(MIN_ENTROPY_CHANGE, limits.entropy_factor * means[0]):
+    if means is None:
         return None
-    return Finding("entropy_growth", f"{means[1]:.3g} nats per token, {means[0]:.3g} in the first steps")
+    first, last = means
+    if last <= max(MIN_ENTROPY_CHANGE, limits.entropy_factor * first):
+        return None
+    return Finding("entropy_growth", f"{last:.3g} nats per token, {first:.3g} in the first steps")
 
 
 def ratio_drift(history: History, limits: AlertLimits) -> Finding | None:
@@ -143,9 +150,12 @@ def logprob_mismatch(history: History, limits: AlertLimits) -> Finding | None:
 def length_growth(history: History, limits: AlertLimits) -> Finding | None:
     """Compare the last steps with the first ones."""
     means = _first_and_last(history, "length/mean", limits.window)
-    if means is None or means[1] <= limits.length_factor * means[0]:
+    if means is None:
         return None
-    return Finding("length_growth", f"{means[1]:.0f} tokens per rollout, {means[0]:.0f} in the first steps")
+    first, last = means
+    if last <= limits.length_factor * first:
+        return None
+    return Finding("length_growth", f"{last:.0f} tokens per rollout, {first:.0f} in the first steps")
 
 
 def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | None:
@@ -193,7 +203,8 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
 
 
 def _reward_crash(history: History) -> str | None:
-    rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
+    rows = [row for row in history if "reward/mean" in row]
+    rows = [row for row in rows if row.get("groups/all")]
     is_zero_advantage = [zero_advantage_share(row) == 1 for row in rows]
     if len(rows) <= COLLAPSE_STEPS or not all(is_zero_advantage[-COLLAPSE_STEPS:]) or all(is_zero_advantage):
         return None
@@ -248,12 +259,15 @@ def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
 
 def format_drift(history: History, limits: AlertLimits) -> Finding | None:
     """Compare scores with "format" in their names with their best values."""
-    names = {name for row in history[-limits.window :] for name in row}
+    names = set(chain.from_iterable(history[-limits.window :]))
     for name in sorted(filter(_is_format_score, names)):
         values = _values(history, name)
         means = _window_means(values, limits.window)
-        if means and means[-1] < max(means) - limits.format_drop:
-            return Finding("format_drift", f"{name} is {means[-1]:.3g}, and was {max(means):.3g}")
+        if not means:
+            continue
+        last, best = means[-1], max(means)
+        if last < best - limits.format_drop:
+            return Finding("format_drift", f"{name} is {last:.3g}, and was {best:.3g}")
     return None
 
 
@@ -261,10 +275,14 @@ def _is_format_score(name: str) -> bool:
     return name.startswith(("reward/", "metrics/")) and "format" in name.rsplit("/", 1)[-1]
 
 
+def _is_held_out_reward(name: str) -> bool:
+    return name.startswith("eval/") and name.endswith("/reward/mean")
+
+
 def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
     """Compare the rewards on training examples and on held-out ones."""
     last = history[-1]
-    for name in sorted(name for name in last if name.startswith("eval/") and name.endswith("/reward/mean")):
+    for name in sorted(filter(_is_held_out_reward, last)):
         measured = [index for index, row in enumerate(history) if name in row]
         best = max(measured, key=lambda index: history[index][name])
         later_measurements = sum(index > best for index in measured)

@@ -32,7 +32,7 @@ PARITY_CHECK_TOKENS = 64
 class SamplingBackend(Protocol):
     """Samples the rollouts of a training run."""
 
-    client: EngineClient
+    client: EngineClient[Any]
     """Client that samples with the weights of the last `publish`."""
 
     def publish(self, version: int) -> None:

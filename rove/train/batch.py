@@ -6,6 +6,8 @@ Sequences that start alike share their common prefix: it is computed once, and i
 Axes: N tokens of a batch, R positions that predict a trained token, M trained tokens (of all sequences), S sequences.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 import math

@@ -51,7 +51,7 @@ class TrainingCallbacks:
     ):
         self.run = run
         self.limits = limits
-        self.on_alert = on_alert or (lambda alert: None)
+        self.on_alert = on_alert
         self.loggers = open_loggers(loggers, run, config, step)
 
     def after_step(self, history: Sequence[JsonMapping]) -> None:
@@ -62,7 +62,8 @@ class TrainingCallbacks:
         steps = [metrics for metrics in history if metrics["step"]]  # without the measurement of the initial weights
         for alert in new_alerts(steps, self.limits):
             self.run.append_alert(msgspec.to_builtins(alert))
-            self.on_alert(alert)
+            if self.on_alert is not None:
+                self.on_alert(alert)
 
     def close(self) -> None:
         """Flush and close the loggers."""

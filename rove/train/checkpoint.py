@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from rove.core.digest import CHECKSUMS, changed_files
 from rove.core.errors import RunError
@@ -107,7 +107,9 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
     written = {targets[name].data_ptr() for name in weights if name in targets}  # of tied weights the file holds one
     missing = [name for name in targets if name not in weights]
     wrong = [name for name in missing if targets[name].data_ptr() not in written]
-    wrong += [name for name, tensor in weights.items() if name not in targets or targets[name].shape != tensor.shape]
+    for name, tensor in weights.items():
+        if name not in targets or targets[name].shape != tensor.shape:
+            wrong.append(name)
     if wrong:
         raise RunError(f"{path} holds another model: {', '.join(wrong[:3])} … missing, unknown or of another shape")
     with torch.no_grad():

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -225,7 +226,8 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
     """
     factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
     # Rewards of turns add to the reward of the rollout: docs/decisions/turn_rewards.md.
-    if all(step.reward is None for record in group for step in record.steps):
+    steps = chain.from_iterable(record.steps for record in group)
+    if all(step.reward is None for step in steps):
         return [[factor * (record.reward or 0.0)] for record, factor in zip(group, factors, strict=True)]
     earned: list[list[float]] = []
     for record, factor in zip(group, factors, strict=True):
@@ -316,5 +318,8 @@ def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 def _means(kind: str, values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each function; the environments of an `EnvGroup` have different functions."""
-    names = dict.fromkeys(name for functions in values for name in functions)
-    return {f"{kind}/{name}": mean([functions[name] for functions in values if name in functions]) for name in names}
+    by_name: dict[str, list[float]] = {}
+    for functions in values:
+        for name, value in functions.items():
+            by_name.setdefault(name, []).append(value)
+    return {f"{kind}/{name}": mean(of_rollouts) for name, of_rollouts in by_name.items()}

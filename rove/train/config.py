@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -113,7 +113,7 @@ class LossConfig(Settings, frozen=True, kw_only=True):
 
     def _check_bounds(self) -> None:
         """Refuse bounds of the ratio that the loss does not use."""
-        used = PRESETS[self.kind].bounds if self.kind in PRESETS else {}
+        used: Collection[str] = PRESETS[self.kind].bounds if self.kind in PRESETS else ()
         for name in ("max_ratio", "clip_low", "clip_high"):
             value = getattr(self, name)
             if name in used or value == getattr(DEFAULT_LOSS, name):

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import compress, islice
+from itertools import chain, compress, islice
 
 import msgspec
 
@@ -292,7 +292,7 @@ def before_training(
     rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None
 ) -> list[Finding]:
     """Return what prevents learning, as far as rollouts of the scripted policies show it."""
-    scored = [reward for policy_rewards in rewards.values() for reward in policy_rewards]
+    scored = list(chain.from_iterable(rewards.values()))
     findings: list[Finding] = []
     if errors:
         name, error = next(iter(errors.items()))

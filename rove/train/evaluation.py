@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rove.core.errors import ConfigError, RunError, nearest
 from rove.core.findings import Finding
@@ -130,7 +130,7 @@ class HeldOutEvaluations:
     def __init__(
         self,
         configs: Sequence[EvaluationConfig],
-        client: EngineClient | None,
+        client: EngineClient[Any] | None,
         run: Run,
         env_dir: str | Path | None = None,
         seed: int = 0,

@@ -4,11 +4,13 @@ With several processes, each has a learner, and all receive the same calls (`rov
 docs/decisions/ranks.md explains why only the first process runs the loop.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,9 +54,10 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 @contextmanager
-def adapter_dropout(model: torch.nn.Module, seed: int) -> Iterator[None]:
+def adapter_dropout(model: torch.nn.Module, seed: int) -> Generator[None]:
     """Return a context in which the adapter's dropout is active, with its own random stream."""
-    layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
+    modules: dict[str, torch.nn.Module] = dict(model.named_modules())
+    layers = [layer for name, layer in modules.items() if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield
         return
@@ -122,8 +125,9 @@ def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
+    numbers: list[float] = values.tolist()
     # Adding 0.0 turns −0.0 into 0.0.
-    return [round(value, DECIMALS) + 0.0 for value in values.tolist()]
+    return [round(number, DECIMALS) + 0.0 for number in numbers]
 
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,8 @@ are computed before the step is cut, so the cut does not change the sum.
 Three policies appear: π is being trained, π_old is π at the start of the step, μ sampled. r = π/π_old.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -185,7 +187,8 @@ def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
 
 def _sequence_means(values: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
     """Return the mean over its sequence for every token [N]."""
-    _, index, counts = samples.unique(return_inverse=True, return_counts=True)
+    unique: tuple[torch.Tensor, ...] = samples.unique(return_inverse=True, return_counts=True)
+    _, index, counts = unique
     sums = values.new_zeros(len(counts)).index_add(0, index, values)
     return (sums / counts)[index]
 

@@ -106,7 +106,9 @@ def result_of(name: str, result: EvaluationResult) -> PolicyResult:
     """Return the result of a policy from its evaluation."""
     functions = result.functions
     formats = [function.mean for key, function in functions.items() if "format" in key]
-    tasks = {key: function for key, function in functions.items() if "format" not in key and function.weight}
+    # Functions without a weight are metrics; the others measure the task.
+    weighted = {key: function for key, function in functions.items() if function.weight}
+    tasks = {key: function for key, function in weighted.items() if "format" not in key}
     return PolicyResult(
         name,
         reward=result.reward.mean,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
 import torch
@@ -127,7 +128,7 @@ def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
 
 def _indicators(observations: Sequence[set[tuple[int, int]]], limit: int) -> torch.Tensor:
     """Return which of the most frequent features each observation has, as 0 or 1; those that nearly all have are left out."""
-    counts = Counter(feature for features in observations for feature in features)
+    counts = Counter(chain.from_iterable(observations))
     highest = len(observations) - MIN_OCCURRENCES
     tested = [feature for feature, count in counts.most_common() if MIN_OCCURRENCES <= count <= highest][:limit]
     columns = {feature: column for column, feature in enumerate(tested)}

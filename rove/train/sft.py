@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -144,7 +145,7 @@ def _step(
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     started = time.perf_counter()
-    sequences = [sequence for conversation in _batch(config, step, training) for sequence in conversation]
+    sequences = list(chain.from_iterable(_batch(config, step, training)))
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
     metrics = step_unless_non_finite(
         lambda: group.call_all(Learner.update, step, sequences, scale),

@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ import msgspec
 
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, short_repr
+from rove.core.plain import is_mapping
 from rove.core.records import RolloutRecord
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
@@ -57,7 +58,7 @@ class SFTData:
             self.name = str(self.run.path)
         elif isinstance(source, (str, Path)):
             self.name = str(source)
-        elif isinstance(source, Mapping):
+        elif is_mapping(source):
             raise ConfigError(
                 f"the data are {short_repr(source)}; expected a list of rows (of a DatasetDict, one split)"
             )
@@ -133,7 +134,7 @@ class SFTData:
 
 def _reward(place: str, row: Any) -> float:
     """Return the number in the column `reward`."""
-    reward = row.get("reward") if isinstance(row, Mapping) else None
+    reward: object = row.get("reward") if is_mapping(row) else None
     if not isinstance(reward, (int, float)) or math.isnan(reward):
         raise ConfigError(
             f"{place}: the reward is {short_repr(reward)}; min_reward needs a number in the column 'reward' of every row"

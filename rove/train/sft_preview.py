@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 import msgspec
 
@@ -71,11 +71,14 @@ def preview_sft(
     Args:
         data: Data to train on. Default: `config.data`.
     """
-    data = data if isinstance(data, SFTData) else SFTData(config.data if data is None else data, config)
+    if data is None:
+        data = config.data
+    if not isinstance(data, SFTData):
+        data = SFTData(data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
     training, _ = split(tokenized, config)
     trainable = [conversation for conversation in tokenized if conversation.sequences]
-    sequences = [sequence for conversation in trainable for sequence in conversation.sequences]
+    sequences = list(chain.from_iterable(conversation.sequences for conversation in trainable))
     lengths = [len(sequence.ids) for sequence in sequences]
     dropped = dict(data.dropped)
     if len(trainable) < len(tokenized):

@@ -4,6 +4,8 @@ Each process stores its shard of weights, gradients and optimizer moments; a lay
 and its gradients are reduced afterwards.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 import io
@@ -22,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -111,7 +113,7 @@ def scatter_optimizer(state: Mapping[str, Any], model: torch.nn.Module, optimize
     names = [name_of[id(parameter)] for parameter in parameters]
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
     moments = {names[number]: values for number, values in state["state"].items()}
-    named = {"state": moments, "param_groups": groups}
+    named: dict[str, Any] = {"state": moments, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rove.core.messages import text_of
-from rove.core.plain import JsonMapping
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.models.load import load_model
@@ -99,7 +99,8 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
 def _texts(message: JsonMapping) -> Iterator[str]:
     """Yield the text of a message, and the arguments of its tool calls."""
     yield text_of(message)
-    for call in message.get("tool_calls") or []:
+    calls: list[JsonObject] = message.get("tool_calls") or []
+    for call in calls:
         yield str(call["function"]["arguments"])
 
 

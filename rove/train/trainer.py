@@ -3,6 +3,8 @@
 Axes: M trained tokens, R positions that predict them, V vocabulary.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 import math
@@ -15,7 +17,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from rove.core.errors import Error, RunError
 from rove.kernels import pointers, run_rows, softmax_kernels
@@ -167,10 +169,11 @@ def _score_in_chunks(
         return score_chunk(hidden, batch.temperature, batch.rows, batch.targets)
     # `rows` does not decrease, so the tokens of a chunk of positions are adjacent.
     firsts = torch.arange(0, len(hidden), size, device=hidden.device)
-    edges = [*torch.searchsorted(batch.rows, firsts).tolist(), len(batch.rows)]
+    starts: list[int] = firsts.tolist()
+    edges: list[int] = [*torch.searchsorted(batch.rows, firsts).tolist(), len(batch.rows)]
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
-    for number, start in enumerate(firsts.tolist()):
+    for number, start in enumerate(starts):
         tokens = slice(edges[number], edges[number + 1])
         positions = slice(start, start + size)
         chunk: Any = checkpoint(
@@ -239,7 +242,8 @@ class _TokenScores(torch.autograd.Function):
         slope = torch.zeros_like(lse).index_add_(0, rows, entropy_grad)
         # The target's gradient, grad * (1 - p), in fp32: the difference of two bf16 numbers would lose it where p is near 1.
         flat = logits.view(-1)
-        chosen, order = torch.unique(targets_index, return_inverse=True)
+        unique: tuple[torch.Tensor, torch.Tensor] = torch.unique(targets_index, return_inverse=True)
+        chosen, order = unique
         row = chosen // logits.shape[1]
         logprobs = flat[chosen].float() * scale[row] - lse[row]
         targets_grad = logprobs.exp() * (factor[row] - slope[row] * (logprobs + entropy[row]))

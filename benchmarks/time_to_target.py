@@ -175,7 +175,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
         chosen = [examples[(step * config.groups + i) % len(examples)] for i in range(config.groups)]
         engine: Any = BatchingEngine(generate, model.config.max_position_embeddings, config.batch_size)
         sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
-        groups = plan_groups(config, step, chosen)
+        groups = plan_groups(chosen, config.rollouts_per_example, config.seed, step)
         rollouts = run_groups(
             env, EngineClient(engine, renderer), groups, sampling=sampling, max_concurrent=config.batch_size
         )

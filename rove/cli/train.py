@@ -135,7 +135,13 @@ def train_command(
         return
     result = run_recipe(pipeline, smoke)
     if as_json:
-        print_json({"rows": result.rows, "folder": str(recipe.folder), "diagnoses": result.diagnoses})
+        print_json(
+            {
+                "rows": result.rows,
+                "folder": str(recipe.folder),
+                "diagnoses": [diagnosis.row for diagnosis in result.diagnoses],
+            }
+        )
     hint(console, *next_steps(pipeline, path))
 
 

@@ -32,6 +32,11 @@ def is_mapping(value: object) -> TypeGuard[JsonMapping]:
     return isinstance(value, Mapping)
 
 
+def is_object(value: object) -> TypeGuard[JsonObject]:
+    """Return whether a value is a dict; `isinstance` alone leaves the types of its keys and values unknown."""
+    return isinstance(value, dict)
+
+
 def is_list(value: object) -> TypeGuard[list[Any]]:
     """Return whether a value is a list; `isinstance` alone leaves the type of its items unknown."""
     return isinstance(value, list)

@@ -110,7 +110,9 @@ async def check_training(
         return
     use_fast_linear(loaded.model, config.bf16_backward or config.mixed_precision, config.mixed_precision)
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]
-    yield check_learning_rate(config, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
+    parameters = sum(size for size, _ in sizes)
+    trained = sum(size for size, is_trained in sizes if is_trained)
+    yield check_learning_rate(config.learning_rate, config.lora.rank, parameters, trained)
     try:
         async for finding in _check_with_model(config, env, loaded, libraries, groups, folder, on_progress):
             yield finding
@@ -202,7 +204,7 @@ def _computed_tokens(config: RLConfig, loaded: LoadedModel, sequences: Sequence[
 async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, on_progress: OnProgress) -> Sampled:
     """Sample some groups of the first step, spread evenly over it because it may be sorted by difficulty."""
     width = config.batch_size // config.rollouts_per_example
-    jobs = plan_groups(config, 0, env.get_dataset(width))
+    jobs = plan_groups(env.get_dataset(width), config.rollouts_per_example, config.seed, 0)
     chosen = jobs[:: max(1, width // groups)][:groups]
     sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
     records: list[RolloutRecord] = []
@@ -223,7 +225,7 @@ async def _scripted(config: RLConfig, env: Environment) -> list[RolloutRecord]:
     """Run the environment's scripted policies; failed rollouts are ignored."""
     records: list[RolloutRecord] = []
     examples = env.get_dataset(SCRIPTED_ROLLOUTS)
-    jobs: list[list[Job]] = plan_groups(config, 0, examples)
+    jobs: list[list[Job]] = plan_groups(examples, config.rollouts_per_example, config.seed, 0)
     for name, policy in env.policies.items():
         one_each = [group[:1] for group in jobs]
         async for record in run_groups(env, ScriptedClient(policy, name), one_each):

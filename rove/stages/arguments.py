@@ -15,8 +15,8 @@ from rove.envs.loading import as_environment
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def settings_from(kind: type[S], config: S | None, given: Mapping[str, object]) -> S:
-    """Return settings: those of `config`, changed by the values that are given and not None; tables are merged.
+def settings_from(kind: type[S], config: S | None, changes: Mapping[str, object]) -> S:
+    """Return settings: those of `config`, changed by the values of `changes` that are not None; tables are merged.
 
     Example:
         >>> settings_from(RLConfig, None, {"env": "tictactoe", "model": "models/mine", "loss": {"kind": "grpo"}})
@@ -25,7 +25,7 @@ def settings_from(kind: type[S], config: S | None, given: Mapping[str, object]) 
         ConfigError: A setting is unknown or missing, or a value has another type or is out of range.
     """
     values: JsonObject = {} if config is None else msgspec.to_builtins(config)
-    plain = {name: msgspec.to_builtins(value, enc_hook=str) for name, value in given.items() if value is not None}
+    plain = {name: msgspec.to_builtins(value, enc_hook=str) for name, value in changes.items() if value is not None}
     return convert(kind, merge(values, plain))
 
 

@@ -90,7 +90,10 @@ def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int |
 
     `requested` and `counts` are its training and evaluation examples; a count is None if they are generated on demand.
     """
-    limits = [count if count is not None and count < wanted else None for wanted, count in zip(requested, counts)]
+    limits: list[int | None] = []
+    for number, count in zip(requested, counts, strict=True):
+        has_fewer = count is not None and count < number
+        limits.append(count if has_fewer else None)
     return msgspec.structs.replace(evidence, limit=limits[0], held_out_limit=limits[1])
 
 
@@ -109,8 +112,10 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     model = evidence.model
     scale = scale_of(model)
     needs_sft = model is None or model.spread_share < MIN_SPREAD
+    # RL learns from groups whose rewards differ; a model that rarely has such groups first imitates a policy.
     if needs_sft:
         _check_policies(evidence)
+    # A response may be twice as long as those of the policies, but not many times as long: each token costs time.
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16
     held_out = _held_out(env_args, evidence, scale)
@@ -121,6 +126,7 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     if held_out.has_other_seed:
         other_seed = env_args.get("seed", 0) + 1
         selection_args = {**_with_examples(env_args, evidence, SELECTION_ROLLOUTS), "seed": other_seed}
+    references = [f"scripted:{policy.name}" for policy in evidence.policies]
     sampled = {
         "env": env,
         "name": "sampled",
@@ -130,7 +136,7 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
         "max_tokens": max_tokens,
     }
     return [
-        Section("", {"env": env, "references": [f"scripted:{one.name}" for one in evidence.policies]}, evidence.split),
+        Section("", {"env": env, "references": references}, evidence.split),
         _model_section(model, _with_examples(env_args, evidence, POLICY_EXAMPLES)),
         *(_sft_sections(env_args, evidence, scale, sampled) if needs_sft else []),
         _rl_section(env_args, evidence, scale, sampled),
@@ -163,9 +169,9 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
 
 
 def _limit(evidence: Evidence) -> str:
-    return (
-        f"\nThe environment has {evidence.limit:,} training examples, fewer than requested." if evidence.limit else ""
-    )
+    if not evidence.limit:
+        return ""
+    return f"\nThe environment has {evidence.limit:,} training examples, fewer than requested."
 
 
 def _held_out(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> HeldOut:
@@ -183,7 +189,8 @@ def _check_policies(evidence: Evidence) -> None:
             "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
             "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
         )
-    errors = [one for one in evidence.diagnoses if one.id == "reward_error"]
+    # The other policies may have failed in every rollout: the error is the cause, not the number of policies.
+    errors = [diagnosis for diagnosis in evidence.diagnoses if diagnosis.id == "reward_error"]
     if model is None and len(policies) == 1 and errors:  # all rollouts of the other policies fail
         raise ConfigError(str(errors[0]))
     if model is None and len(policies) == 1:
@@ -201,9 +208,10 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
     if model is None:
         values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
         return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
+    amount = "enough" if model.spread_share >= MIN_SPREAD else "too few"
     reason = (
         f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {MODEL_GROUPS} groups have different rewards, "
-        f"{'enough for RL without SFT' if model.spread_share >= MIN_SPREAD else 'too few for RL without SFT'}."
+        f"{amount} for RL without SFT."
     )
     return Section("model", {"name": model.name}, reason)
 
@@ -214,13 +222,16 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
     start_name, start = evidence.start
     goal = start + SFT_GOAL * (best.reward - start)
     available = _training_examples(env_args, evidence) or MAX_DATA_ROLLOUTS
-    kept = best.good_share
-    wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
-    each = max(1, int(wanted) // available) if best.varies else 1
-    requested = max(1, int(wanted))
+    good_share = best.good_share
+    # Only the good share of the rollouts is trained on, so more are collected.
+    tokens = min(DATA_TOKENS, scale.sft_tokens / good_share)
+    rollouts = min(MAX_DATA_ROLLOUTS, tokens / evidence.rollout_tokens)
+    # Repeated rollouts of a deterministic policy would be equal.
+    per_example = max(1, int(rollouts) // available) if best.varies else 1
+    requested = max(1, int(rollouts))
     examples = min(available, requested)
-    steps_per_epoch = max(1, round(kept * examples * each / scale.sft_batch))
-    epochs = round(scale.sft_tokens / (kept * examples * each * evidence.rollout_tokens))
+    steps_per_epoch = max(1, round(good_share * examples * per_example / scale.sft_batch))
+    epochs = round(scale.sft_tokens / (good_share * examples * per_example * evidence.rollout_tokens))
     epochs = max(1, min(epochs, MAX_EPOCHS, MAX_SFT_STEPS // steps_per_epoch))
     every = scale.validate_every
     return [
@@ -229,7 +240,7 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
             {
                 "model": f"scripted:{best.name}",
                 "num_examples": examples,
-                "rollouts_per_example": each,
+                "rollouts_per_example": per_example,
                 "train": True,
                 "env_args": _with_examples(env_args, evidence, requested),
             },
@@ -252,17 +263,18 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
                 "evaluation": [{**sampled, "every": every}],
             },
             f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from {start_name} to the best policy.\n"
-            f"`min_reward` selects {best.good_share:.0%} of the rollouts for training.",
+            f"`min_reward` selects {good_share:.0%} of the rollouts for training.",
         ),
     ]
 
 
 def _rl_size(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> tuple[int, int]:
     """Return the number of groups in an RL step, and the maximum number of steps."""
-    groups = int(RL_STEP_TOKENS / (GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
+    rollout_tokens = max(1.0, evidence.rollout_tokens)
+    groups = int(RL_STEP_TOKENS / (GROUP_SIZE * rollout_tokens))
     groups = min(groups, _training_examples(env_args, evidence) or groups)
     groups = max(scale.rl_groups, min(scale.max_rl_groups, groups))
-    steps = int(RL_TOKENS / (groups * GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
+    steps = int(RL_TOKENS / (groups * GROUP_SIZE * rollout_tokens))
     return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
 
 
@@ -295,7 +307,9 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
 
 def _with_examples(env_args: JsonMapping, evidence: Evidence, count: int) -> JsonObject:
     """Return the arguments with the number of examples, if the environment has this argument and the user did not give it."""
-    return {**({"num_examples": count} if "num_examples" in evidence.arguments else {}), **env_args}
+    if "num_examples" not in evidence.arguments:
+        return dict(env_args)
+    return {"num_examples": count, **env_args}
 
 
 def _training_examples(env_args: JsonMapping, evidence: Evidence) -> int | None:

@@ -15,6 +15,8 @@ from rove.stages.reporter import Reporter
 
 if TYPE_CHECKING:
     from rove.clients.endpoints_file import Endpoint
+    from rove.engine.client import EngineClient
+    from rove.engine.engine import Engine
 
 SCRIPTED = "scripted:"
 API_KEY_VAR = "OPENAI_API_KEY"
@@ -63,6 +65,7 @@ def make_client(
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if base_url is None and endpoint is None and is_folder(model):
         return embedded(model, trust_remote_code, device, reporter)
+    # A device that is silently ignored would let users believe that their GPU computes.
     refuse_device(device, f"{model} runs at an endpoint")
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
@@ -78,6 +81,7 @@ def make_client(
             max_retries=max_retries,
         )
     except MissingKeyError as error:
+        # A misspelled folder or policy is taken for a model's name at OpenAI, which needs a key.
         scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies if env else ()))
         hint = f". '{model}' is neither a folder nor a scripted policy" + (f" ({scripted})" if scripted else "")
         if base_url is None and (names := _endpoint_names(endpoints)):
@@ -145,7 +149,7 @@ def is_folder(model: str) -> bool:
 
 def embedded(
     model: str, trust_remote_code: bool = False, device: str = "auto", reporter: Reporter | None = None
-) -> Client:
+) -> EngineClient[Engine]:
     """Return a client that runs a model folder in the embedded engine.
 
     Raises:

@@ -45,8 +45,8 @@ class ComparedRun(NamedTuple):
     @property
     def env(self) -> str:
         """The environment, with its version if it has one."""
-        name, *rest = str(self.settings.get("env", "")).split("#")  # name#version#digest of the code, or name#digest
-        return f"{name} {rest[0]}" if len(rest) > 1 else name
+        parts = str(self.settings.get("env", "")).split("#")  # name#version#digest of the code, or name#digest
+        return f"{parts[0]} {parts[1]}" if len(parts) > 2 else parts[0]
 
     @property
     def env_name(self) -> str:
@@ -75,12 +75,14 @@ def read_run(path: str) -> ComparedRun:
         raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")
     settings = dotted({"kind": config["kind"], **config["identity"]})
     versions = run.versions()
-    return ComparedRun(settings, last, config["config"], versions[-1].get("rove") if versions else None)
+    version = versions[-1].get("rove") if versions else None
+    return ComparedRun(settings, last, config["config"], version)
 
 
 def differing(a: JsonMapping, b: JsonMapping) -> dict[str, list[Any]]:
     """Return the settings that differ, with both values; None if a run does not have one."""
-    return {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+    values = {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys())}
+    return {name: [old, new] for name, (old, new) in values.items() if old != new}
 
 
 def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedRun) -> dict[str, list[Any]]:
@@ -88,10 +90,12 @@ def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedR
     if "model" not in settings:
         return dict(settings)
     digests = settings["model"]
-    folders = [run.model if str(digest).startswith(FOLDER) else digest for run, digest in zip((a, b), digests)]
-    if folders[0] == folders[1]:
-        folders = [f"{run.model} ({digest})" for run, digest in zip((a, b), digests)]
-    return {**settings, "model": folders}
+    models: list[Any] = []
+    for run, digest in zip((a, b), digests, strict=True):
+        models.append(run.model if str(digest).startswith(FOLDER) else digest)
+    if models[0] == models[1]:
+        models = [f"{run.model} ({digest})" for run, digest in zip((a, b), digests, strict=True)]
+    return {**settings, "model": models}
 
 
 def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
@@ -102,6 +106,7 @@ def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
             f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
             f"about the models. Compare runs of one environment, or give {ANY_FLAG}"
         )
+    # Equal examples make runs comparable, whatever their settings say.
     if {outcome.example_key for outcome in a.outcomes} & {outcome.example_key for outcome in b.outcomes}:
         return
     changed = [name for name in differing(a.settings, b.settings) if name.split(".")[0] in ENVIRONMENT_SETTINGS]
@@ -114,13 +119,14 @@ def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
 
 def read_questions(path: str, comparison: Comparison) -> dict[str, str]:
     """Return the question of each example that changed most, by its key: the last message of its prompt."""
-    wanted = {mover.example_key for mover in (*comparison.up, *comparison.down)}
+    changed = {mover.example_key for mover in (*comparison.up, *comparison.down)}
     run = Run(path)
-    lines = {key: line for (_, key, _), line in run.scored_lines().items() if key in wanted}
+    lines = {key: line for (_, key, _), line in run.scored_lines().items() if key in changed}
     questions: dict[str, str] = {}
     for key, line in lines.items():
         prompt = as_messages(run.record_at(line.offset).prompt)
         questions[key] = text_of(prompt[-1]) if prompt else ""
+    # A dataset of files or games may have prompts without text.
     return {key: question for key, question in questions.items() if question.strip()}
 
 
@@ -137,19 +143,19 @@ def comparison_markdown(
     align = ["---", "---:", "---:", "---:", "---:", "---"]
     values = (comparison.main, *comparison.others)
     noted = caveats({"caveat": value.caveat} for value in values)
-    lines = [
-        f"**{plain(comparison.verdict)}**",
-        "",
-        _line(["value", *map(code, comparison.names), "difference", "95% interval", ""]),
-        _line(align),
-        *(_line([code(name), *map(plain, cells)]) for name, *cells in map(comparison_row, values)),
-    ]
+    heading = ["value", *map(code, comparison.names), "difference", "95% interval", ""]
+    lines = [f"**{plain(comparison.verdict)}**", "", _line(heading), _line(align)]
+    for value in values:
+        name, *cells = comparison_row(value)
+        lines.append(_line([code(name), *map(plain, cells)]))
     if runs:
         lines += ["", *map(_run_line, comparison.names, runs)]
     if comparison.paired:
         counts = f"higher on {comparison.wins}, equal on {comparison.ties}, lower on {comparison.losses}"
         lines += ["", f"{code(comparison.names[1])}: {counts} examples"]
-    notes = [*comparison.notes, *([noted] if noted else [])]
+    notes = list(comparison.notes)
+    if noted:
+        notes.append(noted)
     if notes:
         lines += ["", *(f"- {plain(note)}" for note in notes)]
     if settings:
@@ -160,7 +166,7 @@ def comparison_markdown(
 
 def _run_line(name: str, run: ComparedRun) -> str:
     """Return a list item that says what a run evaluated."""
-    version = f"; {plain(f'rove {run.rove}')}" if run.rove else ""
+    version = "; " + plain(f"rove {run.rove}") if run.rove else ""
     return f"- {code(name)}: model {code(run.model)} in {code(run.env)}; {run.counts}{version}"
 
 

@@ -1,8 +1,11 @@
 """The curves of a training run: a PNG in its folder."""
 
+# pyright: reportUnknownMemberType=false  many methods of matplotlib have no types
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,5 +55,5 @@ def draw(run: Run) -> Path:
 
 def held_out_rewards(metrics: Rows) -> list[str]:
     """Return the names of the rewards in held-out evaluations."""
-    names = {name for row in metrics for name in row}
-    return sorted(name for name in names if name.startswith("eval/") and name.endswith("/reward/mean"))
+    names = [name for name in set(chain.from_iterable(metrics)) if name.startswith("eval/")]
+    return sorted(name for name in names if name.endswith("/reward/mean"))

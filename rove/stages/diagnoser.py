@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 
 from rove.core.findings import Finding, current_row
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonObject
 from rove.models.load import load_model
 from rove.runs.run import Run
 from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
-from rove.stages.results import ending_lines
+from rove.stages.results import Diagnosis, ending_lines
 from rove.train.diagnosis import Task, after_sft, during_rl, during_sft, is_stuck, with_teacher_data
 from rove.train.teacher_data import measure_token_classes, unseen_answers
 from rove.utils.files import atomic_write
@@ -40,15 +40,17 @@ class Diagnoser:
         self.reporter = pipeline.reporter
         self.task: Task | None = None
         """None without scripted policies to compare the model with."""
-        self.found: list[JsonObject] = []
+        self.diagnoses: list[Diagnosis] = []
+        """The diagnoses of all stages that still apply."""
         self._history: tuple[Path, list[dict[str, float]]] | None = None
         path = folder / EVIDENCE
         if not path.exists():
             return
         evidence = read_evidence(path)
         if (folder / DIAGNOSES).exists():  # of training stages: a resumed run may not see the reason again
-            before = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[JsonObject])
-            self.found = [current_row(one) for one in before if one["stage"] != EXAMINE]
+            rows = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[JsonObject])
+            diagnoses = [msgspec.convert(current_row(row), Diagnosis) for row in rows]
+            self.diagnoses = [diagnosis for diagnosis in diagnoses if diagnosis.stage != EXAMINE]
         self._report(EXAMINE, evidence.diagnoses)
         if evidence.policies:
             self.task = evidence.task
@@ -61,12 +63,13 @@ class Diagnoser:
             self._history = stage, Run(stage).metrics()[:-1]  # `metrics` is its last row
         history = self._history[1]
         history.append(dict(metrics))
+        step = int(metrics["step"])
         if stage.name != "sft":
             if self.task.has_learned(history):
                 self._withdraw(stage.name, "no_progress")
-            self._report(stage.name, during_rl(history, self.task, steps=total), int(metrics["step"]), total)
+            self._report(stage.name, during_rl(history, self.task, steps=total), step, total)
         elif is_stuck(history, total, self.task):
-            self._report(stage.name, during_sft(history, self._with_data(self.task)), int(metrics["step"]), total)
+            self._report(stage.name, during_sft(history, self._with_data(self.task)), step, total)
         elif self.task.has_learned(history):
             self._withdraw(stage.name)
 
@@ -80,18 +83,20 @@ class Diagnoser:
         config = recipe.sft
         assert recipe.data is not None
         assert config is not None
+        # The teacher's rollouts of the results table are of held-out examples.
         held_out = self.pipeline.eval_folder(recipe.data.model, recipe.conditions[0].name)
         with self.reporter.working("measuring the losses of the teacher's tokens"):
             classes = measure_token_classes(stage / "final", Run(config.data), Run(held_out), config.min_reward)
         history = Run(stage).metrics()
         if self.task.has_learned(history):  # the process may have been killed before it withdrew them
             self._withdraw(stage.name)
-        found = after_sft(history, classes, self._with_data(self.task), config.target)
-        if any(one.id == "memorized" for one in found):
+        findings = after_sft(history, classes, self._with_data(self.task), config.target)
+        if any(finding.id == "memorized" for finding in findings):
+            # Whether answers are new is computed only now, because it reads all responses of the training data.
             unseen = unseen_answers(Run(config.data), Run(held_out), config.min_reward)
             self.task = msgspec.structs.replace(self.task, unseen=unseen)
-            found = after_sft(history, classes, self.task, config.target)
-        self._report(stage.name, found, len(history), len(history))
+            findings = after_sft(history, classes, self.task, config.target)
+        self._report(stage.name, findings, len(history), len(history))
 
     def _with_data(self, task: Task) -> Task:
         """Return the task with what the teacher's rollouts show, which are read only once."""
@@ -104,36 +109,44 @@ class Diagnoser:
 
     def _withdraw(self, stage: str, kind: str | None = None) -> None:
         """Remove the diagnoses of a stage that has learned after all; by default those of any kind."""
-        wrong = [one for one in self.found if one["stage"] == stage and kind in (None, one["id"])]
-        for one in wrong:
-            self.found.remove(one)
-            text = f"the diagnosis of {stage} ({one['id']}) no longer applies: the reward has risen since"
+        of_stage = [diagnosis for diagnosis in self.diagnoses if diagnosis.stage == stage]
+        wrong = [diagnosis for diagnosis in of_stage if kind in (None, diagnosis.id)]
+        for diagnosis in wrong:
+            self.diagnoses.remove(diagnosis)
+            text = f"the diagnosis of {stage} ({diagnosis.id}) no longer applies: the reward has risen since"
             self.reporter.note(text, important=True)
         if wrong:
-            atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
+            self._save()
 
     def print_all(self) -> None:
         """Print the diagnoses of all stages, and which RL stages changed nothing."""
-        for one in self.found:
-            self._print(one)
+        for diagnosis in self.diagnoses:
+            self._print(diagnosis)
         for stage in self.pipeline.recipe.rl:
             best = (Run(self.folder / stage.folder).summary() or {}).get("best")
             if best is not None and best["step"] == 0:
                 text = f"{stage.name} changed nothing: no evaluation was better than the one before its first step"
                 self.reporter.note(text, important=True)
 
-    def _print(self, one: JsonMapping) -> None:
-        text = f"diagnosis of {one['stage']}: {msgspec.convert(one, Finding)}"
-        self.reporter.note(text, important=True)
+    def _print(self, diagnosis: Diagnosis) -> None:
+        self.reporter.note(f"diagnosis of {diagnosis.stage}: {diagnosis}", important=True)
 
-    def _report(self, stage: str, diagnoses: Sequence[Finding], step: int = 0, steps: int = 0) -> None:
-        """Print and store diagnoses that are new, made after `step` of at most `steps` steps."""
-        known = {one["id"] for one in self.found if one["stage"] == stage}
-        sudden = [one["step"] for one in self.found if (one["stage"], one["id"]) == (stage, "learning_rate")]
-        known |= {"collapse"} if sudden and step - sudden[0] <= SAME_FALL_STEPS else set()
-        new = [one for one in diagnoses if one.id not in known]
-        for one in new:
-            self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})
-            self._print(self.found[-1])
+    def _save(self) -> None:
+        rows = [diagnosis.row for diagnosis in self.diagnoses]
+        atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(rows))
+
+    def _report(self, stage: str, findings: Sequence[Finding], step: int = 0, steps: int = 0) -> None:
+        """Print and store findings that are new, made after `step` of at most `steps` steps."""
+        steps_by_id = {diagnosis.id: diagnosis.step for diagnosis in self.diagnoses if diagnosis.stage == stage}
+        reported = set(steps_by_id)
+        sudden_fall = steps_by_id.get("learning_rate")
+        if sudden_fall is not None and step - sudden_fall <= SAME_FALL_STEPS:
+            reported.add("collapse")
+        new = [finding for finding in findings if finding.id not in reported]
+        for finding in new:
+            values = msgspec.to_builtins(finding)
+            diagnosis = msgspec.convert({**values, "stage": stage, "step": step, "steps": steps}, Diagnosis)
+            self.diagnoses.append(diagnosis)
+            self._print(diagnosis)
         if new or not (self.folder / DIAGNOSES).exists():
-            atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
+            self._save()

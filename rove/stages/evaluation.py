@@ -80,8 +80,8 @@ class EvalConfig(Options, frozen=True, kw_only=True):
         """Return the keyword arguments of `rove.evaluate`."""
         options = {name: getattr(self, name) for name in Options.__struct_fields__}
         sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        given = {name: value for name, value in sampling.items() if value is not None}
-        return options | {"sampling_args": {**self.sampling_args, **given}}
+        settings = {name: value for name, value in sampling.items() if value is not None}
+        return options | {"sampling_args": {**self.sampling_args, **settings}}
 
 
 def check_client(config: EvalConfig, env: Environment) -> None:
@@ -98,6 +98,7 @@ def check_client(config: EvalConfig, env: Environment) -> None:
         if not Path(model_path(config.model)).expanduser().is_dir():
             raise ConfigError(f"model folder {config.model} does not exist")
         return
+    # A client opens no connection and loads no weights until its first request; a folder would load them here.
     key_var, device = config.api_key_var, config.device
     make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
 
@@ -136,10 +137,12 @@ class EvalProgress:
         if record.error is not None and not self.failed:
             message = f"{record.error.type}: {record.error.message}{source_line(record.error)}"
             self.reporter.note(f"first failure, in {record.error.phase}: {message}")
-        self.failed += record.error is not None
+        if record.error is not None:
+            self.failed += 1
         self.rewards += record.reward or 0.0
         scored = self.count - self.failed
-        status = styled(f"mean reward {number(self.rewards / scored) if scored else '–'}")
+        mean = number(self.rewards / scored) if scored else "–"
+        status = styled(f"mean reward {mean}")
         if self.failed:
             status.append(f"  {self.failed} failed", "red")
         if self.limiter is not None:
@@ -214,6 +217,7 @@ def run_eval(
     )
     identity = run_identity(env, client, config.model, Options(**config.options))
     run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
+    # Without a run folder, nothing is locked and nothing is saved.
     with run or nullcontext():
         if run is not None:
             start_run(config, identity, run, reporter)

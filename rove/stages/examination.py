@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar, cast
@@ -124,7 +125,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def task(self) -> Task:
         """What the diagnoses of training need."""
         best = self.policies[-1]
-        highest = max(one.highest for one in self.policies)
+        highest = max(policy.highest for policy in self.policies)
         name, start = self.start
         if self.model is not None and name == MODEL:  # no weak policy shows what a guess earns
             lowest = min(best.lowest, self.model.lowest)
@@ -182,26 +183,34 @@ async def examine(
             "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
     records, seconds, setup = await _run_policies(env)
-    scored = {name: some for name in records if (some := [one for one in records[name] if one.scores is not None])}
-    policies = sorted((_policy_evidence(name, some) for name, some in scored.items()), key=lambda one: one.reward)
+    scored: dict[str, list[RolloutRecord]] = {}
+    for name, policy_records in records.items():
+        scored_records = [record for record in policy_records if record.scores is not None]
+        if scored_records:
+            scored[name] = scored_records
+    policies = [_policy_evidence(name, policy_records) for name, policy_records in scored.items()]
+    policies.sort(key=lambda policy: policy.reward)
     best = scored[policies[-1].name] if policies else []
     hidden = hidden_share(best)
-    errors = _first_errors(records)
-    diagnoses = before_training(
-        {name: [one.reward or 0.0 for one in some] for name, some in scored.items()}, errors, hidden
-    )
-    fatal = next((one for one in diagnoses if one.id == "no_spread" or not scored), None)
-    if fatal is not None:
-        raise ConfigError(str(fatal))
-    texts = [text for some in scored.values() for text in conversation_texts(some)]
-    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts, **tokenizer) if loaded is None else loaded.tokenizer))
+    rewards = {name: [record.reward or 0.0 for record in scored[name]] for name in scored}
+    diagnoses = before_training(rewards, _first_errors(records), hidden)
+    # Training would be in vain: no policy is better than another, or nothing could be scored.
+    for diagnosis in diagnoses:
+        if diagnosis.id == "no_spread" or not scored:
+            raise ConfigError(str(diagnosis))
+
+    all_records = list(chain.from_iterable(scored.values()))
+    texts = conversation_texts(all_records)
+    # The same tokenizer as that of the model that will be trained, so that the lengths are those of training.
+    used_tokenizer = train_tokenizer(texts, **tokenizer) if loaded is None else loaded.tokenizer
+    renderer = Renderer(cast("Tokenizer", used_tokenizer))
+    limit = longest_response(renderer, all_records) if scored else MODEL_TOKENS
     model: ModelEvidence | None = None
-    limit = longest_response(renderer, [one for some in scored.values() for one in some]) if scored else MODEL_TOKENS
     if loaded is not None:
-        model, tried = await _try_model(env, loaded, min(MODEL_TOKENS, 2 * limit + 16))
-        best = best or tried
+        model, model_records = await _try_model(env, loaded, min(MODEL_TOKENS, 2 * limit + 16))
+        best = best or model_records
     assert best[0].scores is not None
-    conversations = [renderer.training_branches([*r.prompt, *r.completion], r.tools) for r in best]
+    conversations = [renderer.training_branches([*record.prompt, *record.completion], record.tools) for record in best]
     evidence = Evidence(
         policies=policies,
         model=model,
@@ -221,7 +230,7 @@ async def examine(
         diagnoses=diagnoses,
         split=env.split_description,
     )
-    return Examination(evidence, texts, [branch for branches in conversations for branch in branches])
+    return Examination(evidence, texts, list(chain.from_iterable(conversations)))
 
 
 async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]], dict[str, float], float]:
@@ -232,12 +241,14 @@ async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]
     for name, policy in env.policies.items():
         client = ScriptedClient(policy, name)
         single: JsonObject = {"num_examples": 1, "rollouts_per_example": 1, "train": True}
-        _, cold = await _timed(generate(env, client, **single))
-        setup = setup or cold
-        _, one = await _timed(generate(env, client, **single))  # without what is loaded only once
+        _, first_seconds = await _timed(generate(env, client, **single))
+        setup = setup or first_seconds
+        _, single_seconds = await _timed(generate(env, client, **single))  # without what is loaded only once
         options: JsonObject = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
-        records[name], every = await _timed(generate(env, client, **options))
-        seconds[name] = max(every - one, every / 20) / max(1, len(records[name]))
+        records[name], total_seconds = await _timed(generate(env, client, **options))
+        # The difference is the time of the rollouts alone; noise must not make it zero.
+        rollout_seconds = max(total_seconds - single_seconds, total_seconds / 20)
+        seconds[name] = rollout_seconds / max(1, len(records[name]))
     return records, seconds, setup
 
 
@@ -257,16 +268,20 @@ async def _timed(work: Awaitable[T]) -> tuple[T, float]:
 
 def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, str]:
     """Return the first error of each policy with failed rollouts."""
-    errors = {name: next((one.error for one in some if one.error is not None), None) for name, some in records.items()}
-    return {
-        name: f"{error.phase}: {error.type}: {error.message}" for name, error in errors.items() if error is not None
-    }
+    texts: dict[str, str] = {}
+    for name, policy_records in records.items():
+        error = next((record.error for record in policy_records if record.error is not None), None)
+        if error is not None:
+            texts[name] = f"{error.phase}: {error.type}: {error.message}"
+    return texts
 
 
 def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvidence:
     rewards = [record.scores.reward for record in records if record.scores is not None]
     mean, highest = statistics.fmean(rewards), max(rewards)
     good = min(max(statistics.median(rewards), mean), highest)  # a mean of equal rewards may be above them by rounding
+    examples = {record.example_id for record in records}
+    responses = {(record.example_id, msgspec.json.encode(record.completion)) for record in records}
     return PolicyEvidence(
         name=name,
         reward=mean,
@@ -275,8 +290,7 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
         good_reward=good,
         good_share=statistics.fmean(reward >= good for reward in rewards),
         spread=statistics.pstdev(rewards),
-        varies=len({(r.example_id, msgspec.json.encode(r.completion)) for r in records})
-        > len({record.example_id for record in records}),
+        varies=len(responses) > len(examples),
     )
 
 
@@ -302,15 +316,17 @@ async def _try_model(
     if not scored:
         error = next(iter(_first_errors({"the model": records}).values()))
         raise ConfigError(f"reward_error: every rollout of the model fails; the first: {error}; fix the environment")
+    rewards = [record.reward or 0.0 for record in scored]
     groups: dict[int, set[float]] = {}
-    for record in scored:
-        groups.setdefault(record.example_id, set()).add(record.reward or 0.0)
+    for record, reward in zip(scored, rewards, strict=True):
+        groups.setdefault(record.example_id, set()).add(reward)
+    steps = chain.from_iterable(record.steps for record in scored)
     evidence = ModelEvidence(
         name=loaded.name,
         parameters=sum(weight.numel() for weight in loaded.model.parameters()),
-        reward=statistics.fmean(record.reward or 0.0 for record in scored),
-        lowest=min(record.reward or 0.0 for record in scored),
-        spread_share=sum(len(rewards) > 1 for rewards in groups.values()) / len(groups),
-        response_tokens=max(len(s.tokens.completion_ids) for r in scored for s in r.steps if s.tokens is not None),
+        reward=statistics.fmean(rewards),
+        lowest=min(rewards),
+        spread_share=sum(len(different) > 1 for different in groups.values()) / len(groups),
+        response_tokens=max(len(step.tokens.completion_ids) for step in steps if step.tokens is not None),
     )
     return evidence, scored

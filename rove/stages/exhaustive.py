@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import msgspec
 from rich.table import Table
@@ -46,9 +47,10 @@ def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig, device: st
 
     lines = run_async(play(make_client(model, env, device=device)))
     result = summarize(env, lines)
-    shown = [_line_as_json(line, _failed_goals(game, line, config.goals)) for line in lines]
-    failed, missed = [line for line in shown if line["failed"]], [one.text for one in config.goals.missed(result)]
-    return {"model": model, **msgspec.to_builtins(result), "missed": missed, "failed_lines": failed}
+    rows = [_line_as_json(line, _failed_goals(game, line, config.goals)) for line in lines]
+    failed_lines = [row for row in rows if row["failed"]]
+    missed = [goal.text for goal in config.goals.missed(result)]
+    return {"model": model, **msgspec.to_builtins(result), "missed": missed, "failed_lines": failed_lines}
 
 
 def _failed_goals(game: ExhaustiveGame, line: Line, goals: Goals) -> list[str]:
@@ -56,8 +58,8 @@ def _failed_goals(game: ExhaustiveGame, line: Line, goals: Goals) -> list[str]:
     values = values_of(line.record)
     failed = {name: True for name in goals.never if values[name]}
     for step in line.record.steps:
-        seen = game.check_answer(as_messages(step.prompt), text_of(step.completion[0]))
-        failed |= {name: True for name in goals.checks if not seen.get(name, True)}
+        checks = game.check_answer(as_messages(step.prompt), text_of(step.completion[0]))
+        failed |= {name: True for name in goals.checks if not checks.get(name, True)}
     return list(failed)
 
 
@@ -77,18 +79,19 @@ def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, JsonMapping
     table.add_column("")
     for name in results:
         table.add_column(name, justify="right", overflow="fold")
-    shown = list(results.values())
-    table.add_row("games", *(str(result["lines"]) for result in shown))
+    columns = list(results.values())
+    table.add_row("games", *(str(result["lines"]) for result in columns))
     for name in config.values:
-        table.add_row(f"  {name}", *(str(result["counts"][name]) for result in shown))
+        table.add_row(f"  {name}", *(str(result["counts"][name]) for result in columns))
     table.add_section()
-    for name in dict.fromkeys(name for result in shown for name in result["checks"]):
-        checks = [result["checks"].get(name, {"seen": 0, "total": 0}) for result in shown]
+    check_names = dict.fromkeys(chain.from_iterable(result["checks"] for result in columns))
+    for name in check_names:
+        checks = [result["checks"].get(name, {"seen": 0, "total": 0}) for result in columns]
         table.add_row(name, *(f"{check['seen']}/{check['total']}" for check in checks))
     table.add_section()
     table.add_row(styled(("exact means against a random opponent, %", "dim")))
     for name in config.values:
-        table.add_row(f"  {name}", *(f"{100 * result['expected'][name]:.2f}" for result in shown))
+        table.add_row(f"  {name}", *(f"{100 * result['expected'][name]:.2f}" for result in columns))
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from rove.stages.reporter import Reporter
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel
-    from rove.train.config import RLConfig, SFTConfig
+    from rove.train.config import TrainingConfig
     from rove.train.worker_group import Ranks
 
 Watch = Callable[[Mapping[str, float], int], None]
@@ -41,30 +41,42 @@ BOOKKEEPING = {
 """Settings of every stage that a resumed run may change: they do not affect what it learns, beyond rounding."""
 
 
-def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> JsonObject:
+def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object) -> JsonObject:
     """Return what identifies a training run: the model, the environments, and the settings that must not change.
 
     Args:
         bookkeeping: Further settings of this stage that may change; see `BOOKKEEPING`.
-        more: Further parts of the identity.
+        further: Further parts of the identity.
     """
     settings = without_isolation(msgspec.to_builtins(config))
-    identity = {name: value for name, value in settings.items() if name not in BOOKKEEPING | bookkeeping}
+    may_change = BOOKKEEPING | bookkeeping
+    identity = {name: value for name, value in settings.items() if name not in may_change}
     evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
-    return {**identity, "model": digest_model(model_path(config.model)), **more, "evaluated": evaluated}
+    # By content, so that a model trained again under the same name is another run.
+    model = digest_model(model_path(config.model))
+    return {**identity, "model": model, **further, "evaluated": evaluated}
+
+
+class Start(NamedTuple):
+    """Where a training run starts or continues."""
+
+    loaded: LoadedModel
+    """The initial model."""
+    step: int
+    """Number of steps that an earlier process finished."""
 
 
 def begin(
     run: Run,
     kind: str,
-    config: RLConfig | SFTConfig,
+    config: TrainingConfig,
     identity: JsonMapping,
     overwrite: bool,
     reporter: Reporter,
     ranks: Ranks,
     warnings: Callable[[], Iterable[Finding]],
-) -> LoadedModel | None:
-    """Start or resume a run; return the initial model, or None if the run is complete.
+) -> Start | None:
+    """Start or resume a run; return where it starts, or None if the run is complete.
 
     Args:
         run: The run folder, locked by this process.
@@ -77,29 +89,31 @@ def begin(
 
     check_model(config.model)  # before the run folder is created
     choose_device(config.device)
-    run.resume_command = (
-        f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
-    )
+    settings_file = shlex.quote(str(run.path / "config.toml"))
+    run.resume_command = f"rove {kind} @ {settings_file} --run-dir {shlex.quote(str(run.path))}"
     run.start(kind, msgspec.to_builtins(config), identity, overwrite)
     if run.summary() is not None:
         if not (run.path / CURVES).exists():
             draw(run)
         reporter.note(f"{run.path} is complete; --overwrite to train again")
-        ranks.broadcast_continue(False)
+        ranks.broadcast_continue(False)  # the other processes wait for the decision of this one
         return None
+    # Before the last checkpoint is read, which may be a damaged one.
     for warning in recover(run):
         reporter.warning(warning)
     last = run.last_checkpoint()
+    step = 0 if last is None else last[1].step
     if last is not None:
-        reporter.note(f"continuing {run.path} after step {last[1].step}")
+        reporter.note(f"continuing {run.path} after step {step}")
     else:
         for warning in warnings():
             reporter.warning(str(warning))
     device = config.device if ranks.size == 1 else ranks.device
+    # First, because loading takes seconds.
     show_device(device, reporter)
     with reporter.working(f"loading {config.model}"):
         loaded = load_model(config.model, device, trust_remote_code=config.trust_remote_code)
     ranks.broadcast_continue()
     if ranks.size > 1:
         reporter.note(f"training in {ranks.size} processes")
-    return loaded
+    return Start(loaded, step)

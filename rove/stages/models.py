@@ -88,20 +88,24 @@ def new_model(
         ConfigError: A setting is unknown or out of range, there is no such environment, or the folder is not empty.
     """
     name, loaded = name_and_environment(env)
-    used = settings_from(ModelConfig, config, {"env": name, "output": output and str(output), **settings})
-    made = outside_event_loop(lambda: run_model_new(used, loaded))
-    (reporter or ConsoleReporter()).note(model_text(used, made))
-    return made
+    arguments = {"env": name, "output": None if output is None else str(output), **settings}
+    used = settings_from(ModelConfig, config, arguments)
+    model = outside_event_loop(lambda: run_model_new(used, loaded))
+    (reporter or ConsoleReporter()).note(model_text(used, model))
+    return model
 
 
 async def environment_texts(env: Environment, config: ModelConfig) -> list[str]:
     """Return a text per rollout of the environment's scripted policies, or its prompts if it has none."""
     texts: list[str] = []
     for name, policy in env.policies.items():
-        texts += conversation_texts(
-            await generate(env, ScriptedClient(policy, name), num_examples=config.games, train=True, seed=config.seed)
-        )
-    return texts or ["\n".join(map(text_of, as_messages(one["prompt"]))) for one in env.get_dataset(1000)]
+        client = ScriptedClient(policy, name)
+        records = await generate(env, client, num_examples=config.games, train=True, seed=config.seed)
+        texts += conversation_texts(records)
+    if texts:
+        return texts
+    prompts = [as_messages(row["prompt"]) for row in env.get_dataset(1000)]
+    return ["\n".join(map(text_of, prompt)) for prompt in prompts]
 
 
 def run_model_new(config: ModelConfig, env: Environment | None = None) -> NewModel:
@@ -115,7 +119,7 @@ def run_model_new(config: ModelConfig, env: Environment | None = None) -> NewMod
     texts = run_async(environment_texts(env, config))
     loaded = create(texts, config.arch, config.size, config.vocab_size, config.seed, config.word_share)
     save_atomically(loaded, path)
-    parameters = sum(p.numel() for p in loaded.model.parameters())
+    parameters = sum(weights.numel() for weights in loaded.model.parameters())
     return NewModel(path, parameters, len(loaded.tokenizer), sorted(env.policies))
 
 
@@ -130,7 +134,7 @@ def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = F
     check_empty(path)
     loaded = load_adapter(adapter, device, trust_remote_code=trust_remote_code)
     save_atomically(loaded, path)
-    return sum(p.numel() for p in loaded.model.parameters())
+    return sum(weights.numel() for weights in loaded.model.parameters())
 
 
 def check_empty(path: Path) -> None:
@@ -147,28 +151,29 @@ def save_atomically(loaded: LoadedModel, path: Path) -> None:
     """Write a model to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
     from rove.models.from_scratch import save_new_model
 
+    # In the same folder, so that renaming does not cross file systems.
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     save_new_model(draft, loaded)
     os.replace(draft, path)
 
 
-def model_text(config: ModelConfig, made: NewModel) -> str:
+def model_text(config: ModelConfig, model: NewModel) -> str:
     """Return a line about a new model."""
     return (
-        f"{made.path}: {config.arch}, {made.parameters:,} parameters, {made.vocabulary} tokens; "
+        f"{model.path}: {config.arch}, {model.parameters:,} parameters, {model.vocabulary} tokens; "
         f"random weights of seed {config.seed}"
     )
 
 
-def show_model(config: ModelConfig, made: NewModel, reporter: Reporter) -> None:
+def show_model(config: ModelConfig, model: NewModel, reporter: Reporter) -> None:
     """Show a new model and how to go on with it."""
-    reporter.note(model_text(config, made))
+    reporter.note(model_text(config, model))
     teacher, names = "MODEL", "MODEL is a teacher, such as an endpoint"
-    if made.policies:
-        teacher, names = "scripted:NAME", f"NAME is {' or '.join(made.policies)}"
+    if model.policies:
+        teacher, names = "scripted:NAME", f"NAME is {' or '.join(model.policies)}"
     env = named_environment(config.env, config.env_dir, config.env_args)
     reporter.hints(
-        f"evaluate it (untrained): rove eval {env} -m {made.path} -n 20 -r 1 -t 32",
+        f"evaluate it (untrained): rove eval {env} -m {model.path} -n 20 -r 1 -t 32",
         f"collect data for SFT: rove eval {env} -m {teacher} --train -n 1000; {names}",
     )

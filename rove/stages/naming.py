@@ -15,10 +15,10 @@ RUNS = Path("runs")
 """Folder of run folders without a given name."""
 
 
-def run_folder(given: str | Path | None, *parts: str, identity: JsonMapping) -> Path:
-    """Return the run folder: `given`, or a name under runs/ that is the same for the same parts and identity."""
-    if given is not None:
-        return Path(given)
+def run_folder(run_dir: str | Path | None, *parts: str, identity: JsonMapping) -> Path:
+    """Return the run folder: `run_dir`, or a name under runs/ that is the same for the same parts and identity."""
+    if run_dir is not None:
+        return Path(run_dir)
     name = "--".join(_file_name(part) for part in parts)
     return RUNS / f"{name}--{fingerprint(identity)}"
 
@@ -57,5 +57,9 @@ def environment_args(config: EnvironmentSettings) -> str:
 
 def named_environment(env: str, env_dir: str | None, env_args: JsonMapping) -> str:
     """Return the words of a command line that name an environment with its arguments."""
-    words = [env, *(["--env-dir", env_dir] if env_dir else []), *(["-a", as_json(env_args)] if env_args else [])]
+    words = [env]
+    if env_dir:
+        words += ["--env-dir", env_dir]
+    if env_args:
+        words += ["-a", as_json(env_args)]
     return shlex.join(words)

@@ -23,6 +23,7 @@ from rove.utils.console import TextTable, styled
 from rove.utils.processes import peak_memory, release_memory
 
 if TYPE_CHECKING:
+    from rove.train.config import TrainingConfig
     from rove.train.worker_group import Ranks
 
 BASE = "base"
@@ -57,6 +58,7 @@ class Pipeline:
         self.after_stage: Callable[[Path], None] = lambda folder: None
         """Called with the folder of each training stage when it is complete."""
         self.rows: list[Row] = []
+        # A resumed run measures only the time since it was started again.
         self._is_continued = (recipe.folder / "data").exists() or (recipe.folder / "rl1").exists()
         self._started, self._cpu = time.time(), time.process_time()
 
@@ -72,10 +74,9 @@ class Pipeline:
     def run(self) -> list[Row]:
         """Run all stages; return the rows of the results table."""
         recipe, say = self.recipe, self.reporter.title
-        if recipe.new_model is not None:
+        if recipe.new_model is not None and not (Path(recipe.model) / "config.json").exists():
             say("Create a new model with random weights")
-            if not (Path(recipe.model) / "config.json").exists():
-                show_model(recipe.new_model, run_model_new(recipe.new_model), self.reporter)
+            show_model(recipe.new_model, run_model_new(recipe.new_model), self.reporter)
         else:
             say(f"Start from the model {recipe.model}")
         if recipe.data is not None:
@@ -110,6 +111,7 @@ class Pipeline:
         assert self.recipe.sft is not None
         folder = self.recipe.folder / "sft"
         result = run_sft(self.recipe.sft, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder))
+        # Sampling and training of the next stage need the memory of this one's optimizer and caches.
         release_memory()
         self.measure("+ SFT", str(result.model))
         self.after_stage(folder)
@@ -135,6 +137,7 @@ class Pipeline:
 
         trained = self.recipe.model
         if self.recipe.sft is not None:
+            # The first process skips stages that are complete; the others follow its decision.
             if self.ranks.broadcast_continue():
                 follow_sft(self.recipe.sft, load_model(trained, "cpu"), self.ranks)
             trained = str(self.recipe.folder / "sft" / "final")
@@ -167,10 +170,13 @@ class Pipeline:
         """Return notes on stages whose weights are chosen by examples that the results table reports."""
         from rove.train.held_out import overlap_note
 
-        configs = {stage.folder: stage.config for stage in self.recipe.rl}
-        stages = [*([("sft", self.recipe.sft)] if self.recipe.sft is not None else []), *configs.items()]
+        configs: dict[str, TrainingConfig] = {}
+        if self.recipe.sft is not None:
+            configs["sft"] = self.recipe.sft
+        for stage in self.recipe.rl:
+            configs[stage.folder] = stage.config
         notes: dict[str, None] = {}
-        for name, config in stages:
+        for name, config in configs.items():
             for condition in self.recipe.conditions:
                 note = overlap_note(config.keep_best, config.evaluation, config.seed, condition.config)
                 if note is not None:
@@ -189,6 +195,7 @@ class Pipeline:
         table.add_column("question", ratio=2)
         for name in names:
             table.add_column(name, ratio=4)
+        # A question that one of the models failed to answer shows no comparison.
         answered = [{key for key, record in records.items() if record.error is None} for records in by_row]
         common = answered[0].intersection(*answered[1:])
         for example_id in sorted(common)[: self.recipe.answers]:
@@ -224,14 +231,15 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
 
 def _cell(summary: JsonObject, column: Column) -> str:
     means = {"reward": summary["reward"], **summary["functions"]}
-    shown: list[JsonMapping] = [means.get(name) or {} for name in column.values]
+    values: list[JsonMapping] = [means.get(name) or {} for name in column.values]
     if not column.interval:
-        return "/".join(percent(value.get("mean")) for value in shown)
-    return " / ".join(_mean_with_interval(value) for value in shown)
+        return "/".join(percent(value.get("mean")) for value in values)
+    return " / ".join(_mean_with_interval(value) for value in values)
 
 
 def _mean_with_interval(value: JsonMapping) -> str:
     if not value:
         return "–"
     limits = interval(value).rstrip("*")  # not ± half its width: intervals of shares are not symmetric
-    return f"{value['mean']:.3f}" + ("" if limits == "–" else f"\n{limits}")  # equal values have no interval
+    mean = f"{value['mean']:.3f}"
+    return mean if limits == "–" else f"{mean}\n{limits}"  # equal values have no interval

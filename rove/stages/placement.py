@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from rich.table import Table
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError, Error
-from rove.core.plain import Arguments
+from rove.core.plain import Arguments, is_object
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.question_files import is_question_file
@@ -56,8 +56,9 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
         raise ConfigError("a file of messages names no environment; give --env ENV")
     recorded = data.config().get("config", {})
     env, env_args = recorded.get("env"), recorded.get("env_args", {})
-    if not isinstance(env, str) or not env or not isinstance(env_args, dict):
+    if not isinstance(env, str) or not env or not is_object(env_args):
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
+    # A name with an owner would be installed from a hub, and the data may come from others.
     if "/" in env and not is_question_file(env):
         raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
     settings_file = data.path / "config.toml"
@@ -68,7 +69,7 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
             f"request: --env {env}, with the arguments that you trust in -a"
         )
     table = recorded.get("isolation")
-    isolation = Isolation(on=isinstance(table, dict) and table.get("enabled") is True)
+    isolation = Isolation(on=is_object(table) and table.get("enabled") is True)
     return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
 
 
@@ -93,15 +94,16 @@ def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporte
     text = placement_text(model, policies)
     trained = data.example_keys
     shared = sum(key in trained for key in keys)
-    found = {
+    only_format = learned_only_format(model, policies)
+    placement = {
         "env": target.env,
         "env_args": target.env_args,
         "text": text,
-        "learned_only_format": learned_only_format(model, policies),
+        "learned_only_format": only_format,
         "rows": msgspec.to_builtins(rows),
         "trained_examples": shared,
     }
-    run.finish({**(run.summary() or {}), "placement": found})
+    run.finish({**(run.summary() or {}), "placement": placement})
     reporter.table(placement_table(rows, f"{target.env}: after SFT, {model.scored} rollouts, greedy"))
     if shared:
         warning = (
@@ -109,7 +111,7 @@ def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporte
             "them; collect data with rove eval --train, or evaluate other examples with -a"
         )
         reporter.note(warning, important=True)
-    reporter.note(text, important=bool(found["learned_only_format"]))
+    reporter.note(text, important=only_format)
 
 
 def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:
@@ -124,12 +126,10 @@ def _measure_all(
     config: SFTConfig, target: EvaluationTarget, final: Path, data: SFTData, names: list[str], reporter: Reporter
 ) -> list[PolicyResult]:
     """Return the results: the trained model's first, then those of the scripted policies."""
-    from rove.engine.client import EngineClient
     from rove.train.policy_comparison import turn_limit
 
     with reporter.progress(f"{target.env} after SFT", 1 + len(names)) as progress:
         client = embedded(str(final), device=config.device)
-        assert isinstance(client, EngineClient)
         limit = turn_limit(client.renderer, data.conversations if data.run is None else data.run.finished())
         rows = [_measure(config, target, client, "the trained model", limit, progress)]
         for name in names:
@@ -150,12 +150,21 @@ def _measure(
     """Evaluate a client, or the scripted policy of that name, in a freshly loaded environment."""
     from rove.train.policy_comparison import measure_policy
 
+    # Loaded for each measurement, because `evaluate` tears the environment down.
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
-        policy = client or ScriptedClient(env.policies[name], name)
-        shown = name if client else f"scripted:{name}"
-        rollouts = config.final_eval_rollouts
-        limits: dict[str, Any] = {"max_tokens": max_tokens, "seed": config.seed, "on_progress": progress.step}
-        return run_async(measure_policy(env, policy, shown, rollouts, **limits))
+        if client is None:
+            client = ScriptedClient(env.policies[name], name)
+            name = f"scripted:{name}"
+        measurement = measure_policy(
+            env,
+            client,
+            name,
+            config.final_eval_rollouts,
+            max_tokens=max_tokens,
+            seed=config.seed,
+            on_progress=progress.step,
+        )
+        return run_async(measurement)
 
 
 def _refuse_judges(env: Environment, target: EvaluationTarget) -> None:
@@ -173,7 +182,12 @@ def placement_table(rows: list[PolicyResult], title: str) -> Table:
     for column in ("reward", "95% interval", "format", " + ".join(rows[0].task_names) or "task"):
         table.add_column(column, justify="right")
     for row in sorted(rows, key=lambda row: -row.reward):
-        shown = "–" if row.format is None else f"{row.format:.3f}"
-        cells = (f"{row.reward:.3f}", interval({"low": row.low, "high": row.high}), shown, f"{row.task:.3f}")
-        table.add_row(row.name, *cells, style="bold" if row is rows[0] else None)
+        table.add_row(
+            row.name,
+            f"{row.reward:.3f}",
+            interval({"low": row.low, "high": row.high}),
+            "–" if row.format is None else f"{row.format:.3f}",
+            f"{row.task:.3f}",
+            style="bold" if row is rows[0] else None,
+        )
     return table

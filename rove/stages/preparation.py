@@ -105,6 +105,7 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
     examination, pretrained = examine_environment(examined, reporter, device=device)
     sections = choose(env, env_args, examination.evidence)
     requested = requested_examples(sections)
+    # How many examples there are is known only when the environment is loaded with the number that the recipe requests.
     if requested is not None and "num_examples" not in env_args:
         with reporter.working(f"counting the examples of {env}"):
             counts = count_examples(env, request.env_dir, env_args, requested)
@@ -116,6 +117,7 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
         values = sections[0].values | {section.name: section.values for section in sections[1:]}
         recipe = convert(RecipeFile, values).complete(env, folder)
         estimate = estimate_stages(recipe, examination, pretrained)
+    # The model of the first stage is loaded again; two copies may not fit into memory.
     del pretrained
     release_memory()
     path = folder / RECIPE
@@ -131,6 +133,7 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
     atomic_write(folder / REQUEST, msgspec.json.encode(made_for))
     atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(examination.evidence))
+    # The recipe last: a folder with a recipe has all other files too.
     atomic_write(path, text.encode())
     seal(path)
 

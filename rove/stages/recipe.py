@@ -11,7 +11,7 @@ import msgspec
 from rove.core.checks import Settings
 from rove.core.config import convert, merge, read_toml
 from rove.core.errors import ConfigError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue, is_list, is_object
 from rove.core.ranges import NonNegativeInt, PositiveInt
 from rove.envs.loading import environment_file
 from rove.rollouts.exhaustive import Goals
@@ -127,6 +127,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def evaluation_of(self, config: EvalConfig, model: str, folder: Path, **changes: Any) -> EvalConfig:
         """Return the settings of an evaluation of `model` in a run folder."""
         if self.device != "auto" and is_folder(model) and config.base_url is None:
+            # Only a model folder is computed here; endpoints and scripted policies refuse a device.
             changes["device"] = self.device
         return msgspec.structs.replace(config, model=model, run_dir=str(folder), **changes)
 
@@ -193,9 +194,9 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
         """
         model = model or self.model.get("name")
         initial = model or str(folder / "model")
-        shared = {} if self.env_dir is None else {"env_dir": self.env_dir}
-        on_device = {} if device == "auto" else {"device": device}
-        evaluated = {"env": env, "model": initial, **shared}
+        shared: JsonObject = {} if self.env_dir is None else {"env_dir": self.env_dir}
+        on_device: JsonObject = {} if device == "auto" else {"device": device}
+        evaluated: JsonObject = {"env": env, "model": initial, **shared}
         stages = [(f"rl{number}", table) for number, table in enumerate(self.rl, start=1)]
         if full:
             stages.append((FULL, self._full_stage(env)))
@@ -218,44 +219,47 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
             answers=self.answers,
             device=device,
         )
+        # All stages before the first one runs: a wrong setting of the last would otherwise show after hours.
         if recipe.sft is not None:
             recipe.sft.check()
         for stage in recipe.rl:
             stage.config.check()
         return recipe
 
-    def _data(self, given: JsonMapping, folder: Path, on_device: JsonMapping) -> EvalConfig | None:
+    def _data(self, defaults: JsonMapping, folder: Path, on_device: JsonMapping) -> EvalConfig | None:
         if not self.data:
             return None
-        values = {**given, "run_dir": str(folder / "data"), **self.data, "seed": given["seed"]}
+        # The seed of the command counts, so that runs with several seeds differ in their data too.
+        values = {**defaults, "run_dir": str(folder / "data"), **self.data, "seed": defaults["seed"]}
         is_local = is_folder(str(values["model"])) and values.get("base_url") is None
         return convert(EvalConfig, {**values, **on_device} if is_local else values)
 
-    def _sft(self, given: JsonMapping, folder: Path, on_device: JsonMapping) -> SFTConfig | None:
+    def _sft(self, defaults: JsonMapping, folder: Path, on_device: JsonMapping) -> SFTConfig | None:
         from rove.train.config import SFTConfig
 
         if not self.data:
             return None
-        own = {"data": str(folder / "data"), "run_dir": str(folder / "sft"), "final_eval_rollouts": 0}
-        return convert(SFTConfig, {**own, **given, **self.sft, **on_device})
+        # The results table compares the model with the scripted policies, so SFT need not.
+        folders = {"data": str(folder / "data"), "run_dir": str(folder / "sft"), "final_eval_rollouts": 0}
+        return convert(SFTConfig, {**folders, **defaults, **self.sft, **on_device})
 
-    def _condition(self, table: JsonMapping, given: JsonMapping) -> Condition:
+    def _condition(self, table: JsonMapping, defaults: JsonMapping) -> Condition:
         changes = {name: value for name, value in table.items() if name != "name"}
         values = merge(msgspec.to_builtins(self.evaluation), changes)
-        return Condition(table["name"], convert(EvalConfig, {**given, **values}), "temperature" in changes)
+        return Condition(table["name"], convert(EvalConfig, {**defaults, **values}), "temperature" in changes)
 
     def _full_stage(self, env: str) -> JsonObject:
         """Return the table `full`: training ends as soon as the goals of the exhaustive evaluation are reached."""
         assert self.exhaustive is not None
-        lines = {"env": env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.exhaustive.goals)}
-        return {**self.full, "evaluation": [{**lines, **table} for table in self.full["evaluation"]]}
+        every_game = {"env": env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.exhaustive.goals)}
+        return {**self.full, "evaluation": [{**every_game, **table} for table in self.full["evaluation"]]}
 
 
-def _rl_stage(name: str, given: JsonMapping, table: JsonMapping, folder: Path, on_device: JsonMapping) -> RLStage:
+def _rl_stage(name: str, defaults: JsonMapping, table: JsonMapping, folder: Path, on_device: JsonMapping) -> RLStage:
     from rove.train.config import RLConfig
 
     values = {key: value for key, value in table.items() if key != "name"}
-    config = convert(RLConfig, {**given, "run_dir": str(folder / name), **values, **on_device})
+    config = convert(RLConfig, {**defaults, "run_dir": str(folder / name), **values, **on_device})
     return RLStage(table["name"], name, config)
 
 
@@ -306,41 +310,51 @@ def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) ->
     if "smoke" in variants and "smoke" not in values:
         values["smoke"] = _smoke_table(values)
     for variant in variants:
-        if not isinstance(values.get(variant), dict):
+        if not is_object(values.get(variant)):
             raise ConfigError(f"--{variant} needs a [{variant}] table, which {path} does not have")
-        for key, over in values[variant].items():
-            old: Any = values.get(key)
-            tables: list[Any] = old if isinstance(old, list) else [old]
-            if not isinstance(over, dict) or not all(isinstance(table, dict) for table in tables):
-                values[key] = over
-                continue
-            changes: JsonObject = over
-            for table in tables:
-                merge(table, changes)
+        for key, changes in values[variant].items():
+            current: JsonValue = values.get(key)
+            tables: list[Any] = current if is_list(current) else [current]
+            if is_object(changes) and all(is_object(table) for table in tables):
+                for table in tables:
+                    merge(table, changes)
+            else:
+                values[key] = changes
     return convert(RecipeFile, values)
 
 
-def find_recipe(name: str, given: str | Path | None, model: str | None) -> Path:
+def find_recipe(name: str, file: str | Path | None, model: str | None) -> Path:
     """Return the file of a recipe; arguments as for `load_recipe`.
 
     Raises:
         ConfigError: There is no such file.
     """
     shipped = {f"configs/{recipe.name}": recipe for recipe in sorted(SHIPPED.glob("*.toml"))}
-    if given is None:
-        own = shipped.get(f"configs/{name}.toml")
-        if own is not None and "env" in read_toml(own):
-            return own
-        folder = environment_file(name).parent
-        files = [folder / f"demo-{Path(model).name}.toml"] if model else []
-        file = next((file for file in files if file.exists()), folder / "demo.toml")
-        if not file.exists():
-            others = [other.stem.removeprefix("demo-") for other in sorted(folder.glob("demo-*.toml"))]
-            known = "; there is one for: " + ", ".join(f"rove demo {name} -m {other}" for other in others)
-            raise ConfigError(f"environment '{name}' has no demo: {file} does not exist{known if others else ''}")
-        return file
-    if Path(given).exists():
-        return Path(given)
-    if str(given) not in shipped:
-        raise ConfigError(f"no recipe: {given} does not exist; rove comes with {', '.join(shipped)}")
-    return shipped[str(given)]
+    if file is None:
+        of_name = shipped.get(f"configs/{name}.toml")
+        if of_name is not None and "env" in read_toml(of_name):
+            return of_name
+        return _find_demo(name, model)
+    if Path(file).exists():
+        return Path(file)
+    if str(file) not in shipped:
+        raise ConfigError(f"no recipe: {file} does not exist; rove comes with {', '.join(shipped)}")
+    return shipped[str(file)]
+
+
+def _find_demo(name: str, model: str | None) -> Path:
+    folder = environment_file(name).parent
+    if model is not None:
+        # A large pretrained model needs other settings than a small new one.
+        of_model = folder / f"demo-{Path(model).name}.toml"
+        if of_model.exists():
+            return of_model
+    demo = folder / "demo.toml"
+    if demo.exists():
+        return demo
+    message = f"environment '{name}' has no demo: {demo} does not exist"
+    models = [path.stem.removeprefix("demo-") for path in sorted(folder.glob("demo-*.toml"))]
+    if models:
+        commands = ", ".join(f"rove demo {name} -m {of_model}" for of_model in models)
+        message += f"; there is one for: {commands}"
+    raise ConfigError(message)

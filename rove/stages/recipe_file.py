@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonObject, is_list
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -25,8 +25,9 @@ def as_toml(sections: Sequence[Section], comment: str) -> str:
     parts = ["".join(f"# {line}\n" for line in comment.splitlines())]
     for section in sections:
         reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
-        text = tomli_w.dumps({section.name: section.values} if section.name else section.values)
-        if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
+        values = {section.name: section.values} if section.name else section.values
+        text = tomli_w.dumps(values)
+        if is_list(section.values) and not text.startswith("[["):  # an array after a table would be part of it
             tables: list[JsonObject] = section.values
             text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in tables)
         parts.append(reason + text)

@@ -47,16 +47,18 @@ class StepProgress:
         self._started = self._clock()
         self._counts: dict[str, tuple[int, int]] = {}
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, activity: str, done: int, total: int) -> None:
         """Record that `done` of `total` are done (0 = unknown total); see `rove.train.callbacks.OnProgress`."""
-        self._counts = {**self._counts, what: (done, total)}
+        # A new dict instead of a change: another thread may be reading the counts.
+        self._counts = {**self._counts, activity: (done, total)}
 
     def text(self) -> str:
         """Return the progress within the step, such as "rollouts 12/256, 42 s in this step"."""
-        counts = [
-            f"{what} {done}/{total}" if total else f"{what} {done}" for what, (done, total) in self._counts.items()
-        ]
-        return ", ".join([*counts, f"{self._clock() - self._started:.0f} s in this step"])
+        parts: list[str] = []
+        for activity, (done, total) in self._counts.items():
+            parts.append(f"{activity} {done}/{total}" if total else f"{activity} {done}")
+        parts.append(f"{self._clock() - self._started:.0f} s in this step")
+        return ", ".join(parts)
 
     def __rich__(self) -> Text:
         """Return the text, or nothing until the step takes longer than `SHOW_AFTER_S`."""
@@ -325,6 +327,7 @@ class Heartbeat:
         self._last = time.monotonic()
 
     def _run(self) -> None:
+        # Waits from the last line, so that regular lines of the task keep the heartbeat silent.
         while not self._ended.wait(max(0.0, self._last + self._every_s - time.monotonic())):
             if time.monotonic() - self._last >= self._every_s:
                 self._print_line()

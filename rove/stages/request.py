@@ -39,7 +39,8 @@ class TrainRequest(msgspec.Struct, frozen=True):
     def folder_name(self, seed: int) -> str:
         """Return the name of the default folder: different for different requests."""
         model = self.model or ""
-        is_plain = not self.env_args and Path(self.env).name == self.env and Path(model).name == model
+        has_plain_names = Path(self.env).name == self.env and Path(model).name == model
+        is_plain = not self.env_args and has_plain_names
         parts = ["train", Path(self.env).stem]
         if model:
             parts.append(Path(model).name)
@@ -60,7 +61,7 @@ def check_request(request: TrainRequest, folder: Path) -> None:
         return
     recorded = msgspec.json.decode(path.read_bytes())
     current = {**msgspec.to_builtins(request), "version": request.version}
-    changed = [name for name, value in current.items() if name in recorded and recorded[name] != value]
+    changed = [name for name in current if name in recorded and recorded[name] != current[name]]
     if not changed:
         return
     name = changed[0]
@@ -87,6 +88,7 @@ def is_outdated(request: TrainRequest, folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     if not names <= {RECIPE, SEAL.format(RECIPE), REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
+    # Settings that a user has edited, or stages that have run, must not be lost.
     recorded = msgspec.json.decode((folder / REQUEST).read_bytes())
     recipe = recipe_digest((folder / RECIPE).read_text("utf-8"))
     unedited = {**msgspec.to_builtins(request), "version": recorded.get("version"), "recipe": recipe}

@@ -10,13 +10,15 @@ import msgspec
 from rich.table import Table
 
 from rove.core.errors import ConfigError
+from rove.core.findings import Finding
+from rove.core.plain import JsonObject
 from rove.runs.run import Run
 from rove.stages.curves import figure_of
 from rove.viewer.tables import curves_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
+    from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
 
 
 class BestStep(msgspec.Struct, frozen=True):
@@ -34,6 +36,21 @@ class Ending(msgspec.Struct, frozen=True):
     steps: int = 0
     best: BestStep | None = None
     stopped: str | None = None
+
+
+class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
+    """A finding about a stage of `rove train`: why it does not improve the model."""
+
+    stage: str
+    """The stage: "sft", "rl1", …, or "examine" for the environment before training."""
+    steps: int
+    """Maximum number of steps of the stage; `step` is the one after which it was diagnosed."""
+
+    @property
+    def row(self) -> JsonObject:
+        """The diagnosis as it stands in `diagnoses.json`."""
+        origin = {"stage": self.stage, "step": self.step, "steps": self.steps}
+        return origin | msgspec.to_builtins(self)
 
 
 @dataclass(frozen=True)
@@ -121,7 +138,8 @@ def data_frame(rows: object) -> DataFrame:
         ConfigError: pandas is not installed.
     """
     try:
-        from pandas import DataFrame
+        # pandas is no dependency of rove: only this method needs it.
+        from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
     except ModuleNotFoundError as error:
         raise ConfigError("to_pandas() needs the package pandas, which is not installed: pip install pandas") from error
     return DataFrame(rows)

@@ -63,9 +63,13 @@ def rl(
         from rove.train.config import RLConfig
 
     name, loaded = (None, None) if env is None else name_and_environment(env)
-    env_args = None if loaded is None else loaded.env_args
-    given = {"model": model and str(model), "env": name, "env_args": env_args, **settings}
-    used = settings_from(RLConfig, config, given)
+    arguments = {
+        "model": None if model is None else str(model),
+        "env": name,
+        "env_args": None if loaded is None else loaded.env_args,
+        **settings,
+    }
+    used = settings_from(RLConfig, config, arguments)
     return outside_event_loop(lambda: run_rl(used, reporter or ConsoleReporter(), overwrite, env=loaded))
 
 
@@ -87,6 +91,7 @@ def run_rl(
     from rove.train.settings_checks import start_warnings
     from rove.train.worker_group import SINGLE_PROCESS
 
+    # Before the environment is loaded and a run folder is created, which takes longer and leaves traces.
     config.check()
     ranks = ranks or SINGLE_PROCESS
     if env is None:
@@ -97,12 +102,12 @@ def run_rl(
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
-        loaded = begin(run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env))
-        if loaded is None:
+        start = begin(run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env))
+        if start is None:
             return TrainingResult(run.path / "final", run)
-        resumed = run.last_checkpoint()
-        if resumed is None and config.max_tokens >= loaded.context:
-            text = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
+        context = start.loaded.context
+        if not start.step and config.max_tokens >= context:
+            text = f"max_tokens is {config.max_tokens}, but the model's context is {context} tokens, prompt included"
             reporter.warning(str(Finding("context", text)))
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
@@ -113,16 +118,16 @@ def run_rl(
         def on_sample(step: int, record: RolloutRecord) -> None:
             reporter.sample(record, f"step {step}")
 
+        # Otherwise the progress bar would stand still without a reason.
         if config.backend == "vllm" and not config.vllm.urls:
             logs = run.path / "vllm"
             reporter.note(f"starting vLLM, which takes a minute or two; logs: {logs}")
-        done = resumed[1].step if resumed else 0
-        with reporter.progress(f"rl {config.env}", config.steps, done) as progress:
+        with reporter.progress(f"rl {config.env}", config.steps, start.step) as progress:
             final = run_async(
                 train_rl(
                     config,
                     env,
-                    loaded,
+                    start.loaded,
                     run,
                     on_step,
                     on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert}", important=True),
@@ -138,12 +143,14 @@ def run_rl(
 def _status(metrics: Mapping[str, float]) -> str:
     """Return the figures of a step for the line below the progress bar."""
     parts = [f"reward {metrics['reward/mean']:.3f}"]
-    functions = {name.removeprefix("reward/"): value for name, value in metrics.items() if name.startswith("reward/")}
-    parts += [f"{name} {value:.2f}" for name, value in functions.items() if name != "mean"]
-    measured = {name: value for name, value in metrics.items() if name.startswith("eval/")}
-    parts += [f"{name} {value:.3f}" for name, value in measured.items() if name.endswith(("/reward/mean", "/missed"))]
+    for name, value in metrics.items():
+        if name.startswith("reward/") and name != "reward/mean":
+            parts.append(f"{name.removeprefix('reward/')} {value:.2f}")
+    for name, value in metrics.items():
+        if name.startswith("eval/") and name.endswith(("/reward/mean", "/missed")):
+            parts.append(f"{name} {value:.3f}")
     entropy = metrics.get("entropy/all/mean")  # missing if every group has zero advantage
-    parts.append(f"entropy {'–' if entropy is None else format(entropy, '.3f')}")
+    parts.append("entropy –" if entropy is None else f"entropy {entropy:.3f}")
     parts.append(f"zero-advantage groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
     return "  ".join(parts)
 
@@ -153,6 +160,7 @@ def progress_finding(config: RLConfig, metrics: list[dict[str, float]]) -> Findi
     from rove.train.evaluation import flat_reward
 
     steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
+    # A flat reward would be the consequence, so it is not reported as well.
     if zero_advantage_share(*steps) == 1:
         text = "nothing was learned: in every step all groups had zero advantage"
         return Finding("zero_advantage_groups", text, HIGH, "see what `rove doctor` suggests")

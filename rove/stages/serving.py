@@ -93,15 +93,16 @@ class ScriptedServerClient:
         self.client = client
         self.env_id = env.env_id
         self.max_concurrent = client.max_concurrent
-        prompts = ((row, _words(row["prompt"])) for row in (*env.examples(ROWS), *env.examples(ROWS, train=True)))
-        self._rows = {words: row for row, words in prompts}
+        rows = [*env.examples(ROWS), *env.examples(ROWS, train=True)]
+        self._rows = {_words(row["prompt"]): row for row in rows}
         self._lengths = sorted({len(words) for words in self._rows}, reverse=True)
 
     async def respond(self, request: Request) -> Response:
         """Respond with the scripted policy, given the dataset row whose prompt starts the conversation."""
         words = _words(request.messages if request.text is None else request.text)
-        found = (self._rows.get(words[:length]) for length in self._lengths)
-        row = next((row for row in found if row is not None), None)
+        # The longest prompt first: a shorter one may be its beginning.
+        matches = (self._rows.get(words[:length]) for length in self._lengths)
+        row = next((row for row in matches if row is not None), None)
         state = _RecordingState() if row is None else _RecordingState(input=row)
         try:
             return await self.client.respond(msgspec.structs.replace(request, state=state))
@@ -122,7 +123,9 @@ class ScriptedServerClient:
     def example(self) -> JsonObject:
         """Return a request prompt that the policy can answer."""
         prompt = next((row["prompt"] for row in self._rows.values()), None)
-        return HELLO if prompt is None else {"prompt" if isinstance(prompt, str) else "messages": prompt}
+        if prompt is None:
+            return HELLO
+        return {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
 
     async def close(self) -> None:
         """Close the scripted client."""
@@ -149,8 +152,10 @@ def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Clie
         return endpoint.client(max_concurrent=config.max_batch)
     folder = Path(model_path(config.model)).expanduser()
     if not folder.is_dir():
-        other = "" if is_folder(config.model) else ", nor a name in endpoints.toml, nor scripted:NAME with --env ENV"
-        raise ConfigError(f"'{config.model}' is not a model folder{other}")
+        message = f"'{config.model}' is not a model folder"
+        if not is_folder(config.model):
+            message += ", nor a name in endpoints.toml, nor scripted:NAME with --env ENV"
+        raise ConfigError(message)
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.engine.lora import read_folder

@@ -60,9 +60,15 @@ def sft(
         from rove.train.config import SFTConfig
 
     path = data.path if isinstance(data, Run) else data
-    in_memory = None if path is None or isinstance(path, str | Path) else path
-    name = "in memory" if in_memory is not None else path and str(path)
-    used = settings_from(SFTConfig, config, {"model": model and str(model), "data": name, **settings})
+    in_memory: SFTSource | None = None
+    name: str | None = None
+    if isinstance(path, str | Path):
+        name = str(path)
+    elif path is not None:
+        in_memory = path
+        name = "in memory"
+    arguments = {"model": None if model is None else str(model), "data": name, **settings}
+    used = settings_from(SFTConfig, config, arguments)
     return outside_event_loop(lambda: run_sft(used, reporter or ConsoleReporter(), overwrite, source=in_memory))
 
 
@@ -88,16 +94,15 @@ def run_sft(
     ranks = ranks or SINGLE_PROCESS
     data = SFTData(config.data if source is None else source, config)
     # "all" is left out, because runs of older versions do not have the setting.
-    bookkeeping = BOOKKEEPING | ({"loss_on"} if config.loss_on == "all" else set())
+    bookkeeping = BOOKKEEPING | {"loss_on"} if config.loss_on == "all" else BOOKKEEPING
     identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:
-        loaded = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
-        if loaded is None:
+        start = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
+        if start is None:
             return TrainingResult(run.path / "final", run)
         losses = {"loss": "–", "validation_loss": "–"}
-        resumed = run.last_checkpoint()
-        with reporter.progress("sft", done=resumed[1].step if resumed else 0) as progress:
+        with reporter.progress("sft", done=start.step) as progress:
 
             def on_step(step: int, total: int, metrics: Mapping[str, float]) -> None:
                 losses.update({name: f"{metrics[name]:.4f}" for name in losses if name in metrics})
@@ -108,7 +113,7 @@ def run_sft(
             final = train_sft(
                 config,
                 data,
-                loaded,
+                start.loaded,
                 run,
                 on_step,
                 on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert}", important=True),

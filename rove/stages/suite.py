@@ -14,7 +14,7 @@ from rove.core.checks import is_text
 from rove.core.config import dotted, merge, nested
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, is_list, is_mapping
 from rove.remote.isolation import Isolation
 from rove.remote.loading import temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
@@ -46,10 +46,12 @@ def error_source(source: str, separator: str = ": ") -> Generator[None]:
 def as_words(values: JsonMapping) -> list[str]:
     """Return settings as command-line words, so that files and flags are merged by one rule."""
     texts = {field.name for field in msgspec.structs.fields(EvalConfig) if is_text(field.type)}
-    return [
-        f"--{key}={value if key in texts and isinstance(value, str) else msgspec.json.encode(value).decode()}"
-        for key, value in values.items()
-    ]
+    words: list[str] = []
+    for key, value in values.items():
+        is_plain = key in texts and isinstance(value, str)
+        text = value if is_plain else msgspec.json.encode(value).decode()
+        words.append(f"--{key}={text}")
+    return words
 
 
 def expand(content: JsonMapping) -> Iterator[tuple[str, str, JsonObject]]:
@@ -66,7 +68,7 @@ def expand(content: JsonMapping) -> Iterator[tuple[str, str, JsonObject]]:
     shared_axes = _axes("[sweep]", content.get("sweep", {}))
     for name in TABLES:
         tables = content.get(name, [])
-        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        if not is_list(tables) or not all(is_mapping(table) for table in tables):
             raise ConfigError(f"'{name}' is {tables!r}; expected tables: [[{name}]]")
         for position, table in enumerate(tables, start=1):
             yield from _points(f"[[{name}]] {position}", shared, shared_axes, table)
@@ -77,20 +79,22 @@ def expand(content: JsonMapping) -> Iterator[tuple[str, str, JsonObject]]:
 def _points(
     source: str, shared: JsonMapping, shared_axes: Mapping[str, list[Any]], table: JsonMapping
 ) -> Iterator[tuple[str, str, JsonObject]]:
-    own = {key: value for key, value in table.items() if key != "sweep"}
-    own_names = dotted(own)
-    axes = {name: values for name, values in shared_axes.items() if name not in own_names}
+    settings = {key: value for key, value in table.items() if key != "sweep"}
+    names = dotted(settings)
+    axes = {name: values for name, values in shared_axes.items() if name not in names}
     axes |= _axes(f"{source}, sweep", table.get("sweep", {}))
     for point in itertools.product(*axes.values()):
-        values = merge(merge({}, shared), own)
-        for name, value in zip(axes, point):
+        values = merge(merge({}, shared), settings)
+        description: list[str] = []
+        for name, value in zip(axes, point, strict=True):
             merge(values, nested(name, value))
-        yield source, ", ".join(f"{name} = {value!r}" for name, value in zip(axes, point)), values
+            description.append(f"{name} = {value!r}")
+        yield source, ", ".join(description), values
 
 
 def _axes(source: str, sweep: Any) -> dict[str, list[Any]]:
     """Return the values of each swept setting, by dotted name."""
-    if not isinstance(sweep, Mapping):
+    if not is_mapping(sweep):
         raise ConfigError(f"{source} is {sweep!r}; expected a table of lists")
     axes = dotted(sweep)
     for name, values in axes.items():
@@ -113,17 +117,19 @@ def check(evaluations: Sequence[Evaluation]) -> None:
             error_source(evaluation.source),
             temporary_environment(config.env, config.env_dir, config.env_args, isolation) as env,
         ):
+            # All evaluations are checked before the first one runs, because a suite may run for hours.
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
         if not config.save:
             continue
         named = Path(config.run_dir).resolve() if config.run_dir is not None else None
-        other = folders.setdefault(named or (config.env, config.model, config.base_url, identity), evaluation)
-        if other is not evaluation:
+        key = named or (config.env, config.model, config.base_url, identity)
+        first = folders.setdefault(key, evaluation)
+        if first is not evaluation:
             folder = f"the run folder {config.run_dir}" if named else "one run folder"
-            differ = ", ".join(varied([other, evaluation])[1]) or "nothing"
+            differ = ", ".join(varied([first, evaluation])[1]) or "nothing"
             raise ConfigError(
-                f"{other.source} and {evaluation.source} would share {folder} (what differs: {differ}); "
+                f"{first.source} and {evaluation.source} would share {folder} (what differs: {differ}); "
                 "omit one, or give each its own run_dir"
             )
 
@@ -132,6 +138,6 @@ def varied(evaluations: Sequence[Evaluation]) -> list[JsonObject]:
     """Return, for each evaluation, the settings that are not the same in all of them, by dotted name."""
     settings = [dotted(msgspec.to_builtins(evaluation.config)) for evaluation in evaluations]
     first = settings[0]
-    names = dict.fromkeys(name for values in settings for name in values)
+    names = dict.fromkeys(itertools.chain.from_iterable(settings))
     differing = [name for name in names if any(values.get(name) != first.get(name) for values in settings)]
     return [{name: values.get(name) for name in differing} for values in settings]

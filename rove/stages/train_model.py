@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError, needs_train_extra
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
 from rove.stages.curves import held_out_rewards
@@ -20,12 +20,12 @@ from rove.stages.pipeline import Pipeline, Row, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
-from rove.stages.results import data_frame, image
+from rove.stages.results import Diagnosis, data_frame, image
 from rove.utils.event_loop import outside_event_loop
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
+    from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
 
 CheckFile = Callable[[Path, JsonMapping], None]
 """Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""
@@ -48,7 +48,7 @@ class PipelineResult:
     """The settings of all stages."""
     rows: list[Row]
     """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
-    diagnoses: list[JsonObject] = field(default_factory=list[JsonObject])
+    diagnoses: list[Diagnosis] = field(default_factory=list[Diagnosis])
     """Why a stage did not improve the model, if rove found a reason."""
 
     @property
@@ -79,11 +79,10 @@ class PipelineResult:
         Raises:
             ConfigError: pandas is not installed.
         """
-        rows = [
-            {"name": row.name, "model": row.model, "condition": condition, **_flat(summary)}
-            for row in self.rows
-            for condition, summary in row.conditions.items()
-        ]
+        rows: list[JsonMapping] = []
+        for row in self.rows:
+            for condition, summary in row.conditions.items():
+                rows.append({"name": row.name, "model": row.model, "condition": condition, **_flat(summary)})
         return data_frame(rows)
 
     def plot(self) -> Figure:
@@ -157,16 +156,20 @@ def train_model(
         RunError: A run folder cannot be used, or every rollout of a step failed.
         TrainingError: Loss or gradient were not finite in too many steps in a row.
     """
-    folder_of_env = None if env_dir is None else str(env_dir)
-    request = TrainRequest(env, None if model is None else str(model), dict(env_args or {}), folder_of_env)
-    shown = reporter or ConsoleReporter()
+    request = TrainRequest(
+        env,
+        model=None if model is None else str(model),
+        env_args=dict(env_args or {}),
+        env_dir=None if env_dir is None else str(env_dir),
+    )
+    used_reporter = reporter or ConsoleReporter()
 
     def run() -> PipelineResult:
         with needs_train_extra():
             from rove.train.worker_group import SINGLE_PROCESS
 
-        complete, _ = prepare(request, recipe, run_dir, seed, device, shown, check_own, smoke)
-        return run_recipe(Pipeline(complete, shown, SINGLE_PROCESS), smoke)
+        complete, _ = prepare(request, recipe, run_dir, seed, device, used_reporter, check_own, smoke)
+        return run_recipe(Pipeline(complete, used_reporter, SINGLE_PROCESS), smoke)
 
     return outside_event_loop(run)
 
@@ -228,7 +231,7 @@ def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
     reporter.note(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}")
     if not smoke:
         diagnoser.print_all()
-    return PipelineResult(recipe, rows, diagnoser.found)
+    return PipelineResult(recipe, rows, diagnoser.diagnoses)
 
 
 def show_results(pipeline: Pipeline) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean
 
 from rove.core.checks import checked
@@ -57,7 +58,9 @@ def group_advantages(rewards: Sequence[float], estimator: str = "mean") -> list[
     centered = [reward - mean for reward in rewards]
     if estimator == "std":
         return _scaled(centered, 1 / _root_mean_square(centered))
-    return _scaled(centered, n / (n - 1)) if estimator == "leave_one_out" else centered
+    if estimator == "leave_one_out":
+        return _scaled(centered, n / (n - 1))
+    return centered
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
@@ -77,7 +80,7 @@ def turn_advantages(
     to earn, so a baseline of whole returns would make them all look bad; and past rewards of a rollout, which the turn cannot
     change, would add noise. As in MT-GRPO (arXiv 2505.11821), turns of one number form a group. Unlike there, returns are summed
     before the baseline is subtracted: baselines of single turns, summed over as many turns as a rollout chose to take, would
-    penalize each turn. A turn that only one member has gets 0.
+    penalize each turn (docs/decisions/turn_rewards.md). A turn that only one member has gets 0.
 
     Args:
         group: Rewards of each member's turns. With one reward each, this is `group_advantages`.
@@ -86,15 +89,15 @@ def turn_advantages(
     checked("gamma", gamma, Fraction)
     returns = [returns_to_go(rewards, gamma) for rewards in group]
     advantages = [[0.0] * len(rewards) for rewards in group]
-    spread = False
+    has_spread = False
     for turn in range(max(map(len, returns), default=0)):
-        members = [i for i, some in enumerate(returns) if len(some) > turn]
-        found = group_advantages([returns[i][turn] for i in members], estimator)
-        if found is not None:
-            spread = True
-            for i, advantage in zip(members, found, strict=True):
-                advantages[i][turn] = advantage
-    return advantages if spread else None
+        members = [member for member, turn_returns in enumerate(returns) if len(turn_returns) > turn]
+        of_turn = group_advantages([returns[member][turn] for member in members], estimator)
+        if of_turn is not None:
+            has_spread = True
+            for member, advantage in zip(members, of_turn, strict=True):
+                advantages[member][turn] = advantage
+    return advantages if has_spread else None
 
 
 def batch_advantages(
@@ -106,12 +109,13 @@ def batch_advantages(
     however many examples are solved.
     """
     within_group = "mean" if estimator == "batch_std" else estimator
-    found = [turn_advantages(group, within_group, gamma) for group in groups]
+    advantages = [turn_advantages(group, within_group, gamma) for group in groups]
     if estimator != "batch_std":
-        return found
-    values = [value for group in found if group for turns in group for value in turns]
+        return advantages
+    rollouts = chain.from_iterable(group for group in advantages if group is not None)
+    values = list(chain.from_iterable(rollouts))
     scale = 1 / _root_mean_square(values) if values else 1.0
-    return [group and [_scaled(turns, scale) for turns in group] for group in found]
+    return [None if group is None else [_scaled(turns, scale) for turns in group] for group in advantages]
 
 
 def _scaled(values: Sequence[float], factor: float) -> list[float]:

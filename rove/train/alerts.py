@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -100,17 +101,23 @@ def entropy_collapse(history: History, limits: AlertLimits) -> Finding | None:
     if "reward/mean" not in history[-1]:
         return None
     means = _first_and_last(history, "entropy/all/mean", limits.window)
-    if means is None or means[1] >= limits.entropy_share * means[0]:
+    if means is None:
         return None
-    return Finding("entropy_collapse", f"{means[1]:.3g} nats per token, {means[0]:.3g} in the first steps")
+    first, last = means
+    if last >= limits.entropy_share * first:
+        return None
+    return Finding("entropy_collapse", f"{last:.3g} nats per token, {first:.3g} in the first steps")
 
 
 def entropy_growth(history: History, limits: AlertLimits) -> Finding | None:
     """Compare the last steps with the first ones."""
     means = _first_and_last(history, "entropy/all/mean", limits.window)
-    if means is None or means[1] <= max(MIN_ENTROPY_CHANGE, limits.entropy_factor * means[0]):
+    if means is None:
         return None
-    return Finding("entropy_growth", f"{means[1]:.3g} nats per token, {means[0]:.3g} in the first steps")
+    first, last = means
+    if last <= max(MIN_ENTROPY_CHANGE, limits.entropy_factor * first):
+        return None
+    return Finding("entropy_growth", f"{last:.3g} nats per token, {first:.3g} in the first steps")
 
 
 def ratio_drift(history: History, limits: AlertLimits) -> Finding | None:
@@ -143,9 +150,12 @@ def logprob_mismatch(history: History, limits: AlertLimits) -> Finding | None:
 def length_growth(history: History, limits: AlertLimits) -> Finding | None:
     """Compare the last steps with the first ones."""
     means = _first_and_last(history, "length/mean", limits.window)
-    if means is None or means[1] <= limits.length_factor * means[0]:
+    if means is None:
         return None
-    return Finding("length_growth", f"{means[1]:.0f} tokens per rollout, {means[0]:.0f} in the first steps")
+    first, last = means
+    if last <= limits.length_factor * first:
+        return None
+    return Finding("length_growth", f"{last:.0f} tokens per rollout, {first:.0f} in the first steps")
 
 
 def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | None:
@@ -186,35 +196,42 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
     values = _values(history, "entropy/all/mean")
     if not {"entropy/all/mean", "reward/mean"} <= history[-1].keys() or len(values) < 2:
         return None
-    before, now = values[-2:]
-    if now >= limits.entropy_share * before or before - now <= MIN_ENTROPY_CHANGE:
+    previous, last = values[-2:]
+    if last >= limits.entropy_share * previous or previous - last <= MIN_ENTROPY_CHANGE:
         return None
-    return f"within one trained step entropy fell from {before:.3g} to {now:.3g} nats per token"
+    return f"within one trained step entropy fell from {previous:.3g} to {last:.3g} nats per token"
 
 
 def _reward_crash(history: History) -> str | None:
-    rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
+    rows = [row for row in history if "reward/mean" in row]
+    rows = [row for row in rows if row.get("groups/all")]
     is_zero_advantage = [zero_advantage_share(row) == 1 for row in rows]
     if len(rows) <= COLLAPSE_STEPS or not all(is_zero_advantage[-COLLAPSE_STEPS:]) or all(is_zero_advantage):
         return None
-    # number of steps up to the last one with an advantage
-    last = len(rows) - is_zero_advantage[::-1].index(False)
-    before, after = ([row["reward/mean"] for row in part] for part in (rows[:last], rows[last:]))
-    if max(after) >= min(before) or _chance_of_zero_advantage(rows[:last], rows[-COLLAPSE_STEPS:]) >= MAX_CHANCE:
+    # The collapse begins after the last step with an advantage.
+    start = len(rows) - is_zero_advantage[::-1].index(False)
+    usual, collapsed = rows[:start], rows[start:]
+    lowest_usual = min(row["reward/mean"] for row in usual)
+    # A policy that has solved the examples has no advantages either, but its reward is high.
+    if max(row["reward/mean"] for row in collapsed) >= lowest_usual:
+        return None
+    if _chance_of_zero_advantage(usual, rows[-COLLAPSE_STEPS:]) >= MAX_CHANCE:
         return None
     return (
-        f"since step {rows[last]['step']:g} all groups have zero advantage, and the reward is {after[-1]:.3g}; it was "
-        f"{min(before):.3g} or more before"
+        f"since step {collapsed[0]['step']:g} all groups have zero advantage, and the reward is "
+        f"{collapsed[-1]['reward/mean']:.3g}; it was {lowest_usual:.3g} or more before"
     )
 
 
-def _chance_of_zero_advantage(before: History, now: History) -> float:
-    """Return the probability that all groups of the steps `now` have zero advantage, at the rate of the steps before.
+def _chance_of_zero_advantage(usual: History, steps: History) -> float:
+    """Return the probability that all groups of `steps` have zero advantage, at the rate of the usual steps.
 
     The rate is estimated by Laplace's rule of succession, for runs with few groups.
     """
-    zero_advantage, groups = (sum(row[name] for row in before) for name in ("groups/zero_spread", "groups/all"))
-    return ((zero_advantage + 1) / (groups + 2)) ** sum(row["groups/all"] for row in now)
+    zero_advantage = sum(row["groups/zero_spread"] for row in usual)
+    groups = sum(row["groups/all"] for row in usual)
+    rate = (zero_advantage + 1) / (groups + 2)
+    return rate ** sum(row["groups/all"] for row in steps)
 
 
 def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
@@ -222,12 +239,14 @@ def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
     if "loss" not in history[-1] or "reward/mean" in history[-1]:
         return None
     values = _values(history, "loss")
-    last, best, steps = values[-1], min(values), 1
-    if last <= MAX_PLAUSIBLE_LOSS:
-        means = _window_means(values, limits.window)
-        if len(means) < 2:
+    steps = 1
+    if values[-1] <= MAX_PLAUSIBLE_LOSS:
+        # The loss of a single batch varies: only the mean over some steps shows a trend.
+        steps = limits.window
+        values = _window_means(values, steps)
+        if len(values) < 2:
             return None
-        last, best, steps = means[-1], min(means), limits.window
+    last, best = values[-1], min(values)
     if last <= max(limits.loss_factor * best, best + MIN_ENTROPY_CHANGE):
         return None
     over = f" over {steps} steps" if steps > 1 else ""
@@ -240,29 +259,41 @@ def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
 
 def format_drift(history: History, limits: AlertLimits) -> Finding | None:
     """Compare scores with "format" in their names with their best values."""
-    names = {name for row in history[-limits.window :] for name in row if name.startswith(("reward/", "metrics/"))}
-    for name in sorted(name for name in names if "format" in name.rsplit("/", 1)[-1]):
+    names = set(chain.from_iterable(history[-limits.window :]))
+    for name in sorted(filter(_is_format_score, names)):
         values = _values(history, name)
         means = _window_means(values, limits.window)
-        if means and means[-1] < max(means) - limits.format_drop:
-            return Finding("format_drift", f"{name} is {means[-1]:.3g}, and was {max(means):.3g}")
+        if not means:
+            continue
+        last, best = means[-1], max(means)
+        if last < best - limits.format_drop:
+            return Finding("format_drift", f"{name} is {last:.3g}, and was {best:.3g}")
     return None
+
+
+def _is_format_score(name: str) -> bool:
+    return name.startswith(("reward/", "metrics/")) and "format" in name.rsplit("/", 1)[-1]
+
+
+def _is_held_out_reward(name: str) -> bool:
+    return name.startswith("eval/") and name.endswith("/reward/mean")
 
 
 def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
     """Compare the rewards on training examples and on held-out ones."""
-    names = {name for row in history[-1:] for name in row if name.startswith("eval/") and name.endswith("/reward/mean")}
-    for name in sorted(names):
-        measured = [i for i, row in enumerate(history) if name in row]
-        best = max(measured, key=lambda i: history[i][name])
-        before = _last(history[: best + 1], "reward/mean", min(limits.window, best + 1))
-        now = _last(history, "reward/mean", limits.window)
-        if sum(i > best for i in measured) < limits.held_out_measurements or before is None or now is None:
+    last = history[-1]
+    for name in sorted(filter(_is_held_out_reward, last)):
+        measured = [index for index, row in enumerate(history) if name in row]
+        best = max(measured, key=lambda index: history[index][name])
+        later_measurements = sum(index > best for index in measured)
+        reward_at_best = _last(history[: best + 1], "reward/mean", min(limits.window, best + 1))
+        reward = _last(history, "reward/mean", limits.window)
+        if later_measurements < limits.held_out_measurements or reward_at_best is None or reward is None:
             continue
-        if now - before > limits.held_out_gain:
+        if reward - reward_at_best > limits.held_out_gain:
             text = (
-                f"since step {history[best]['step']:g} the reward in training has risen from {before:.3g} to {now:.3g}, "
-                f"{name} has not ({history[best][name]:.3g} then, {history[-1][name]:.3g} now)"
+                f"since step {history[best]['step']:g} the reward in training has risen from {reward_at_best:.3g} to "
+                f"{reward:.3g}, {name} has not ({history[best][name]:.3g} then, {last[name]:.3g} now)"
             )
             return Finding("held_out_flat", text)
     return None
@@ -336,9 +367,10 @@ def new_alerts(history: History, limits: AlertLimits) -> list[Finding]:
     if not history:
         return []
     alerts: list[Finding] = []
-    before = range(len(history) - 1, max(0, len(history) - 1 - REPEAT_AFTER_STEPS), -1)
+    # From the latest step back, since an alert that lasts was most likely there one step ago.
+    earlier_ends = range(len(history) - 1, max(0, len(history) - 1 - REPEAT_AFTER_STEPS), -1)
     for alert in ALERTS.values():
         finding = alert(history, limits)
-        if finding is not None and all(alert(history[:end], limits) is None for end in before):
+        if finding is not None and all(alert(history[:end], limits) is None for end in earlier_ends):
             alerts.append(msgspec.structs.replace(finding, step=int(history[-1]["step"])))
     return alerts

@@ -5,6 +5,7 @@
     trainer: take (waits until its step is full) → learn in a thread → publish while groups run → take …
 
 Everything but learning runs on the event loop's thread, so a checkpoint always sees a consistent state.
+docs/decisions/async.md explains why no group is discarded, and why `max_off_policy_steps` 0 and 1 do not use this loop.
 """
 
 from __future__ import annotations
@@ -32,12 +33,10 @@ from rove.train.collect import (
     RolloutCollector,
     check_failures,
     check_rewards,
-    plan_groups,
     rollout_metrics,
     training_sequences,
-    weigh,
 )
-from rove.train.config import RLConfig
+from rove.train.config import CollectionSettings
 from rove.train.curriculum import StepExamples
 
 
@@ -78,7 +77,10 @@ class StalenessScheduler:
     """
 
     def __init__(self, groups: int, max_staleness: int, steps: int, first: int = 0, extra: int = 0):
-        self.groups, self.max_staleness, self.steps, self.extra = groups, max_staleness, steps, extra
+        self.groups = groups
+        self.max_staleness = max_staleness
+        self.steps = steps
+        self.extra = extra
         self.first = first
         """Next step to hand out."""
         self.version = first
@@ -119,9 +121,11 @@ class StalenessScheduler:
 
     def assign(self, step: int, needs_place: bool = True) -> bool:
         """Assign a finished group to a step if that leaves places for the running ones; return whether it did."""
+        # Zero-advantage groups train nothing. As with dynamic sampling in a synchronous step, they do not count up to a limit.
         if not needs_place and self._assigned_extra[step] < self.extra:
             self._assigned_extra[step] += 1
             return True
+        # Try it, and undo it if a running group would then be too late.
         self._assigned[step] += 1
         if self._fits():
             return True
@@ -140,7 +144,9 @@ class StalenessScheduler:
         """
         due, free = 0, 0
         for step in range(self.first, self._last + 1):
-            due += self._due[step] + (step == another)
+            due += self._due[step]
+            if step == another:
+                due += 1
             free += self.groups - self._assigned[step]
             if due > free:
                 return False
@@ -154,6 +160,7 @@ class AsyncCollector(RolloutCollector):
     while a full step waits for the trainer.
 
     Args:
+        max_staleness: Maximum age of the sampling weights, in steps.
         step: Next step to train, counted from 0.
         state: `state()` at the checkpoint that the run resumes from. Finished groups that were not trained are read from the run
             folder, those that were running start again.
@@ -161,19 +168,20 @@ class AsyncCollector(RolloutCollector):
 
     def __init__(
         self,
-        config: RLConfig,
+        settings: CollectionSettings,
         env: Environment,
         client: Client,
         run: Run,
         drawn: int = 0,
         on_progress: OnProgress = ignore,
         *,
+        max_staleness: int,
         step: int,
         state: JsonMapping,
     ):
-        super().__init__(config, env, client, run, drawn, on_progress)
-        extra = config.filter.dynamic_sampling_rounds * config.groups
-        self.scheduler = StalenessScheduler(config.groups, config.max_off_policy_steps, config.steps, step, extra)
+        super().__init__(settings, env, client, run, drawn, on_progress)
+        extra = settings.filter.dynamic_sampling_rounds * settings.groups
+        self.scheduler = StalenessScheduler(settings.groups, max_staleness, settings.steps, step, extra)
         self.running: list[_Group] = []
         """Running groups in the order of their start."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -187,7 +195,8 @@ class AsyncCollector(RolloutCollector):
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._taken_at = time.perf_counter()
-        self._is_waiting, self._late = False, 0
+        self._is_waiting = False
+        self._late = 0
         for number, records in _untrained_groups(run, step):
             self.scheduler.assign(number, self._has_advantages(records))
             self._assign(records, number)
@@ -200,8 +209,11 @@ class AsyncCollector(RolloutCollector):
     async def take(self, step: int) -> CollectedStep:
         """Return the rollouts of the next step as soon as all are finished."""
         assert step == self.scheduler.first
-        started, self._is_waiting, self._late = time.perf_counter(), True, 0
+        started = time.perf_counter()
+        self._is_waiting = True
+        self._late = 0
         self._start_groups()
+        # An error in a group ends the run here, where the trainer waits: the tasks of the groups have no caller.
         while not self.scheduler.is_full or self._failure:
             if self._failure is not None:
                 raise self._failure
@@ -214,10 +226,9 @@ class AsyncCollector(RolloutCollector):
         self._start_groups()
         check_failures(records, step + 1)
         check_rewards(records, step + 1)
-        config = self.config
-        rollouts, counts = training_sequences(records, config.truncated, config.advantage_estimator, config.gamma)
+        rollouts, counts = self._training_sequences(records)
         metrics = {**rollout_metrics(records), **counts, **self._queue_metrics(counts, started)}
-        return CollectedStep(records, weigh(rollouts, config), metrics)
+        return CollectedStep(records, self._weigh(rollouts), metrics)
 
     def use_version(self, version: int) -> None:
         """Note that the client samples with newer weights."""
@@ -231,33 +242,36 @@ class AsyncCollector(RolloutCollector):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Their groups start again when the run is resumed, but these rollouts were paid for: they stay in the run folder.
         for group in self.running:
             for record in group.records:
                 self.run.append_rollout(msgspec.structs.replace(record, step=self.scheduler.first + 1))
 
     def _start_groups(self) -> None:
         """Start as many groups as allowed."""
-        config = self.config
-        while self._rollouts.value + config.rollouts_per_example <= config.batch_size:
+        group_size = self.settings.rollouts_per_example
+        while self._rollouts.value + group_size <= self.settings.batch_size:
             if self._failure is not None or self.scheduler.is_full or not self.scheduler.may_start():
                 return
             group = _Group(self._next_group(), self.scheduler.start(), self.scheduler.version)
             self._keys.add(group.planned.key)
-            self._rollouts.set(self._rollouts.value + config.rollouts_per_example)
+            self._rollouts.set(self._rollouts.value + group_size)
             self.running.append(group)
             task = asyncio.create_task(self._run_group(group))
             self._tasks.add(task)
             task.add_done_callback(self._on_task_done)
 
     async def _run_group(self, group: _Group) -> None:
-        planned, count = group.planned, self.config.rollouts_per_example
-        seed = derive_seed(self.config.seed, planned.step)
+        planned = group.planned
+        group_size = self.settings.rollouts_per_example
+        seed = derive_seed(self.settings.seed, planned.step)
+        example = self.examples[planned.example]
         rollouts = run_groups(
             self.env,
             self.client,
-            [[Job(self.examples[planned.example], planned.key, index, seed) for index in range(count)]],
-            sampling=self.sampling_params,
-            max_concurrent=count,
+            [[Job(example, planned.key, index, seed) for index in range(group_size)]],
+            sampling=self.settings.sampling,
+            max_concurrent=group_size,
             keep=partial(self._on_rollout, group),
             for_training=True,
         )
@@ -269,11 +283,14 @@ class AsyncCollector(RolloutCollector):
         group.records.append(record)
         self._report_progress()
         self._rollouts.set(self._rollouts.value - 1)
-        if len(group.records) == self.config.rollouts_per_example:
+        if len(group.records) == self.settings.rollouts_per_example:
             scheduler = self.scheduler
             self.running.remove(group)
             step = scheduler.finish(group.due, self._has_advantages(group.records))
-            self._late += self._is_waiting and step == scheduler.first == group.version + scheduler.max_staleness
+            is_last_chance = step == scheduler.first == group.version + scheduler.max_staleness
+            if self._is_waiting and is_last_chance:
+                self._late += 1
+            # Only complete groups are stored, with the step that trains them: a resumed run then trains each of them once.
             for assigned in self._assign(group.records, step):
                 self.run.append_rollout(assigned)
                 self.difficulty.add([assigned])
@@ -283,7 +300,8 @@ class AsyncCollector(RolloutCollector):
     def _report_progress(self) -> None:
         """Report how many rollouts of the next step are finished, those of incomplete groups included."""
         finished = len(self._finished.get(self.scheduler.first, [])) + sum(len(group.records) for group in self.running)
-        self.on_progress("rollouts", min(self.config.batch_size, finished), self.config.batch_size)
+        batch_size = self.settings.batch_size
+        self.on_progress("rollouts", min(batch_size, finished), batch_size)
 
     def _assign(self, records: list[RolloutRecord], step: int) -> list[RolloutRecord]:
         """Add a group to a step; return its records with the number of the step."""
@@ -295,10 +313,10 @@ class AsyncCollector(RolloutCollector):
 
     def _has_advantages(self, records: list[RolloutRecord]) -> bool:
         """Whether a group takes one of a step's places; with dynamic sampling, zero-advantage groups do not."""
-        config = self.config
-        if not config.filter.dynamic_sampling_rounds:
+        if not self.settings.filter.dynamic_sampling_rounds:
             return True
-        counts = training_sequences(records, config.truncated, gamma=config.gamma)[1]
+        # Which groups have advantages does not depend on the estimator; "mean" works for a single group.
+        _, counts = training_sequences(records, self.settings.truncated, gamma=self.settings.gamma)
         return not (counts["groups/zero_spread"] or counts["groups/too_few"])
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
@@ -309,16 +327,18 @@ class AsyncCollector(RolloutCollector):
 
     def _next_group(self) -> PlannedGroup:
         """Return the next group, under a key that no other group of the same step can have."""
-        config = self.config
         if not self._planned:
             step = self._next_step
-            chooser = StepExamples(self.order, self.difficulty, min(step, config.steps - 1), self.drawn)
-            chosen = chooser.take(config.groups)
-            groups = plan_groups(config, step, [self.examples[index] for index in chosen])
+            chooser = StepExamples(self.order, self.difficulty, min(step, self.settings.steps - 1), self.drawn)
+            chosen = chooser.take(self.settings.groups)
+            groups = self._plan_groups(step, chosen)
             self._planned += [
                 PlannedGroup(step, index, jobs[0].key) for index, jobs in zip(chosen, groups, strict=True)
             ]
-            self._next_step, self.drawn, self._skipped = step + 1, chooser.position, self._skipped + chooser.skipped
+            self._next_step = step + 1
+            self.drawn = chooser.position
+            self._skipped += chooser.skipped
+        # Two epochs may give one step the same example; equal keys would make their groups one.
         planned = self._planned.popleft()
         if planned.key in self._keys:
             return msgspec.structs.replace(planned, key=f"{planned.key}@{planned.step + 1}")
@@ -326,20 +346,23 @@ class AsyncCollector(RolloutCollector):
 
     def _queue_metrics(self, counts: Mapping[str, float], started: float) -> dict[str, float]:
         """Return the metrics of a step for which the trainer has waited since `started`."""
-        config, now = self.config, time.perf_counter()
-        waited, passed = now - started, max(now - self._taken_at, 1e-9)
+        taken_at = time.perf_counter()
+        waited = taken_at - started
+        elapsed = max(taken_at - self._taken_at, 1e-9)
+        settings = self.settings
         metrics = {
-            "groups/resampled": counts["groups/all"] - config.groups,
+            "groups/resampled": counts["groups/all"] - settings.groups,
             "examples/skipped": float(self._skipped),
             DRAWN: float(self.drawn),
-            "queue/ended": sum(map(len, self._finished.values())) / config.rollouts_per_example,
+            "queue/ended": sum(map(len, self._finished.values())) / settings.rollouts_per_example,
             "queue/under_way": float(len(self.running)),
             "queue/late": float(self._late),
-            "idle/trainer": waited / passed,
-            "idle/sampler": max(0.0, 1 - self._rollouts.mean() / config.batch_size),
+            "idle/trainer": waited / elapsed,
+            "idle/sampler": max(0.0, 1 - self._rollouts.mean() / settings.batch_size),
             "time/sampling": waited,
         }
-        self._skipped, self._taken_at = 0, now
+        self._skipped = 0
+        self._taken_at = taken_at
         return metrics
 
 
@@ -353,9 +376,10 @@ class TimeAverage:
 
     def set(self, value: int) -> None:
         """Set the number."""
-        now = time.perf_counter()
-        self._sum += self.value * (now - self._changed_at)
-        self._changed_at, self.value = now, value
+        changed_at = time.perf_counter()
+        self._sum += self.value * (changed_at - self._changed_at)
+        self._changed_at = changed_at
+        self.value = value
 
     def mean(self) -> float:
         """Return the mean since the last call."""

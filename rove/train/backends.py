@@ -32,7 +32,7 @@ PARITY_CHECK_TOKENS = 64
 class SamplingBackend(Protocol):
     """Samples the rollouts of a training run."""
 
-    client: EngineClient
+    client: EngineClient[Any]
     """Client that samples with the weights of the last `publish`."""
 
     def publish(self, version: int) -> None:
@@ -78,6 +78,7 @@ class EmbeddedBackend:
         in_flight_updates: bool = False,
     ):
         self.loaded = loaded
+        # A CPU without bf16 instructions would emulate the products, several times slower than fp32.
         in_bf16 = bf16 and has_bf16_products(loaded.model.device)
         self.has_copy = separate_weights or in_bf16
         sampled = loaded
@@ -143,6 +144,7 @@ class VLLMBackend:
         """See `SamplingBackend`."""
         started = time.perf_counter()
         count = self._send(version)
+        # A server may ignore some layers of an adapter, or compute an architecture wrongly, without an error.
         self.engine.check_parity(parity_check(self.loaded.model, self._check_ids))
         self.metrics = {
             "sampler/probe_difference": self.engine.fleet.parity_error,
@@ -163,6 +165,7 @@ class VLLMBackend:
                 logger.warning("vLLM receives full weights with the adapter merged, since %s", error)
                 self._sends_adapter = False
         weights = self._new_folder(version)
+        # A new folder for each version: a server may still be reading the one before.
         write_served(self.loaded, weights)
         self.engine.update_weights(version, weights)
         return folder_bytes(weights)
@@ -174,6 +177,7 @@ class VLLMBackend:
             self._base = self._new_folder(version)
             write_served(self.loaded, self._base, merged=False)
             count = folder_bytes(self._base)
+        # Always the same folder: docs/decisions/vllm_adapters.md.
         adapter = self._base / "adapter"
         write_adapter(self.loaded.adapter, adapter)
         self.engine.update_weights(version, self._base, adapter)
@@ -184,6 +188,7 @@ class VLLMBackend:
 
     async def publish_while_sampling(self, update: Callable[[], None]) -> None:
         """See `SamplingBackend`; environments continue, and their model requests wait for the new weights."""
+        # A server that loads weights cannot answer; requests wait in this process, and environments go on.
         self.engine.pause_requests()
         try:
             await asyncio.to_thread(update)

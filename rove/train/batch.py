@@ -6,18 +6,26 @@ Sequences that start alike share their common prefix: it is computed once, and i
 Axes: N tokens of a batch, R positions that predict a trained token, M trained tokens (of all sequences), S sequences.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rove.models import attention
 from rove.models.attention import Packing
 from rove.train.sequences import TrainingSequence
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
+
+Indices = NDArray[np.int64]
+Piece = TypeVar("Piece")
+"""The sequences of one batch."""
 
 EMPTY_SEQUENCE = TrainingSequence([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
 """Trains nothing; for a process with fewer batches than others, since collective operations need all processes."""
@@ -65,8 +73,9 @@ def can_pack(model: Any) -> bool:
     product.
     """
     config = model.config
-    kinds = set(getattr(config, "layer_types", None) or [])
-    return attention.is_plain(config) and "conv" not in kinds and config._attn_implementation == attention.NAME
+    layer_types = getattr(config, "layer_types", None) or []
+    # A convolution mixes neighboring tokens, whatever the attention mask says.
+    return attention.is_plain(config) and "conv" not in layer_types and config._attn_implementation == attention.NAME
 
 
 def count_trained_tokens(samples: Sequence[TrainingSequence]) -> int:
@@ -89,16 +98,35 @@ def micro_batches(
         ranks: Processes that share the batches. Each gets the same number of batches with about as many tokens; empty sequences
             fill up.
     """
-    ways: Any = (_cut_packed, _packed_batch, _packed_tokens) if pack else (_cut_padded, _padded_batch, _padded_tokens)
-    cut, make, count = ways
+    if pack:
+        pieces = _shares(samples, micro_batch_tokens, ranks, _cut_packed, _packed_tokens)
+        return [_packed_batch(piece, device) for piece in pieces]
+    # Models that mix tokens in other ways than our attention, such as convolutions, need every sequence by itself.
+    padded = _shares(samples, micro_batch_tokens, ranks, _cut_padded, _padded_tokens)
+    return [_padded_batch(piece, device) for piece in padded]
+
+
+def _shares(
+    samples: Sequence[TrainingSequence],
+    budget: int,
+    ranks: Ranks,
+    cut: Callable[[Sequence[TrainingSequence], int], Iterator[Piece]],
+    count_tokens: Callable[[Piece], int],
+) -> list[Piece]:
+    """Return the pieces of this process; `cut` cuts sequences into pieces of at most so many tokens."""
     if ranks.size == 1:
-        return [make(piece, device) for piece in cut(samples, micro_batch_tokens)]
-    wanted = -(-len(list(cut(samples, micro_batch_tokens))) // ranks.size)  # pieces of each process
-    most = _smallest_budget(lambda most: len(list(cut(samples, most))) <= wanted * ranks.size, micro_batch_tokens)
-    pieces = sorted(cut(samples, most), key=count, reverse=True)
-    mine = [piece for i, piece in enumerate(pieces) if ranks.rank == _rank_of(i, ranks.size)]
-    idle = list(cut([EMPTY_SEQUENCE], micro_batch_tokens))
-    return [make(piece, device) for piece in [*mine, *idle * (wanted - len(mine))]]
+        return list(cut(samples, budget))
+
+    def count_pieces(tokens: int) -> int:
+        return sum(1 for _ in cut(samples, tokens))
+
+    # Every process needs the same number of pieces. With that number, smaller pieces balance the work better.
+    number = math.ceil(count_pieces(budget) / ranks.size)
+    smallest = _smallest_budget(lambda tokens: count_pieces(tokens) <= number * ranks.size, budget)
+    pieces = sorted(cut(samples, smallest), key=count_tokens, reverse=True)
+    mine = [piece for index, piece in enumerate(pieces) if ranks.rank == _rank_of(index, ranks.size)]
+    [idle] = cut([EMPTY_SEQUENCE], budget)
+    return [*mine, *[idle] * (number - len(mine))]
 
 
 def _smallest_budget(is_enough: Callable[[int], bool], most: int) -> int:
@@ -113,16 +141,17 @@ def _smallest_budget(is_enough: Callable[[int], bool], most: int) -> int:
     return most
 
 
-def _rank_of(place: int, size: int) -> int:
-    """Return the process of the batch at `place`, in boustrophedon order (0 1 2 2 1 0 …), which balances sorted batches."""
-    turn, place = divmod(place, size)
-    return size - 1 - place if turn % 2 else place
+def _rank_of(index: int, size: int) -> int:
+    """Return the process of the batch with this index, in boustrophedon order (0 1 2 2 1 0 …), which balances sorted batches."""
+    turn, column = divmod(index, size)
+    return size - 1 - column if turn % 2 else column
 
 
 def _cut_padded(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[TrainingSequence]]:
     """Cut sequences sorted by length, longest first."""
     piece: list[TrainingSequence] = []
-    for sequence in sorted(samples, key=lambda s: -len(s.ids)):
+    # Sequences of similar length in one batch need little padding.
+    for sequence in sorted(samples, key=lambda sequence: -len(sequence.ids)):
         if piece and len(piece[0].ids) * (len(piece) + 1) > most:
             yield piece
             piece = []
@@ -139,46 +168,50 @@ class _PackedSequence(NamedTuple):
     """A sequence and the batch indices of its tokens; the first `shared` ones belong to another sequence too."""
 
     sequence: TrainingSequence
-    places: np.ndarray
+    indices: Indices
     shared: int
 
 
 def _cut_packed(samples: Sequence[TrainingSequence], most: int) -> Iterator[list[_PackedSequence]]:
     """Cut sequences sorted by ids, so that equal prefixes are adjacent."""
-    paths: list[_PackedSequence] = []
-    count, before = 0, np.empty(0, dtype=np.int64)
-    for sequence in sorted(samples, key=lambda s: s.ids):
+    piece: list[_PackedSequence] = []
+    count = 0
+    previous_ids = np.empty(0, dtype=np.int64)
+    for sequence in sorted(samples, key=lambda sequence: sequence.ids):
         ids = np.array(sequence.ids)
-        shared = _shared_prefix(before, ids)
-        if paths and count + len(ids) - shared > most:
-            yield paths
-            paths, count, shared = [], 0, 0
-        known = paths[-1].places[:shared] if paths else np.empty(0, dtype=np.int64)
-        new = np.arange(count, count + len(ids) - shared)
-        paths.append(_PackedSequence(sequence, np.concatenate([known, new]), shared))
-        count, before = count + len(new), ids
-    if paths:
-        yield paths
+        shared = _shared_prefix(previous_ids, ids)
+        if piece and count + len(ids) - shared > most:
+            yield piece
+            piece, count, shared = [], 0, 0
+        prefix = piece[-1].indices[:shared] if piece else np.empty(0, dtype=np.int64)
+        rest = np.arange(count, count + len(ids) - shared)
+        piece.append(_PackedSequence(sequence, np.concatenate([prefix, rest]), shared))
+        count += len(rest)
+        previous_ids = ids
+    if piece:
+        yield piece
 
 
 def _packed_tokens(piece: Sequence[_PackedSequence]) -> int:
-    return sum(len(path.places) - path.shared for path in piece)
+    return sum(len(packed.indices) - packed.shared for packed in piece)
 
 
-def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
+def _shared_prefix(a: Indices, b: Indices) -> int:
     """Return the length of the common prefix."""
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if len(different) else length
 
 
-def _packed_batch(paths: list[_PackedSequence], device: torch.device | str) -> Batch:
-    ids = np.concatenate([np.array(path.sequence.ids[path.shared :], dtype=np.int64) for path in paths])
-    positions = np.concatenate([np.arange(path.shared, len(path.places)) for path in paths])
-    packing = Packing([path.places for path in paths], np.array([path.shared for path in paths]), torch.device(device))
+def _packed_batch(piece: Sequence[_PackedSequence], device: torch.device | str) -> Batch:
+    indices = [packed.indices for packed in piece]
+    shared = np.array([packed.shared for packed in piece])
+    ids = np.concatenate([np.array(packed.sequence.ids[packed.shared :], dtype=np.int64) for packed in piece])
+    positions = np.concatenate([np.arange(packed.shared, len(packed.indices)) for packed in piece])
+    packing = Packing(indices, shared, torch.device(device))
     return _batch(
-        [path.sequence for path in paths],
-        [path.places for path in paths],
+        [packed.sequence for packed in piece],
+        indices,
         torch.from_numpy(ids)[None].to(device),
         torch.from_numpy(positions)[None].to(device),
         packing,
@@ -187,47 +220,51 @@ def _packed_batch(paths: list[_PackedSequence], device: torch.device | str) -> B
 
 def _padded_batch(samples: Sequence[TrainingSequence], device: torch.device | str) -> Batch:
     longest = max(len(sequence.ids) for sequence in samples)
-    ids = torch.tensor([[*sequence.ids, *[0] * (longest - len(sequence.ids))] for sequence in samples], device=device)
-    places = [np.arange(len(sequence.ids)) + i * longest for i, sequence in enumerate(samples)]
-    return _batch(samples, places, ids, None, None)
+    rows = [sequence.ids + [0] * (longest - len(sequence.ids)) for sequence in samples]
+    indices = [np.arange(len(sequence.ids)) + row * longest for row, sequence in enumerate(samples)]
+    return _batch(samples, indices, torch.tensor(rows, device=device), None, None)
 
 
 def _batch(
     samples: Sequence[TrainingSequence],
-    places: Sequence[np.ndarray],
+    indices: Sequence[Indices],
     ids: torch.Tensor,
     positions: torch.Tensor | None,
     packing: Packing | None,
 ) -> Batch:
-    """Build the tensors of sequences whose tokens are at `places` of the flattened ids."""
-    before, columns = [], []
-    for i, (sequence, where) in enumerate(zip(samples, places, strict=True)):
+    """Build the tensors of sequences whose tokens have these `indices` in the flattened ids."""
+    predictors: list[Indices] = []
+    columns: list[NDArray[np.float64]] = []
+    for number, (sequence, own_indices) in enumerate(zip(samples, indices, strict=True)):
+        # The first token is never trained, because nothing predicts it.
         trained = np.flatnonzero(np.array(sequence.mask[1:], dtype=bool)) + 1
-        before.append(where[trained - 1])
-        values = (np.array(values)[trained] for values in (sequence.ids, sequence.logprobs, sequence.advantages))
-        same = [np.full(len(trained), value) for value in (sequence.temperature, sequence.weight, i)]
-        columns.append(np.stack([*values, *same]))
-    predicting = np.concatenate(before)
-    targets, logprobs, advantages, temperature, weights, number = np.concatenate(columns, axis=1)
+        predictors.append(own_indices[trained - 1])
+        by_token = [np.array(values)[trained] for values in (sequence.ids, sequence.logprobs, sequence.advantages)]
+        by_sequence = [np.full(len(trained), value) for value in (sequence.temperature, sequence.weight, number)]
+        columns.append(np.stack([*by_token, *by_sequence]))
+    predicting = np.concatenate(predictors)
+    targets, logprobs, advantages, temperature, weights, numbers = np.concatenate(columns, axis=1)
+
+    # Trained tokens with the same predictor and temperature follow one another, and share a row of logits.
     order = np.lexsort((temperature, predicting))
     pairs = np.stack([predicting[order], temperature[order]])
-    first = np.ones(pairs.shape[1], dtype=bool)
-    first[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(0)
+    starts_row = np.ones(pairs.shape[1], dtype=bool)
+    starts_row[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(0)
 
-    def tensor(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    def tensor(values: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(values).to(ids.device, dtype)
 
     return Batch(
         ids,
         positions,
         packing,
-        predicting=tensor(pairs[0, first], torch.long),
-        temperature=tensor(pairs[1, first], torch.float32),
-        rows=tensor(np.cumsum(first) - 1, torch.long),
+        predicting=tensor(pairs[0, starts_row], torch.long),
+        temperature=tensor(pairs[1, starts_row], torch.float32),
+        rows=tensor(np.cumsum(starts_row) - 1, torch.long),
         targets=tensor(targets[order], torch.long),
         logprobs=tensor(logprobs[order], torch.float32),
         advantages=tensor(advantages[order], torch.float32),
         weights=tensor(weights[order], torch.float32),
-        sequence_index=tensor(number[order], torch.long),
+        sequence_index=tensor(numbers[order], torch.long),
         sequences=tuple(samples),
     )

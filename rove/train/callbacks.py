@@ -20,16 +20,16 @@ OnProgress = Callable[[str, int, int], None]
 """(what is counted, such as "rollouts"; how many are done; the total) → None. May be called from any thread."""
 
 
-def ignore(what: str, done: int, total: int) -> None:
+def ignore(activity: str, done: int, total: int) -> None:
     """Discard the report."""
 
 
-def counted(items: Sequence[T], what: str, on_progress: OnProgress) -> Iterator[T]:
+def counted(items: Sequence[T], activity: str, on_progress: OnProgress) -> Iterator[T]:
     """Yield the items; report the number of finished ones before the first and after each."""
-    on_progress(what, 0, len(items))
+    on_progress(activity, 0, len(items))
     for done, item in enumerate(items, start=1):
         yield item
-        on_progress(what, done, len(items))
+        on_progress(activity, done, len(items))
 
 
 class TrainingCallbacks:
@@ -37,6 +37,7 @@ class TrainingCallbacks:
 
     Args:
         run: Run folder; it stores the alerts.
+        config: All settings of the run, which hosted loggers store with it.
     """
 
     def __init__(
@@ -44,24 +45,25 @@ class TrainingCallbacks:
         run: Run,
         limits: AlertLimits,
         loggers: Sequence[str],
-        config: msgspec.Struct,
+        config: JsonMapping,
         step: int,
         on_alert: OnAlert | None = None,
     ):
         self.run = run
         self.limits = limits
-        self.on_alert = on_alert or (lambda alert: None)
-        self.loggers = open_loggers(loggers, run, msgspec.to_builtins(config), step)
+        self.on_alert = on_alert
+        self.loggers = open_loggers(loggers, run, config, step)
 
     def after_step(self, history: Sequence[JsonMapping]) -> None:
         """Log the last step of `history` and check it for alerts."""
         row = history[-1]
         for logger in self.loggers:
             logger.log(int(row["step"]), scalars(row))
-        steps = [one for one in history if one["step"]]  # without the measurement of the initial weights
+        steps = [metrics for metrics in history if metrics["step"]]  # without the measurement of the initial weights
         for alert in new_alerts(steps, self.limits):
             self.run.append_alert(msgspec.to_builtins(alert))
-            self.on_alert(alert)
+            if self.on_alert is not None:
+                self.on_alert(alert)
 
     def close(self) -> None:
         """Flush and close the loggers."""

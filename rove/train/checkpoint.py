@@ -7,17 +7,17 @@ each process's shard instead. Either kind can be resumed by any number of proces
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from rove.core.digest import CHECKSUMS, changed_files
 from rove.core.errors import RunError
+from rove.core.plain import JsonMapping, is_mapping
 from rove.models.load import LoadedModel, copy_weights, trainable_parameters
 from rove.runs.run import Progress, Run
 from rove.runs.schema import decoded, decoded_row
@@ -69,11 +69,13 @@ def restore_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, refere
             trainer.optimizer.load_state_dict(state["optimizer"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path / STATE} is of another optimizer: {type(error).__name__}: {error}") from error
-    if reference is not None:
-        (scatter_weights if is_sharded(reference) else _copy)(state["reference"], reference)
+    if reference is not None and is_sharded(reference):
+        scatter_weights(state["reference"], reference)
+    elif reference is not None:
+        copy_weights(reference, state["reference"])
 
 
-def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> dict[str, Any]:
+def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> JsonMapping:
     """Read the trainer state of a checkpoint, without executing pickled code.
 
     Args:
@@ -82,17 +84,15 @@ def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> di
     if not (path / STATE).exists():
         raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
     try:
+        # Checkpoints may come from others; `weights_only` runs no code of theirs.
         state = torch.load(path / STATE, map_location=device, weights_only=True, mmap=mmap)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, UnpicklingError) as error:
-        why = str(error).splitlines()[:1] or [type(error).__name__]
-        raise RunError(f"{STATE} cannot be read ({why[0][:ERROR_CHARACTERS]})") from error
-    if not isinstance(state, dict) or "optimizer" not in state:
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        raise RunError(f"{STATE} cannot be read ({reason[:ERROR_CHARACTERS]})") from error
+    if not is_mapping(state) or "optimizer" not in state:
         raise RunError(f"{STATE} has no state of an optimizer")
     return state
-
-
-def _copy(weights: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
-    copy_weights(model, weights)
 
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
@@ -103,15 +103,18 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
             weights.update(load_file(file, device=str(loaded.model.device)))
         except (OSError, SafetensorError) as error:
             raise RunError(f"{file} cannot be read ({error})") from error
-    own = loaded.tensors()
-    written = {own[name].data_ptr() for name in weights if name in own}  # of tied weights the file holds one
-    wrong = [name for name, tensor in own.items() if name not in weights and tensor.data_ptr() not in written]
-    wrong += [name for name, tensor in weights.items() if name not in own or own[name].shape != tensor.shape]
+    targets = loaded.tensors()
+    written = {targets[name].data_ptr() for name in weights if name in targets}  # of tied weights the file holds one
+    missing = [name for name in targets if name not in weights]
+    wrong = [name for name in missing if targets[name].data_ptr() not in written]
+    for name, tensor in weights.items():
+        if name not in targets or targets[name].shape != tensor.shape:
+            wrong.append(name)
     if wrong:
         raise RunError(f"{path} holds another model: {', '.join(wrong[:3])} … missing, unknown or of another shape")
     with torch.no_grad():
         for name, tensor in weights.items():
-            own[name].copy_(tensor)
+            targets[name].copy_(tensor)
 
 
 DAMAGED = ".damaged"
@@ -135,11 +138,13 @@ def recover(run: Run) -> list[str]:
             continue
         intact = path
         break
+    # Nothing is renamed then: the folder stays as it is for a repair by hand.
     if damaged and intact is None:
-        reasons = "\n  ".join(f"step {path.name}: {why}" for path, why in damaged.items())
+        reasons = "\n  ".join(f"step {path.name}: {reason}" for path, reason in damaged.items())
         raise RunError(
             f"no checkpoint of {run.path} is intact:\n  {reasons}\nRestore one from a copy, or train again with --overwrite"
         )
+    # The best weights cannot be computed again from an earlier checkpoint, so damage here is an error.
     best = run.path / "checkpoints" / "best"
     if best.exists():
         try:
@@ -150,15 +155,19 @@ def recover(run: Run) -> list[str]:
                 f"{best} holds the best weights of this run and is damaged: {error}\nRestore it from a copy, or train again "
                 "with --overwrite"
             ) from error
-    after = intact.name if intact else "0"
-    return [
-        f"checkpoint {path} is damaged: {why}. It was renamed to {_set_aside(path).name}; training resumes after step {after}"
-        for path, why in damaged.items()
-    ]
+    last_step = intact.name if intact else "0"
+    notices: list[str] = []
+    for path, reason in damaged.items():
+        renamed = _set_aside(path).name
+        notices.append(
+            f"checkpoint {path} is damaged: {reason}. It was renamed to {renamed}; training resumes after step {last_step}"
+        )
+    return notices
 
 
 def _set_aside(path: Path) -> Path:
     number = 0
+    # A checkpoint may be damaged again after it was trained again.
     while (aside := path.with_name(f"{path.name}{DAMAGED}{number or ''}")).exists():
         number += 1
     os.replace(path, aside)
@@ -176,6 +185,7 @@ def check_checkpoint(run: Run, path: Path) -> None:
     else:
         check_weights(path)
         read_state(path, "cpu", mmap=True)
+    # A flipped byte leaves a readable file with other weights; only the checksum shows it.
     check_checksums(path)
     _check_metrics(run, progress)
     _check_rollouts(run, progress)

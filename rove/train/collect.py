@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, RunError
 from rove.core.plain import JsonObject
-from rove.core.protocols import Client, SamplingParams
+from rove.core.protocols import Client
 from rove.core.records import REWARD_ERRORS, RolloutRecord
 from rove.envs.environment import Environment
 from rove.rollouts.groups import run_groups
@@ -23,7 +24,7 @@ from rove.statistics import mean
 from rove.statistics.summary import RewardErrors, broken_reward
 from rove.train.advantages import batch_advantages
 from rove.train.callbacks import OnProgress, ignore
-from rove.train.config import RLConfig
+from rove.train.config import CollectionSettings
 from rove.train.curriculum import Difficulty, ExampleOrder, StepExamples
 from rove.train.losses import token_weights
 from rove.train.sequences import TrainingSequence, sequences_from_record
@@ -49,25 +50,25 @@ class RolloutCollector:
 
     def __init__(
         self,
-        config: RLConfig,
+        settings: CollectionSettings,
         env: Environment,
         client: Client,
         run: Run,
         drawn: int = 0,
         on_progress: OnProgress = ignore,
     ):
-        self.config = config
+        self.settings = settings
         self.env = env
         self.client = client
         self.run = run
         self.drawn = drawn
         self.on_progress = on_progress
-        self.examples: list[JsonObject] = env.get_dataset(rows_needed(config, env))
+        self.examples: list[JsonObject] = env.get_dataset(rows_needed(settings, env))
         if not self.examples:
             raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
-        self.order = ExampleOrder(self.examples, config.curriculum, config.seed, config.steps, config.groups)
-        self.difficulty = Difficulty(config.filter)
-        if config.filter.skips_examples:
+        self.order = ExampleOrder(self.examples, settings.curriculum, settings.seed, settings.steps, settings.groups)
+        self.difficulty = Difficulty(settings.filter)
+        if settings.filter.skips_examples:
             self.difficulty.add(run.outcomes())
         self._prefetched: asyncio.Task[CollectedStep] | None = None
 
@@ -88,41 +89,59 @@ class RolloutCollector:
 
     async def collect(self, step: int) -> CollectedStep:
         """Run the groups of a step, and with dynamic sampling further ones in place of zero-advantage groups."""
-        config, started = self.config, time.perf_counter()
+        started = time.perf_counter()
+        settings = self.settings
         chooser = StepExamples(self.order, self.difficulty, step, self.drawn)
         chosen: list[int] = []
         records: list[RolloutRecord] = []
-        wanted, rounds = config.groups, -1
+        missing_groups = settings.groups
+        rounds = 0
         while True:
-            before = len(chosen)
-            chosen += chooser.take(wanted)
-            groups = plan_groups(config, step, [self.examples[i] for i in chosen])[before:]
+            planned_count = len(chosen)
+            chosen += chooser.take(missing_groups)
+            # `plan` numbers equal examples, so it needs those of the earlier rounds to give each group its own key.
+            groups = self._plan_groups(step, chosen)[planned_count:]
             records += await self._run_groups(step, groups)
-            rounds += 1
             check_failures(records, step + 1)
-            rollouts, counts = training_sequences(records, config.truncated, config.advantage_estimator, config.gamma)
-            wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
-            if wanted <= 0 or rounds == config.filter.dynamic_sampling_rounds:
+            rollouts, counts = self._training_sequences(records)
+            useful_groups = counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"]
+            missing_groups = settings.groups - int(useful_groups)
+            if missing_groups <= 0 or rounds == settings.filter.dynamic_sampling_rounds:
                 break
+            rounds += 1
         check_rewards(records, step + 1)
         self.difficulty.add(records)
+        # Stored in the metrics, so that a killed run draws the same examples again.
         self.drawn = chooser.position
         sampling = {
-            "groups/resampled": float(len(chosen) - config.groups),
+            "groups/resampled": float(len(chosen) - settings.groups),
             "groups/rounds": float(rounds),
             "examples/skipped": float(chooser.skipped),
             DRAWN: float(chooser.position),
             "time/sampling": time.perf_counter() - started,
         }
-        return CollectedStep(records, weigh(rollouts, config), {**rollout_metrics(records), **counts, **sampling})
+        return CollectedStep(records, self._weigh(rollouts), {**rollout_metrics(records), **counts, **sampling})
+
+    def _plan_groups(self, step: int, chosen: Sequence[int]) -> list[list[Job]]:
+        examples = [self.examples[index] for index in chosen]
+        return plan_groups(examples, self.settings.rollouts_per_example, self.settings.seed, step)
+
+    def _training_sequences(
+        self, records: Sequence[RolloutRecord]
+    ) -> tuple[list[list[TrainingSequence]], dict[str, float]]:
+        settings = self.settings
+        return training_sequences(records, settings.truncated, settings.advantage_estimator, settings.gamma)
+
+    def _weigh(self, rollouts: Sequence[Sequence[TrainingSequence]]) -> list[TrainingSequence]:
+        return weigh(rollouts, self.settings.aggregation, self.settings.constant)
 
     async def _run_groups(self, step: int, groups: Sequence[Sequence[Job]]) -> list[RolloutRecord]:
         rollouts = run_groups(
             self.env,
             self.client,
             groups,
-            sampling=self.sampling_params,
-            max_concurrent=self.config.batch_size,
+            sampling=self.settings.sampling,
+            max_concurrent=self.settings.batch_size,
             step=step + 1,
             for_training=True,
         )
@@ -132,14 +151,10 @@ class RolloutCollector:
         async for record in rollouts:
             records.append(record)
             self.on_progress("rollouts", len(records), total)
+        # Stored only when all have finished: a step that is killed before is sampled again.
         for record in records:
             self.run.append_rollout(record)
         return records
-
-    @property
-    def sampling_params(self) -> SamplingParams:
-        """Sampling parameters of the training rollouts."""
-        return SamplingParams(temperature=self.config.temperature, max_tokens=self.config.max_tokens)
 
     def state(self) -> JsonObject:
         """Return what a checkpoint needs in addition to the weights."""
@@ -152,21 +167,23 @@ class RolloutCollector:
             await asyncio.gather(self._prefetched, return_exceptions=True)
 
 
-def rows_needed(config: RLConfig, env: Environment) -> int:
+def rows_needed(settings: CollectionSettings, env: Environment) -> int:
     """Return how many training rows a run may use.
 
     In the dataset's order they are as many as its steps take; in any other order all of them (-1), if their number is known.
     """
-    order = config.curriculum
-    chooses = order.shuffle or order.stratify or order.column or config.filter.skips_examples
-    if chooses and env.count_examples(-1, train=True) is not None:
+    order = settings.curriculum
+    uses_any_row = order.shuffle or order.stratify or order.column or settings.filter.skips_examples
+    if uses_any_row and env.count_examples(-1, train=True) is not None:
         return -1
-    return config.steps * config.groups * (1 + config.filter.dynamic_sampling_rounds)
+    max_rounds = 1 + settings.filter.dynamic_sampling_rounds
+    return settings.steps * settings.groups * max_rounds
 
 
 def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
     """Raise a RunError if every rollout of step `number` failed."""
     error = records[0].error
+    # A single failed rollout is left out; if all fail, the cause is the same, and the next steps would fail too.
     if error is not None and all(record.scores is None for record in records):
         raise RunError(
             f"every rollout of step {number} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
@@ -185,16 +202,20 @@ def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
         errors.add(record)
     scores = [record.scores for record in records if record.scores is not None]
     for name, error in errors.broken.items():
-        if all(name in one.rewards and name in one.extras.get(REWARD_ERRORS, ()) for one in scores):
+        if all(name in score.rewards and name in score.extras.get(REWARD_ERRORS, ()) for score in scores):
             raise RunError(
                 f"step {number} has no usable rewards; {broken_reward(name, error)}. "
                 "Fix the function, or let it return 0.0 for responses that it cannot score"
             )
 
 
-def plan_groups(config: RLConfig, step: int, chosen: Sequence[JsonObject]) -> list[list[Job]]:
-    """Return the groups of these examples in a step, seeded by step; more examples do not change the groups before."""
-    return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
+def plan_groups(examples: Sequence[JsonObject], group_size: int, seed: int, step: int) -> list[list[Job]]:
+    """Return the groups of these examples in a step; further examples at the end do not change the groups of the first ones.
+
+    Args:
+        seed: Random seed of the run.
+    """
+    return list(plan(examples, group_size, derive_seed(seed, step)))
 
 
 def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> list[list[float]]:
@@ -204,7 +225,9 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
     earned nothing in any turn.
     """
     factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
-    if all(step.reward is None for record in group for step in record.steps):
+    # Rewards of turns add to the reward of the rollout: docs/decisions/turn_rewards.md.
+    steps = chain.from_iterable(record.steps for record in group)
+    if all(step.reward is None for step in steps):
         return [[factor * (record.reward or 0.0)] for record, factor in zip(group, factors, strict=True)]
     earned: list[list[float]] = []
     for record, factor in zip(group, factors, strict=True):
@@ -226,53 +249,77 @@ def training_sequences(
     Returns:
         The sequences of each rollout, ordered by example and rollout index; and counts of groups and rollouts.
     """
+    # A failed rollout has no reward, so it is no part of the mean of its group.
+    # Rollouts finish in any order. Sorted, the same rollouts give the same batches and the same weights, bit for bit.
     groups: dict[str, list[RolloutRecord]] = {}
-    for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
+    for record in sorted(records, key=lambda record: (record.example_id, record.example_key, record.rollout_index)):
         groups.setdefault(record.example_key, []).append(record)
-    scored = [
-        [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
-        for group in groups.values()
-    ]
-    usable = [group for group in scored if len(group) >= 2]
+
+    def is_trained(record: RolloutRecord) -> bool:
+        is_masked = truncated == "mask" and record.is_truncated
+        return record.scores is not None and not is_masked
+
+    trained = [list(filter(is_trained, group)) for group in groups.values()]
+    usable = [group for group in trained if len(group) >= 2]
     rewards = [turn_rewards(group, truncated) for group in usable]
     advantages = batch_advantages(rewards, estimator, gamma)
-    rollouts = [
-        sequences_from_record(record, of_turns)
-        for group, found in zip(usable, advantages, strict=True)
-        if found is not None
-        for record, of_turns in zip(group, found, strict=True)
-    ]
+
+    rollouts: list[list[TrainingSequence]] = []
+    for group, group_advantages in zip(usable, advantages, strict=True):
+        if group_advantages is None:
+            continue
+        for record, turn_advantages in zip(group, group_advantages, strict=True):
+            rollouts.append(sequences_from_record(record, turn_advantages))
     counts = {
         "groups/all": float(len(groups)),
         "groups/zero_spread": float(advantages.count(None)),
         "groups/too_few": float(len(groups) - len(usable)),
-        "rollouts/failed": float(sum(r.scores is None for r in records)),
-        "rollouts/truncated": float(sum(r.is_truncated for r in records)),
+        "rollouts/failed": float(sum(record.scores is None for record in records)),
+        "rollouts/truncated": float(sum(record.is_truncated for record in records)),
     }
     return rollouts, counts
 
 
-def weigh(rollouts: Sequence[Sequence[TrainingSequence]], config: RLConfig) -> list[TrainingSequence]:
-    """Return the sequences of a step with their weights in the loss, relative to a mean over the step's tokens."""
-    sequences = [sequence for rollout in rollouts for sequence in rollout]
-    numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout]
+def weigh(rollouts: Sequence[Sequence[TrainingSequence]], aggregation: str, constant: float) -> list[TrainingSequence]:
+    """Return the sequences of a step with their weights in the loss, relative to a mean over the step's tokens.
+
+    Args:
+        rollouts: The sequences of each rollout.
+        aggregation, constant: See `token_weights`.
+    """
+    sequences: list[TrainingSequence] = []
+    numbers: list[int] = []
+    for number, rollout in enumerate(rollouts):
+        sequences += rollout
+        numbers += [number] * len(rollout)
     counts = [sum(sequence.mask) for sequence in sequences]
-    weights = token_weights(config.aggregation, counts, numbers, config.loss.constant or config.max_tokens)
+    weights = token_weights(aggregation, counts, numbers, constant)
+    # The trainer divides by the tokens of the step, so the weights are multiplied by them.
+    total = sum(counts)
     return [
-        msgspec.structs.replace(sequence, weight=weight * sum(counts))
+        msgspec.structs.replace(sequence, weight=weight * total)
         for sequence, weight in zip(sequences, weights, strict=True)
     ]
 
 
 def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     """Return mean rewards and metrics of the scored rollouts, and the mean length of all, in tokens."""
-    scores = [record.scores for record in records if record.scores is not None]
-    metrics = {"reward/mean": mean([s.reward for s in scores])}
-    for kind, values in (("reward", [s.rewards for s in scores]), ("metrics", [s.metrics for s in scores])):
-        for name in dict.fromkeys(name for one in values for name in one):  # members of an EnvGroup have different ones
-            metrics[f"{kind}/{name}"] = mean([one[name] for one in values if name in one])
-    turns = [[step.reward for step in r.steps if step.reward is not None] for r in records if r.scores is not None]
+    scored = [record for record in records if record.scores is not None]
+    scores = [record.scores for record in scored if record.scores is not None]
+    metrics = {"reward/mean": mean([score.reward for score in scores])}
+    metrics |= _means("reward", [score.rewards for score in scores])
+    metrics |= _means("metrics", [score.metrics for score in scores])
+    turns = [[step.reward for step in record.steps if step.reward is not None] for record in scored]
     if any(turns):
         metrics["turn_reward/mean"] = mean([math.fsum(rewards) for rewards in turns])
     metrics["length/mean"] = mean([float(record.usage.completion_tokens) for record in records])
     return metrics
+
+
+def _means(kind: str, values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each function; the environments of an `EnvGroup` have different functions."""
+    by_name: dict[str, list[float]] = {}
+    for functions in values:
+        for name, value in functions.items():
+            by_name.setdefault(name, []).append(value)
+    return {f"{kind}/{name}": mean(of_rollouts) for name, of_rollouts in by_name.items()}

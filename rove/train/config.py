@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, nearest
 from rove.core.plain import Arguments, JsonObject
+from rove.core.protocols import SamplingParams
 from rove.core.ranges import (
     CountOrAll,
     Device,
@@ -78,8 +79,10 @@ class LossConfig(Settings, frozen=True, kw_only=True):
         Args:
             history: Metrics of the steps so far, oldest first.
         """
-        measured = next((row[ENTROPY] for row in reversed(history) if ENTROPY in row), 0.0)
-        return self.entropy_bonus if self.entropy_target is None or measured < self.entropy_target else 0.0
+        if self.entropy_target is None:
+            return self.entropy_bonus
+        last = next((row[ENTROPY] for row in reversed(history) if ENTROPY in row), 0.0)
+        return self.entropy_bonus if last < self.entropy_target else 0.0
 
     def make(self) -> PolicyLoss:
         """Return the loss function.
@@ -110,15 +113,15 @@ class LossConfig(Settings, frozen=True, kw_only=True):
 
     def _check_bounds(self) -> None:
         """Refuse bounds of the ratio that the loss does not use."""
-        used = PRESETS[self.kind].bounds if self.kind in PRESETS else {}
+        used: Collection[str] = PRESETS[self.kind].bounds if self.kind in PRESETS else ()
         for name in ("max_ratio", "clip_low", "clip_high"):
             value = getattr(self, name)
             if name in used or value == getattr(DEFAULT_LOSS, name):
                 continue
-            others = ", ".join(loss for loss, preset in PRESETS.items() if name in preset.bounds)
+            losses = ", ".join(loss for loss, preset in PRESETS.items() if name in preset.bounds)
             raise ConfigError(
                 f"loss.{name} is {value}, but the loss '{self.kind}' does not use it: leave it out, or choose another loss "
-                f"({others})"
+                f"({losses})"
             )
 
 
@@ -251,8 +254,8 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
     def environment_isolation(self, run: Isolation) -> Isolation:
         """Return where the environment runs, given where those of the run do."""
         default = IsolationConfig()
-        own = {n: getattr(self.isolation, n) for n in ("start_seconds", "hang_seconds", "python")}
-        changed = {name: value for name, value in own.items() if value != getattr(default, name)}
+        values = {name: getattr(self.isolation, name) for name in ("start_seconds", "hang_seconds", "python")}
+        changed = {name: value for name, value in values.items() if value != getattr(default, name)}
         return msgspec.structs.replace(run, on=run.on or self.isolation.is_on, **changed)
 
     def check(self, run: Isolation = Isolation()) -> None:  # noqa: B008  frozen
@@ -264,17 +267,21 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
         Raises:
             ConfigError: Settings contradict each other.
         """
-        here = f"evaluation '{self.label}'"
+        subject = f"evaluation '{self.label}'"
         if self.kind != "rollouts" and self.evaluation_kind is None:
-            raise ConfigError(f"{here}: kind is '{self.kind}'; {nearest(self.kind, ['rollouts', *EVALUATION_KINDS])}")
+            raise ConfigError(
+                f"{subject}: kind is '{self.kind}'; {nearest(self.kind, ['rollouts', *EVALUATION_KINDS])}"
+            )
         if self.evaluation_kind is not None:
             self.evaluation_kind.read_goals(self.goals)
             if self.environment_isolation(run).on:
                 raise ConfigError(
-                    f"{here}: kind '{self.kind}' cannot run in a worker process: leave out kind or isolation"
+                    f"{subject}: kind '{self.kind}' cannot run in a worker process: leave out kind or isolation"
                 )
         elif self.goals:
-            raise ConfigError(f'{here} has goals, which need a kind such as "exhaustive": set kind or leave them out')
+            raise ConfigError(
+                f'{subject} has goals, which need a kind such as "exhaustive": set kind or leave them out'
+            )
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.label):
             raise ConfigError(
                 f"evaluation is named {self.name!r}; expected letters, digits, - and _: it names metrics and a folder"
@@ -306,16 +313,16 @@ class Goal(msgspec.Struct, frozen=True):
         """Whether lower values of the metric are better, as of a loss or of missed goals."""
         return self.metric is not None and self.metric.endswith(("loss", "missed"))
 
-    def is_as_good(self, value: float, other: float) -> bool:
-        """Return whether `value` is as good as `other`."""
-        return value <= other if self.lower_is_better else value >= other
+    def is_as_good(self, value: float, reference: float) -> bool:
+        """Return whether `value` is as good as `reference`."""
+        return value <= reference if self.lower_is_better else value >= reference
 
-    def check(self, evaluations: Sequence[EvaluationConfig], others: Iterable[str] = ()) -> None:
+    def check(self, evaluations: Sequence[EvaluationConfig], further_metrics: Sequence[str] = ()) -> None:
         """Check that the run measures the metric.
 
         Args:
             evaluations: Evaluations of the run.
-            others: Further metrics that the run measures.
+            further_metrics: Further metrics that the run measures.
 
         Raises:
             ConfigError: The run does not measure the metric, or a setting needs a metric.
@@ -325,12 +332,12 @@ class Goal(msgspec.Struct, frozen=True):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}, but keep_best is not set; set it to a metric like eval/NAME/reward/mean"
                 )
-        known = [*others, *(f"eval/{evaluation.label}/" for evaluation in evaluations)]
-        if self.metric is None or any(
-            self.metric == one or (one[-1:] == "/" and self.metric.startswith(one)) for one in known
-        ):
+        if self.metric is None:
             return
-        names = [f"{name}reward/mean" if name.endswith("/") else name for name in known]
+        prefixes = [f"eval/{evaluation.label}/" for evaluation in evaluations]
+        if self.metric in further_metrics or self.metric.startswith(tuple(prefixes)):
+            return
+        names = [*further_metrics, *(f"{prefix}reward/mean" for prefix in prefixes)]
         raise ConfigError(
             f"keep_best is '{self.metric}', which this run does not measure; {nearest(self.metric, names)}"
         )
@@ -401,6 +408,31 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     def _check_shared(self) -> None:
         self.lora.check()
         check_loggers(self.loggers)
+
+
+class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of an RL run on which the collection of its rollouts depends."""
+
+    steps: int
+    groups: int
+    """Groups per step."""
+    rollouts_per_example: int
+    sampling: SamplingParams
+    curriculum: CurriculumConfig
+    filter: FilterConfig
+    truncated: str
+    advantage_estimator: str
+    gamma: float
+    aggregation: str
+    """How token losses are combined; see `rove.train.losses.token_weights`."""
+    constant: float
+    """Divisor of the aggregation "constant"."""
+    seed: int
+
+    @property
+    def batch_size(self) -> int:
+        """Rollouts per step."""
+        return self.groups * self.rollouts_per_example
 
 
 class RLConfig(TrainingConfig, frozen=True, kw_only=True):
@@ -482,9 +514,22 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
         return Isolation.of(self.isolation, self.ray)
 
     @property
-    def aggregation(self) -> str:
-        """How token losses combine."""
-        return choose_aggregation(self.loss.kind, self.loss.aggregation)
+    def collection(self) -> CollectionSettings:
+        """The settings on which the collection of rollouts depends."""
+        return CollectionSettings(
+            steps=self.steps,
+            groups=self.groups,
+            rollouts_per_example=self.rollouts_per_example,
+            sampling=SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens),
+            curriculum=self.curriculum,
+            filter=self.filter,
+            truncated=self.truncated,
+            advantage_estimator=self.advantage_estimator,
+            gamma=self.gamma,
+            aggregation=choose_aggregation(self.loss.kind, self.loss.aggregation),
+            constant=self.loss.constant or self.max_tokens,
+            seed=self.seed,
+        )
 
     def check(self) -> None:
         """Check the settings before any work is done.
@@ -512,11 +557,11 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     def _check_backoff(self) -> None:
         if self.lr_backoff is None:
             return
-        given = f"lr_backoff is {self.lr_backoff}"
-        if not (self.keep_best or "").endswith("/reward/mean"):
-            raise ConfigError(f"{given}, but keep_best is {self.keep_best!r}; expected eval/NAME/reward/mean")
-        if self.max_off_policy_steps > 1:
-            raise ConfigError(f"{given} and max_off_policy_steps {self.max_off_policy_steps}; lr_backoff needs 0 or 1")
+        setting, steps = f"lr_backoff is {self.lr_backoff}", self.max_off_policy_steps
+        if self.keep_best is None or not self.keep_best.endswith("/reward/mean"):
+            raise ConfigError(f"{setting}, but keep_best is {self.keep_best!r}; expected eval/NAME/reward/mean")
+        if steps > 1:
+            raise ConfigError(f"{setting} and max_off_policy_steps {steps}; lr_backoff needs 0 or 1")
 
     def _check_off_policy(self) -> None:
         if self.max_off_policy_steps > 1 and self.loss.kind == "reinforce":
@@ -536,8 +581,8 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
                 )
             self.vllm.check()
         elif self.vllm != DEFAULT_CONFIG:
-            fields = DEFAULT_CONFIG.__struct_fields__
-            name = next(n for n in fields if getattr(self.vllm, n) != getattr(DEFAULT_CONFIG, n))
+            names = DEFAULT_CONFIG.__struct_fields__
+            name = next(name for name in names if getattr(self.vllm, name) != getattr(DEFAULT_CONFIG, name))
             raise ConfigError(f"vllm.{name} is set, but backend is 'embedded': leave it out, or set backend = \"vllm\"")
 
 

@@ -12,7 +12,7 @@ from rove.envs.environment import Environment
 from rove.remote.isolation import Isolation
 from rove.remote.loading import temporary_environment
 from rove.train.collect import rows_needed
-from rove.train.config import EvaluationConfig, RLConfig
+from rove.train.config import CollectionSettings, EvaluationConfig
 
 MAX_ROWS = 10_000
 """Maximum number of rows to compare per dataset; hashing them takes well under a second."""
@@ -31,9 +31,9 @@ class Overlap(NamedTuple):
         return f"{self.evaluation}: {self.shared:,} of {self.measured:,} rows are also trained on"
 
 
-def trained_keys(config: RLConfig, env: Environment) -> list[str]:
+def trained_keys(settings: CollectionSettings, env: Environment) -> list[str]:
     """Return the keys (content hashes) of the training rows that an RL run may use, in their order; at most `MAX_ROWS`."""
-    needed = rows_needed(config, env)
+    needed = rows_needed(settings, env)
     rows = env.examples(MAX_ROWS if needed < 0 else min(MAX_ROWS, needed), train=True)
     return [example_key(row) for row in rows]
 
@@ -45,12 +45,14 @@ def find_overlaps(
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> list[Overlap]:
     """Return the overlap of each evaluation with the training rows; exhaustive evaluations use no rows and are left out."""
-    found: list[Overlap] = []
+    overlaps: list[Overlap] = []
     for evaluation in evaluations:
         if evaluation.evaluation_kind is not None:
             continue
-        where = evaluation.environment_isolation(isolation)
-        with temporary_environment(evaluation.env, env_dir, evaluation.env_args, where) as env:
-            keys = [example_key(row) for row in islice(env.examples(evaluation.num_examples), MAX_ROWS)]
-        found.append(Overlap(evaluation.label, sum(key in trained for key in keys), len(keys)))
-    return found
+        own_isolation = evaluation.environment_isolation(isolation)
+        with temporary_environment(evaluation.env, env_dir, evaluation.env_args, own_isolation) as env:
+            rows = islice(env.examples(evaluation.num_examples), MAX_ROWS)
+            keys = [example_key(row) for row in rows]
+        shared = sum(key in trained for key in keys)
+        overlaps.append(Overlap(evaluation.label, shared, len(keys)))
+    return overlaps

@@ -53,9 +53,8 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
     """
     steps = record.steps
     sampled = [step.completion[-1] for step in steps if step.completion]
-    if not sampled or (
-        steps[0].prompt == record.prompt and sampled == [m for m in record.completion if m["role"] == "assistant"]
-    ):
+    responses = [message for message in record.completion if message["role"] == "assistant"]
+    if not sampled or (steps[0].prompt == record.prompt and sampled == responses):
         messages = [*record.prompt, *record.completion]
         return [Conversation(messages, record.tools, None, record.example_key, len(record.prompt))]
     chains: list[list[TrajectoryStep]] = []
@@ -77,6 +76,6 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
     ]
 
 
-def _continues(step: TrajectoryStep, before: TrajectoryStep) -> bool:
-    messages = [*before.prompt, *before.completion]
-    return step.tools == before.tools and step.prompt[: len(messages)] == messages
+def _continues(step: TrajectoryStep, previous: TrajectoryStep) -> bool:
+    messages = [*previous.prompt, *previous.completion]
+    return step.tools == previous.tools and step.prompt[: len(messages)] == messages

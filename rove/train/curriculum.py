@@ -9,13 +9,13 @@ import math
 import random
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
-from rove.core.plain import JsonMapping
+from rove.core.plain import JsonMapping, is_mapping
 from rove.core.records import Outcome, RolloutRecord
 from rove.train.config import CurriculumConfig, FilterConfig
 
@@ -26,13 +26,13 @@ def column(examples: Sequence[Example], name: str) -> list[Any]:
     """Return the values of a column; "info.level" is the value of `info` under "level"."""
     parts = name.split(".")
     values: list[Any] = []
-    for i, example in enumerate(examples):
+    for index, example in enumerate(examples):
         value: Any = example
         for part in parts:
-            if not isinstance(value, Mapping) or part not in value:
-                inner = example.get("info")
-                known = {*example, *(f"info.{key}" for key in inner or {})} - {"prompt", "info"}
-                raise ConfigError(f"example {i} has no column '{name}'; {nearest(name, known)}")
+            if not is_mapping(value) or part not in value:
+                info_columns = {f"info.{key}" for key in example.get("info") or {}}
+                columns = {*example, *info_columns} - {"prompt", "info"}
+                raise ConfigError(f"example {index} has no column '{name}'; {nearest(name, columns)}")
             value = value[part]
         values.append(value)
     return values
@@ -54,6 +54,7 @@ def strata(values: Sequence[Any], bins: int) -> list[int]:
     if len(distinct) <= bins:
         return [distinct.index(value) for value in values]
     counts = sorted(Counter(values).items())
+    # Quantiles of skewed columns would put most values into one bin; these are as equal in size as ties allow.
     edges = [counts[cut][0] for cut in _even_cuts([count for _, count in counts], bins)]
     return [bisect_right(edges, value) for value in values]
 
@@ -74,7 +75,8 @@ def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
     rows: list[list[int]] = []
     for part in range(1, parts):
         lines: deque[tuple[int, int, int]] = deque()  # slope, intercept and index of a cut
-        row, cuts = [0] * len(ends), [0] * len(ends)
+        row = [0] * len(ends)
+        cuts = [0] * len(ends)
         for i in range(part + 1, len(ends)):
             line = (-2 * ends[i - 1], best[i - 1] + ends[i - 1] ** 2, i - 1)
             while len(lines) > 1 and _is_never_lowest(lines[-2], lines[-1], line):
@@ -82,13 +84,17 @@ def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
             lines.append(line)
             while len(lines) > 1 and _at(lines[0], ends[i]) >= _at(lines[1], ends[i]):
                 lines.popleft()
-            row[i], cuts[i] = ends[i] ** 2 + _at(lines[0], ends[i]), lines[0][2]
+            row[i] = ends[i] ** 2 + _at(lines[0], ends[i])
+            cuts[i] = lines[0][2]
         best = row
         rows.append(cuts)
-    found = [len(sizes)]
+    # Trace the best cuts back, from the last part to the first.
+    first_indices: list[int] = []
+    end = len(sizes)
     for cuts in reversed(rows):
-        found.append(cuts[found[-1]])
-    return found[:0:-1]
+        end = cuts[end]
+        first_indices.append(end)
+    return first_indices[::-1]
 
 
 def _at(line: tuple[int, int, int], x: int) -> int:
@@ -108,9 +114,9 @@ def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
     members: dict[int, list[int]] = {}
     for index in order:
         members.setdefault(stratum[index], []).append(index)
-    positions = [
-        ((i + 0.5) / len(some), number, index) for number, some in members.items() for i, index in enumerate(some)
-    ]
+    positions: list[tuple[float, int, int]] = []
+    for number, indices in members.items():
+        positions += [((i + 0.5) / len(indices), number, index) for i, index in enumerate(indices)]
     return [index for _, _, index in sorted(positions, key=lambda position: position[:2])]
 
 
@@ -138,6 +144,7 @@ class ExampleOrder:
             wrong = next((value for value in values if not _is_number(value)), None)
             if wrong is not None:
                 raise ConfigError(f"curriculum column '{curriculum.column}' has {wrong!r}; expected numbers")
+            # Sorting is stable: examples with equal values keep the dataset's order, or the shuffled one.
             self._ascending = sorted(self._epoch_order(0), key=lambda index: values[index])
 
     def step(self, step: int, position: int) -> Iterator[int]:
@@ -149,8 +156,8 @@ class ExampleOrder:
         """
         if self._ascending is None:
             while True:
-                epoch, place = divmod(position, self.size)
-                yield self._interleaved(epoch)[place]
+                epoch, index = divmod(position, self.size)
+                yield self._interleaved(epoch)[index]
                 position += 1
         window = min(self.groups, self.size)  # slides over the sorted examples from the first to the last
         start = round(step / max(1, self.steps - 1) * (self.size - window))
@@ -192,14 +199,21 @@ class Difficulty:
         if not rewards:
             return None
         first = step - self.config.difficulty_window
+        # Older rewards can be forgotten: steps only increase.
         rewards[:] = [(number, reward) for number, reward in rewards if number >= first]
         return math.fsum(reward for _, reward in rewards) / len(rewards) if rewards else None
 
     def skips(self, example_id: int, step: int) -> bool:
         """Return whether an example is too hard or too easy for `step` (counted from 1)."""
+        if not self.config.skips_examples:
+            return False
+        mean = self.mean(example_id, step)
+        if mean is None:
+            return False
         low, high = self.config.hard_threshold, self.config.easy_threshold
-        mean = self.mean(example_id, step) if self.config.skips_examples else None
-        return mean is not None and ((low is not None and mean <= low) or (high is not None and mean >= high))
+        is_too_hard = low is not None and mean <= low
+        is_too_easy = high is not None and mean >= high
+        return is_too_hard or is_too_easy
 
 
 class StepExamples:
@@ -226,6 +240,7 @@ class StepExamples:
         while len(taken) < count:
             index = next(self._candidates)
             self.position += 1
+            # After a whole round of skipped examples, all would be skipped, and the loop would not end.
             if len(passed) < self.size and self.difficulty.skips(index, self.number):
                 passed.append(index)
                 self.skipped += 1

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, compress, islice
 
 import msgspec
 
@@ -22,6 +22,8 @@ from rove.train.teacher_data import CERTAIN_NATS, TokenClass, entropy_of, good_r
 
 History = Sequence[Mapping[str, float]]
 
+SAMPLED_REWARD = "eval/sampled/reward/mean"
+"""Metric of the held-out evaluation that every recipe of `rove train` has."""
 MIN_HIDDEN_SHARE = 0.1
 """Minimum value of `hidden_share` that means a hidden state."""
 GUESS_SHARE = 0.93
@@ -90,6 +92,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[int, int] | None = None
     """See `unseen_answers`."""
 
+    @property
+    def range_of_rewards(self) -> tuple[float, float]:
+        """The lower and the upper end of the range."""
+        return self.weakest if self.lowest is None else self.lowest, self.highest
+
     def has_learned(self, history: History) -> bool:
         """Return whether the sampled reward of a run is clearly above that of the weakest policy."""
         rewards = _sampled_rewards(history)
@@ -100,9 +107,14 @@ def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: floa
     """Return the task with what the teacher's rollouts show of the tokenizer and of relations between prompts and responses."""
     records = list(islice(good_rollouts(run, min_reward), MAX_TEACHER_ROLLOUTS))
     sequences = sequences_of(renderer, records)
-    examples = {msgspec.json.encode((one.prompt, one.answer, one.info), order="deterministic") for one in records}
-    sampled = Counter(token for one in sequences for token, is_sampled in zip(one.ids, one.mask) if is_sampled)
-    tokens = {token for one in sequences for token in one.ids}
+    examples = {
+        msgspec.json.encode((record.prompt, record.answer, record.info), order="deterministic") for record in records
+    }
+    tokens: set[int] = set()
+    sampled: Counter[int] = Counter()
+    for sequence in sequences:
+        tokens.update(sequence.ids)
+        sampled.update(compress(sequence.ids, sequence.mask))
     return msgspec.structs.replace(
         task,
         merged=merged_symbols(renderer.decode([token]) for token in tokens),
@@ -114,7 +126,7 @@ def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: floa
 
 def is_stuck(history: History, total: int, task: Task) -> bool:
     """Return whether SFT has not left the level of the weakest policy after a tenth of its maximum number of steps."""
-    is_measured = any("eval/sampled/reward/mean" in row for row in history)
+    is_measured = any(SAMPLED_REWARD in row for row in history)
     return is_measured and len(history) >= STUCK_AFTER * total and not task.has_learned(history)
 
 
@@ -122,8 +134,8 @@ def during_sft(history: History, task: Task) -> list[Finding]:
     """Return why SFT is stuck, as far as the loss and the teacher's rollouts show it."""
     loss = statistics.fmean(row["loss"] for row in history[-5:])
     if task.token_entropy is not None and loss > UNLEARNED_SHARE * task.token_entropy:
-        seen = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
-        return [_learning_rate(seen)]
+        text = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
+        return [_learning_rate(text)]
     return _cause(f"After {len(history)} steps, the reward is that of {task.start_name}", task)
 
 
@@ -135,41 +147,33 @@ def after_sft(
     Args:
         classes: Losses by token class.
     """
-    unsure = [one for one in classes if not one.is_format]
-    fixed = [one for one in classes if one.is_format]
+    unsure = [token_class for token_class in classes if not token_class.is_format]
+    fixed = [token_class for token_class in classes if token_class.is_format]
     if fixed and _mean(fixed, "loss") > 3 * max(CERTAIN_NATS, _mean(fixed, "entropy")):
         return [_learning_rate(f"tokens that never vary have a loss of {_mean(fixed, 'loss'):.2f} nats")]
     if task.has_learned(history):
         return _below_target(history, unsure, task, target)
     if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy"):
         return _unfinished(history, unsure, task)
-    seen = f"SFT learned only the format. {_largest_loss(unsure)}"
-    found = _cause(seen, task)
-    if found:
-        return found
+    text = f"SFT learned only the format. {_largest_loss(unsure)}"
+    causes = _cause(text, task)
+    if causes:
+        return causes
     if _has_memorized(unsure):
-        return [
-            Finding(
-                "unpredictable",
-                f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes",
-            )
-        ]
-    return [Finding("guessing", seen)]
+        training_loss = _mean(unsure, "training_loss")
+        return [Finding("unpredictable", f"{text}; on the training data the loss is {training_loss:.2f}: it memorizes")]
+    return [Finding("guessing", text)]
 
 
-def _cause(seen: str, task: Task) -> list[Finding]:
-    """Return the cause of guessing that the teacher's rollouts show, if any."""
+def _cause(text: str, task: Task) -> list[Finding]:
+    """Return the cause of guessing that the teacher's rollouts show, if any; `text` says how the guessing showed."""
     if task.hidden is not None and task.hidden > MIN_HIDDEN_SHARE:
-        return [_hidden_state(seen, task.hidden)]
+        return [_hidden_state(f"{text}. ", task.hidden)]
     if task.merged:
-        return [_merged_tokens(task.merged, f"{seen}. ")]
+        return [_merged_tokens(task.merged, f"{text}. ")]
     if task.is_related is False:
-        return [
-            Finding(
-                "unpredictable",
-                f"{seen}. No single token of the prompts is related to any token of the teacher's responses",
-            )
-        ]
+        text += ". No single token of the prompts is related to any token of the teacher's responses"
+        return [Finding("unpredictable", text)]
     return []
 
 
@@ -178,18 +182,20 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     rewards = _sampled_rewards(history)
     if not rewards:
         return []
-    seen = (
+    text = (
         f"the highest reward in {len(history)} steps of SFT was {max(rewards):.3f}; {task.start_name} has {task.weakest:.3f}, "
         f"the best policy {task.best:.3f}. "
     )
     if _has_memorized(unsure):
-        return [_memorized_data(seen, unsure, task)]
-    seen += "The model has learned more than the format"
+        return [_memorized_data(text, unsure, task)]
+    text += "The model has learned more than the format"
     remedy = ""
     if _is_flat(rewards, task):
-        seen += ", but the reward did not rise in the second half of the steps"
+        text += ", but the reward did not rise in the second half of the steps"
         remedy = EASIER
-    return [Finding("unfinished", f"{seen}. {_largest_loss(unsure)}" if unsure else seen, remedy=remedy)]
+    if unsure:
+        text += f". {_largest_loss(unsure)}"
+    return [Finding("unfinished", text, remedy=remedy)]
 
 
 def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, target: float | None) -> list[Finding]:
@@ -197,136 +203,141 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
     rewards = _sampled_rewards(history)
     if target is None or max(rewards) >= target or not _is_flat(rewards, task):
         return []
-    seen = (
+    text = (
         f"the highest reward in {len(history)} steps of SFT was {max(rewards):.3f}, below its target of {target:.3f}, and it "
         "did not rise in the second half of the steps"
     )
     if _has_memorized(unsure):
-        return [_memorized_data(f"{seen}. ", unsure, task)]
-    return [Finding("unfinished", seen, remedy=f"a third of sft.learning_rate, {EASIER}")]
+        return [_memorized_data(f"{text}. ", unsure, task)]
+    return [Finding("unfinished", text, remedy=f"a third of sft.learning_rate, {EASIER}")]
 
 
 def _largest_loss(unsure: Sequence[TokenClass]) -> str:
     """Return the token class that adds most to the loss."""
-    worst = max(unsure, key=lambda one: one.count * one.loss)
-    tokens = ", ".join([*map(repr, worst.tokens[:MAX_SHOWN]), *(["…"] if len(worst.tokens) > MAX_SHOWN else [])])
-    is_guess = worst.loss > GUESS_SHARE * worst.entropy
-    seen = f"the model guesses among {tokens}:" if is_guess else f"where {tokens} are frequent,"
+    worst = max(unsure, key=lambda token_class: token_class.count * token_class.loss)
+    names = [repr(token) for token in worst.tokens[:MAX_SHOWN]]
+    if len(worst.tokens) > MAX_SHOWN:
+        names.append("…")
+    tokens = ", ".join(names)
+    if worst.loss > GUESS_SHARE * worst.entropy:
+        text = f"After {worst.before!r} the model guesses among {tokens}:"
+    else:
+        text = f"After {worst.before!r}, where {tokens} are frequent,"
     return (
-        f"After {worst.before!r}{'' if is_guess else ','} {seen} the loss is {worst.loss:.2f} nats, like a uniform choice among "
-        f"{math.exp(worst.loss):.1f} tokens; frequencies alone give {worst.entropy:.2f} nats"
+        f"{text} the loss is {worst.loss:.2f} nats, like a uniform choice among {math.exp(worst.loss):.1f} tokens; "
+        f"frequencies alone give {worst.entropy:.2f} nats"
     )
 
 
 def _sampled_rewards(history: History) -> list[float]:
-    return [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    return [row[SAMPLED_REWARD] for row in history if SAMPLED_REWARD in row]
 
 
 def _is_flat(rewards: Sequence[float], task: Task) -> bool:
     """Return whether the second half of the evaluations is not better than the first."""
     middle = len(rewards) // 2
-    return middle > 0 and max(rewards[middle:]) - max(rewards[:middle]) <= SAME_REWARD * (task.best - task.weakest)
+    if middle == 0:
+        return False
+    gain = max(rewards[middle:]) - max(rewards[:middle])
+    return gain <= SAME_REWARD * (task.best - task.weakest)
 
 
 def _has_memorized(unsure: Sequence[TokenClass]) -> bool:
     return bool(unsure) and _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss")
 
 
-def _memorized_data(seen: str, unsure: Sequence[TokenClass], task: Task) -> Finding:
-    losses = (
-        f"{_mean(unsure, 'training_loss'):.2f} nats on training data and {_mean(unsure, 'loss'):.2f} on held-out data"
-    )
-    return _memorized(f"{seen}The loss is {losses}: the model has memorized the training data", task)
+def _memorized_data(text: str, unsure: Sequence[TokenClass], task: Task) -> Finding:
+    training, held_out = _mean(unsure, "training_loss"), _mean(unsure, "loss")
+    losses = f"{training:.2f} nats on training data and {held_out:.2f} on held-out data"
+    return _memorized(f"{text}The loss is {losses}: the model has memorized the training data", task)
 
 
-def _memorized(seen: str, task: Task) -> Finding:
+def _memorized(text: str, task: Task) -> Finding:
     remedy = ""
     count, distinct = task.examples or (0, 0)
     if distinct < MAX_DISTINCT_SHARE * count:
-        seen += f". Only {distinct:,} of the first {count:,} training examples differ"
+        text += f". Only {distinct:,} of the first {count:,} training examples differ"
         remedy = "add more different examples to the environment: a larger num_examples only repeats them"
     unseen, answers = task.unseen or (0, 0)
     if unseen > MAX_UNSEEN_SHARE * answers:
-        seen += f". {unseen:,} of the {answers:,} different held-out answers occur in no response that SFT trained on"
+        text += f". {unseen:,} of the {answers:,} different held-out answers occur in no response that SFT trained on"
         remedy = "list the possible answers in the prompt, train on examples that cover them, or use a pretrained model"
-    return Finding("memorized", seen, remedy=remedy)
+    return Finding("memorized", text, remedy=remedy)
 
 
-def _learning_rate(seen: str) -> Finding:
-    return Finding("learning_rate", f"SFT did not even learn the format: {seen}")
+def _learning_rate(text: str) -> Finding:
+    return Finding("learning_rate", f"SFT did not even learn the format: {text}")
 
 
 def _mean(classes: Sequence[TokenClass], name: str) -> float:
-    total = sum(one.count for one in classes)
-    return sum(one.count * getattr(one, name) for one in classes) / total
+    """Return the mean of a field of the classes over their tokens."""
+    total = sum(token_class.count for token_class in classes)
+    return sum(token_class.count * getattr(token_class, name) for token_class in classes) / total
 
 
-def _hidden_state(seen: str, hidden: float) -> Finding:
+def _hidden_state(text: str, hidden: float) -> Finding:
     return Finding(
         "hidden_state",
-        f"{seen}{'. ' if seen else ''}For equal conversations, the scripted policy's responses agree within an example, but not "
+        f"{text}For equal conversations, the scripted policy's responses agree within an example, but not "
         f"across examples (excess agreement {hidden:.0%}): it uses something that the model does not see",
     )
 
 
-def _merged_tokens(merged: Sequence[str], seen: str) -> Finding:
-    return Finding(
-        "merged_tokens",
-        f"{seen}Tokens like {', '.join(map(repr, merged[:MAX_SHOWN]))} contain several symbols, which the model cannot see",
-    )
+def _merged_tokens(merged: Sequence[str], text: str) -> Finding:
+    tokens = ", ".join(map(repr, merged[:MAX_SHOWN]))
+    return Finding("merged_tokens", f"{text}Tokens like {tokens} contain several symbols, which the model cannot see")
 
 
 def before_training(
     rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None
 ) -> list[Finding]:
     """Return what prevents learning, as far as rollouts of the scripted policies show it."""
-    scored = [reward for some in rewards.values() for reward in some]
-    if errors and not scored:
-        name, error = next(iter(errors.items()))
-        return [Finding("reward_error", f"every rollout fails; the first, of {name}: {error}")]
-    found: list[Finding] = []
+    scored = list(chain.from_iterable(rewards.values()))
+    findings: list[Finding] = []
     if errors:
         name, error = next(iter(errors.items()))
-        found.append(Finding("reward_error", f"rollouts fail; the first, of {name}: {error}"))
+        amount = "rollouts fail" if scored else "every rollout fails"
+        findings.append(Finding("reward_error", f"{amount}; the first, of {name}: {error}"))
+        if not scored:
+            return findings
     if len(set(scored)) == 1 and len(rewards) > 1:
         text = f"every rollout of {len(rewards)} scripted policies has the reward {scored[0]:g}"
-        found.append(Finding("no_spread", text, remedy="reward the better policy more than the weaker one"))
+        findings.append(Finding("no_spread", text, remedy="reward the better policy more than the weaker one"))
     if hidden is not None and hidden > MIN_HIDDEN_SHARE:
-        found.append(_hidden_state("", hidden))
-    return found
+        findings.append(_hidden_state("", hidden))
+    return findings
 
 
 def during_rl(history: History, task: Task, window: int = 5, steps: int | None = None) -> list[Finding]:
     """Return what is wrong in an RL run."""
-    lowest = task.weakest if task.lowest is None else task.lowest
-    highest = task.highest
+    lowest, highest = task.range_of_rewards
+    reward_range = highest - lowest
     held_out = _sampled_rewards(history)
     # Whether the first held-out reward is that of the initial weights.
     is_measured = bool(held_out) and history[0]["step"] == 0
     history = [row for row in history if "reward/mean" in row]
-    if len(history) < window or highest <= lowest:
+    if len(history) < window or reward_range <= 0:
         return []
-    means = [
-        statistics.fmean(row["reward/mean"] for row in history[i : i + window])
-        for i in range(len(history) - window + 1)
-    ]
-    start, reward = history[0]["reward/mean"], means[-1]
+    rewards = [row["reward/mean"] for row in history]
+    means = [statistics.fmean(rewards[i : i + window]) for i in range(len(rewards) - window + 1)]
+    start, reward = rewards[0], means[-1]
     best = max(start, *means)  # the first update may be the one that is too large
     # The examples of a step may be harder by chance, and the model may forget training examples that it had memorized: the
     # held-out reward must have fallen too. Without a measurement of the initial weights, `start` stands for it.
     initial = [] if is_measured else [start]
-    has_fallen = held_out and max([*initial, *held_out]) - held_out[-1] > MAX_REWARD_DROP / 2 * (highest - lowest)
-    if has_fallen and best - reward > MAX_REWARD_DROP * (highest - lowest):
-        near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * (highest - lowest)]
+    has_fallen = held_out and max([*initial, *held_out]) - held_out[-1] > MAX_REWARD_DROP / 2 * reward_range
+    if has_fallen and best - reward > MAX_REWARD_DROP * reward_range:
+        near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * reward_range]
         steps = len(means) - 1 - near_best[-1] if near_best else len(history) - 1
         return [_collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)]
-    is_current = "eval/sampled/reward/mean" in history[-1]  # an earlier one would lag behind
-    if is_current and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
-        text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
-        return [
-            _memorized(f"{text}: the model has memorized the training examples, or held-out examples are harder", task)
-        ]
-    progress = (means[0] - lowest) / (highest - lowest)
+    is_current = SAMPLED_REWARD in history[-1]  # an earlier one would lag behind
+    if is_current and reward - held_out[-1] > MAX_HELD_OUT_GAP * reward_range:
+        text = (
+            f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones: the model has "
+            "memorized the training examples, or held-out examples are harder"
+        )
+        return [_memorized(text, task)]
+    progress = (means[0] - lowest) / reward_range
     first_equal = zero_advantage_share(*history[:window]) or 0.0
     if progress > SATURATED_SHARE or (progress > HIGH_SHARE and first_equal > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
@@ -340,25 +351,29 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
     Args:
         means: Mean rewards of every `window` steps in a row.
     """
-    lowest = task.weakest if task.lowest is None else task.lowest
-    first_equal, equal = (zero_advantage_share(*rows) or 0.0 for rows in (history[:window], history[-window:]))
+    lowest, highest = task.range_of_rewards
+    first_equal, equal = _zero_advantage_shares(history, window)
     text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {means[-1]:.3f}"
-    if equal > MIN_EQUAL_SHARE and means[-1] < lowest + SUCCESS_SHARE * (task.highest - lowest):
-        if first_equal > MIN_EQUAL_SHARE:
-            return [Finding("no_spread", f"{text}: RL has nothing to learn from")]
-        if max(history[0]["reward/mean"], *means) - means[-1] > MAX_REWARD_DROP * (task.highest - lowest):
-            return []  # a fall that the next evaluation may confirm
-        # Steps without training have no entropy.
-        entropies = [row["entropy/all/mean"] for row in history if "entropy/all/mean" in row] or [0.0]
-        first, last = statistics.fmean(entropies[:window]), entropies[-1]
-        if last < first / 2:
-            text += (
-                f": the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} later)"
-            )
-        else:
-            text += ": the rewards of a group have become equal"
-        return [Finding("no_spread", text, remedy=registry()["no_progress"].remedy)]
-    return []
+    is_solved = means[-1] >= lowest + SUCCESS_SHARE * (highest - lowest)
+    if equal <= MIN_EQUAL_SHARE or is_solved:
+        return []
+    if first_equal > MIN_EQUAL_SHARE:
+        return [Finding("no_spread", f"{text}: RL has nothing to learn from")]
+    if max(history[0]["reward/mean"], *means) - means[-1] > MAX_REWARD_DROP * (highest - lowest):
+        return []  # a fall that the next evaluation may confirm
+    # Steps without training have no entropy.
+    entropies = [row["entropy/all/mean"] for row in history if "entropy/all/mean" in row] or [0.0]
+    first, last = statistics.fmean(entropies[:window]), entropies[-1]
+    if last < first / 2:
+        text += f": the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} later)"
+    else:
+        text += ": the rewards of a group have become equal"
+    return [Finding("no_spread", text, remedy=registry()["no_progress"].remedy)]
+
+
+def _zero_advantage_shares(history: History, window: int) -> tuple[float, float]:
+    """Return the shares of zero-advantage groups in the first and in the last steps."""
+    return zero_advantage_share(*history[:window]) or 0.0, zero_advantage_share(*history[-window:]) or 0.0
 
 
 def _no_progress(history: History, means: Sequence[float], task: Task, window: int, steps: int | None) -> list[Finding]:
@@ -367,11 +382,12 @@ def _no_progress(history: History, means: Sequence[float], task: Task, window: i
     Args:
         means: Mean rewards of every `window` steps in a row.
     """
-    first_equal, equal = (zero_advantage_share(*rows) or 0.0 for rows in (history[:window], history[-window:]))
+    first_equal, equal = _zero_advantage_shares(history, window)
     best = max([*means, *_sampled_rewards(history)])
     is_guess = task.lowest is None and best <= task.weakest
     is_late = len(history) >= max(2 * window, int(STUCK_AFTER * (steps or 0)))
-    if not (is_guess and is_late and min(first_equal, equal) > MIN_STUCK_EQUAL_SHARE):
+    has_few_advantages = min(first_equal, equal) > MIN_STUCK_EQUAL_SHARE
+    if not (is_guess and is_late and has_few_advantages):
         return []
     text = (
         f"after {len(history)} steps, the mean reward is {means[-1]:.3f}; {task.start_name} has {task.weakest:.3f}. {equal:.0%} "
@@ -380,8 +396,8 @@ def _no_progress(history: History, means: Sequence[float], task: Task, window: i
     return [Finding("no_progress", text)]
 
 
-def _collapse(seen: str, steps: int) -> Finding:
+def _collapse(text: str, steps: int) -> Finding:
     if steps <= SUDDEN_STEPS:
-        text = f"{seen}: the updates are too large"
+        text += ": the updates are too large"
         return Finding("learning_rate", text, remedy="lower rl.learning_rate to a third or a tenth")
-    return Finding("collapse", seen)
+    return Finding("collapse", text)

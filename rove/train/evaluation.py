@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rove.core.errors import ConfigError, RunError, nearest
 from rove.core.findings import Finding
@@ -61,10 +61,12 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
         value = row.get(goal.metric) if goal.metric is not None else None
         if value is None:
             continue
+        # Only a strictly better value starts the count of measurements without progress again.
         if best is None or not goal.is_as_good(best.value, value):
             best = Best(int(row["step"]), value, 0)
         else:
-            best = Best(int(row["step"]) if value == best.value else best.step, best.value, best.since + 1)
+            step = int(row["step"]) if value == best.value else best.step
+            best = Best(step, best.value, best.since + 1)
     return best
 
 
@@ -75,12 +77,14 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
         return None
     if goal.target is not None and goal.is_as_good(best.value, goal.target):
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
-    since = min(best.since, _measurements_after(history, goal, _last_fall(history)))
-    if goal.patience is not None and since >= goal.patience:
-        return f"{goal.metric} has not improved on {best.value:g} in {best.since} measurements" + (
-            f", and the validation loss has not fallen in {since}" if since < best.since else ""
-        )
-    return None
+    since_fall = _measurements_after(history, goal, _last_fall(history))
+    since = min(best.since, since_fall)
+    if goal.patience is None or since < goal.patience:
+        return None
+    text = f"{goal.metric} has not improved on {best.value:g} in {best.since} measurements"
+    if since < best.since:
+        text += f", and the validation loss has not fallen in {since}"
+    return text
 
 
 def _last_fall(history: Sequence[Mapping[str, float]]) -> int:
@@ -108,9 +112,10 @@ def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
         if value is None:
             continue
         prefix = str(goal.metric).removesuffix("mean")
+        low, high = row.get(f"{prefix}interval_low", value), row.get(f"{prefix}interval_high", value)
         if value > best:
-            best, best_low = value, row.get(f"{prefix}interval_low", value)
-        elif best - value >= MIN_FALL * abs(best) and row.get(f"{prefix}interval_high", value) < best_low:
+            best, best_low = value, low
+        elif best - value >= MIN_FALL * abs(best) and high < best_low:
             count += 1
     return count
 
@@ -126,7 +131,7 @@ class HeldOutEvaluations:
     def __init__(
         self,
         configs: Sequence[EvaluationConfig],
-        client: EngineClient | None,
+        client: EngineClient[Any] | None,
         run: Run,
         env_dir: str | Path | None = None,
         seed: int = 0,
@@ -141,10 +146,10 @@ class HeldOutEvaluations:
         self.seed = seed
         self.isolation = isolation
         for config in configs:  # environments that cannot be loaded fail before training
-            with temporary_environment(
-                config.env, env_dir, config.env_args, config.environment_isolation(isolation)
-            ) as env:
-                if (kind := config.evaluation_kind) is not None:
+            own_isolation = config.environment_isolation(isolation)
+            kind = config.evaluation_kind
+            with temporary_environment(config.env, env_dir, config.env_args, own_isolation) as env:
+                if kind is not None:
                     kind.check(env)
 
     def of_metric(self, metric: str | None) -> list[EvaluationConfig]:
@@ -170,8 +175,8 @@ class HeldOutEvaluations:
         for config in configs:
             kind = config.evaluation_kind
             evaluation = self._rollouts(step, config) if kind is None else self._registered(step, config, kind)
-            found = await evaluation
-            metrics |= {f"eval/{config.label}/{name}": value for name, value in found.items()}
+            measured = await evaluation
+            metrics |= {f"eval/{config.label}/{name}": value for name, value in measured.items()}
         self.client.engine.update_weights(step)  # clears the engine's caches, as in a run that resumes here
         return {**metrics, "time/evaluation": time.perf_counter() - started}
 
@@ -184,14 +189,17 @@ class HeldOutEvaluations:
             The metrics, as of `measure`.
         """
         step = int(row["step"])
-        now = self.configs if last else self.due(step)
-        found = await self.measure(step, now)
-        check_measured(goal.metric, now, found)
-        rest = [config for config in self.configs if config not in now]
-        if rest and goal.metric in {**row, **found} and stop_reason([*history, {**row, **found}], goal) is not None:
-            more = await self.measure(step, rest)
-            found |= {**more, "time/evaluation": found.get("time/evaluation", 0.0) + more["time/evaluation"]}
-        return found
+        due = self.configs if last else self.due(step)
+        metrics = await self.measure(step, due)
+        check_measured(goal.metric, due, metrics)
+        others = [config for config in self.configs if config not in due]
+        measured_row = {**row, **metrics}
+        ends_here = goal.metric in measured_row and stop_reason([*history, measured_row], goal) is not None
+        if others and ends_here:
+            seconds = metrics.get("time/evaluation", 0.0)
+            metrics |= await self.measure(step, others)
+            metrics["time/evaluation"] += seconds
+        return metrics
 
     async def _rollouts(self, step: int, config: EvaluationConfig) -> dict[str, float]:
         assert self.client is not None
@@ -227,6 +235,7 @@ class HeldOutEvaluations:
         finally:
             if isinstance(env, RemoteEnv):
                 env.close()
+        # Without this, a metric would just be missing, and the goal would never be reached.
         if not result.scored and failures:
             error = failures[0].error
             assert error is not None
@@ -251,7 +260,7 @@ class HeldOutEvaluations:
 
 def _metrics(result: EvaluationResult) -> dict[str, float]:
     """Return the metrics of an evaluation; unknown values (nan) are left out."""
-    found = {
+    metrics = {
         "reward/mean": result.reward.mean,
         "reward/interval_low": result.reward.low,
         "reward/interval_high": result.reward.high,
@@ -260,16 +269,18 @@ def _metrics(result: EvaluationResult) -> dict[str, float]:
         "failed": result.error_share,
     }
     for name, function in result.functions.items():
-        found[f"{'reward' if function.weight else 'metrics'}/{name}"] = function.mean
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+        kind = "reward" if function.weight else "metrics"
+        metrics[f"{kind}/{name}"] = function.mean
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
 def check_measured(metric: str | None, measured: Sequence[EvaluationConfig], metrics: Mapping[str, float]) -> None:
     """Raise a ConfigError if `metric` belongs to an evaluation that was measured but does not have it."""
-    labels = [config.label for config in measured]
-    if metric is not None and metric not in metrics and any(metric.startswith(f"eval/{label}/") for label in labels):
-        known = [name for name in metrics if name.startswith("eval/")]
-        raise ConfigError(f"keep_best is '{metric}', which its evaluation does not measure; {nearest(metric, known)}")
+    if metric is None or metric in metrics:
+        return
+    if any(metric.startswith(f"eval/{config.label}/") for config in measured):
+        names = [name for name in metrics if name.startswith("eval/")]
+        raise ConfigError(f"keep_best is '{metric}', which its evaluation does not measure; {nearest(metric, names)}")
 
 
 def keep_best(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]], goal: Goal) -> None:
@@ -282,10 +293,12 @@ def keep_best(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, floa
 def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> JsonObject:
     """Return the fields `best` and `stopped` of a run's summary: the best measurement, and why training stopped early."""
     best, stopped = best_of(history, goal), stop_reason(history, goal)
-    found: JsonObject = {}
+    summary: JsonObject = {}
     if best is not None:
-        found["best"] = {"metric": goal.metric, "value": best.value, "step": best.step}
-    return {**found, "stopped": stopped} if stopped is not None else found
+        summary["best"] = {"metric": goal.metric, "value": best.value, "step": best.step}
+    if stopped is not None:
+        summary["stopped"] = stopped
+    return summary
 
 
 def reward_gain(rewards: Sequence[float]) -> Estimate | None:
@@ -300,8 +313,10 @@ def reward_gain(rewards: Sequence[float]) -> Estimate | None:
     if len(rewards) < MIN_PLATEAU_STEPS:
         return None
     first, last = rewards[:part], rewards[-part:]
+    # Both parts have the same number of steps; their variances may differ.
     error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / part)
-    gain, half_width = statistics.fmean(last) - statistics.fmean(first), t_quantile(0.975, 2 * part - 2) * error
+    half_width = t_quantile(0.975, 2 * part - 2) * error
+    gain = statistics.fmean(last) - statistics.fmean(first)
     return Estimate(gain, gain - half_width, gain + half_width)
 
 

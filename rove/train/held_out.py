@@ -45,8 +45,8 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
     Args:
         available: Number of held-out examples; None if the environment makes as many as needed.
     """
-    wanted = SELECTION_ROLLOUTS + table
-    if has_seed and (available is None or available >= wanted):
+    needed = SELECTION_ROLLOUTS + table
+    if has_seed and (available is None or available >= needed):
         text = "The evaluations in training, which choose the weights, use examples of another seed."
         return HeldOut(SELECTION_ROLLOUTS, table, 0, True, text)
     if available is None:
@@ -61,7 +61,7 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
     else:
         selection = min(SELECTION_ROLLOUTS, int(SELECTION_SHARE * available))
         table = min(table, available - selection)
-        few = f" There are only {available:,} examples." if available < wanted else ""
+        few = f" There are only {available:,} examples." if available < needed else ""
     text = f"The first {selection:,} examples choose the weights in training; the table uses others.{few}"
     return HeldOut(selection, table, selection, False, text)
 

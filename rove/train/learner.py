@@ -1,13 +1,16 @@
 """The learner: trainer, reference model and checkpoints, in one process or sharded over several.
 
-With several processes, each has a learner, and all receive the same calls (`rove.train.worker_group`).
+With several processes, each has a learner, and all receive the same calls (`rove.train.worker_group`):
+docs/decisions/ranks.md explains why only the first process runs the loop.
 """
+
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +39,7 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
         return loaded
     from rove.models.adapter import add_adapter
 
+    # An absolute path: the adapter is found again from any working directory.
     folder = Path(model_path(config.model)).expanduser()
     adapter = add_adapter(
         loaded.model,
@@ -50,12 +54,14 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 @contextmanager
-def adapter_dropout(model: torch.nn.Module, seed: int) -> Iterator[None]:
+def adapter_dropout(model: torch.nn.Module, seed: int) -> Generator[None]:
     """Return a context in which the adapter's dropout is active, with its own random stream."""
-    layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
+    modules: dict[str, torch.nn.Module] = dict(model.named_modules())
+    layers = [layer for name, layer in modules.items() if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield
         return
+    # Without this, the masks would depend on the random numbers that other code has drawn, and a resumed run would differ.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for layer in layers:
@@ -82,21 +88,23 @@ class TokenStats:
 
     def add(self, batch: Batch, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
         """Record the chosen sequences of a batch; log-probabilities and entropies are [M]."""
-        for place, sequence in enumerate(batch.sequences):
+        for index, sequence in enumerate(batch.sequences):
             origin = sequence.origin
             if origin is not None and (origin.example_key, origin.rollout_index) in self.chosen:
-                mine = batch.sequence_index == place  # batches keep the token order of a sequence
+                mine = batch.sequence_index == index  # batches keep the token order of a sequence
                 self.records.append((sequence, logprobs[mine], entropies[mine]))
 
     def rollouts(self) -> list[TrainedRollout]:
         """Return the records by rollout."""
-        found: dict[tuple[str, int], list[TrainedTurn]] = {place: [] for place in sorted(self.chosen)}
+        turns_of: dict[tuple[str, int], list[TrainedTurn]] = {rollout: [] for rollout in sorted(self.chosen)}
         for sequence, logprobs, entropies in self.records:
-            assert sequence.origin is not None
-            found[sequence.origin.example_key, sequence.origin.rollout_index] += _trained_turns(
-                sequence, logprobs, entropies
-            )
-        return [TrainedRollout(*place, sorted(turns, key=lambda turn: turn.turn)) for place, turns in found.items()]
+            origin = sequence.origin
+            assert origin is not None
+            turns_of[origin.example_key, origin.rollout_index] += _trained_turns(sequence, logprobs, entropies)
+        return [
+            TrainedRollout(key, index, sorted(turns, key=lambda turn: turn.turn))
+            for (key, index), turns in turns_of.items()
+        ]
 
 
 def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
@@ -106,7 +114,8 @@ def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies
         return []
     advantages = [value for value, trained in zip(sequence.advantages, sequence.mask, strict=True) if trained]
     logprob_values, entropy_values = _rounded(logprobs), _rounded(entropies)
-    turns, start = [], 0
+    turns: list[TrainedTurn] = []
+    start = 0
     for number, count in sequence.origin.turns:
         end = start + count
         if count:
@@ -116,7 +125,9 @@ def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
-    return [round(value, DECIMALS) + 0.0 for value in values.tolist()]
+    numbers: list[float] = values.tolist()
+    # Adding 0.0 turns −0.0 into 0.0.
+    return [round(number, DECIMALS) + 0.0 for number in numbers]
 
 
 logger = logging.getLogger(__name__)
@@ -161,6 +172,7 @@ class Learner:
         if objective.reference is not None:
             whole = clone_model(loaded.model)
             if objective.reference == "first":
+                # The model before training has no adapter; its base weights are shared and not copied.
                 disable_adapters(whole)
             self.reference = shard_copy(whole, ranks, config.mixed_precision)
         self.on_progress = on_progress
@@ -192,12 +204,13 @@ class Learner:
             with self.trainer.training_precision(model):
                 batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
         stats = TokenStats(samples, objective.log_token_stats, derive_seed(self.config.seed, "token_stats", step))
-        divisor, see = count_trained_tokens(samples), stats.add if stats.chosen else None
+        divisor = count_trained_tokens(samples)
+        measured: list[dict[str, float]] = []
         with adapter_dropout(model, derive_seed(self.config.seed, "dropout", step)):
-            measured = [
-                self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, None if update else see)
-                for update in range(objective.num_iterations)
-            ]
+            for iteration in range(objective.num_iterations):
+                on_batch = stats.add if stats.chosen and iteration == 0 else None
+                measured.append(self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, on_batch))
+        # Each process has measured the sequences of its own batches.
         stats.records = self.ranks.all_gather(stats.records)
         self.token_stats = stats.rollouts()
         return measured[-1] | {name: measured[0][name] for name in MISMATCH_METRICS}
@@ -228,6 +241,7 @@ class Learner:
         restore_weights(path, self.loaded)
         if self.ranks.size > 1:
             scatter_weights(trainable_parameters(self.loaded.model), self.trainer.model)
+        # The moments belong to the gradients that led to the fall.
         self.trainer.reset_optimizer()
         if self.moving_reference is not None:
             self.update_reference()
@@ -245,5 +259,6 @@ def resume(group: WorkerGroup[Learner], run: Run) -> int:
     last = run.last_checkpoint()
     if last is not None:
         group.call_all(Learner.restore, last[0])
+    # What was written after the checkpoint will be written again.
     run.cut(last[1] if last else None)
     return last[1].step if last else 0

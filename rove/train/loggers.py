@@ -120,11 +120,11 @@ def open_loggers(names: Sequence[str], run: Run, config: JsonMapping, step: int)
 
 def scalars(row: JsonMapping) -> dict[str, float]:
     """Return the finite numbers of a row of metrics, without the step."""
-    return {
-        name: float(value)
-        for name, value in row.items()
-        if name != "step" and isinstance(value, (int, float)) and math.isfinite(value)
-    }
+    numbers: dict[str, float] = {}
+    for name, value in row.items():
+        if name != "step" and isinstance(value, (int, float)) and math.isfinite(value):
+            numbers[name] = float(value)
+    return numbers
 
 
 def _id(run: Run) -> str:

@@ -7,6 +7,8 @@ are computed before the step is cut, so the cut does not change the sum.
 Three policies appear: π is being trained, π_old is π at the start of the step, μ sampled. r = π/π_old.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -116,8 +118,9 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
     """
 
     def log_ratio(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
-        now = logprobs.detach()
-        return _sequence_means(now - tokens.start, tokens.sequence_index) + (logprobs - now)
+        # The last term is 0. It gives each token the gradient of its own log-probability.
+        constant = logprobs.detach()
+        return _sequence_means(constant - tokens.start, tokens.sequence_index) + (logprobs - constant)
 
     return _clipped_surrogate(log_ratio, clip_low, clip_high)
 
@@ -135,7 +138,10 @@ def _clipped_surrogate(
 
     def clip(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         ratio = _ratio(log_ratio(logprobs, tokens))
-        return ((ratio > high) & (tokens.advantages > 0)) | ((ratio < low) & (tokens.advantages < 0))
+        # The minimum takes the clipped term only where the update would move the ratio further away from 1.
+        is_too_high = (ratio > high) & (tokens.advantages > 0)
+        is_too_low = (ratio < low) & (tokens.advantages < 0)
+        return is_too_high | is_too_low
 
     return PolicyLoss(loss, clip)
 
@@ -149,7 +155,9 @@ def importance_corrected(per_token: Loss, cap: float) -> Loss:
 
     def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         values = per_token(logprobs, tokens)
-        return values if tokens.old is None else _ratio(tokens.old - tokens.sampler).clamp(max=cap) * values
+        if tokens.old is None:
+            return values
+        return _ratio(tokens.old - tokens.sampler).clamp(max=cap) * values
 
     return loss
 
@@ -166,8 +174,9 @@ def kl_penalized(per_token: Loss, weight: float, cap: float) -> Loss:
         if tokens.reference is None:
             raise ConfigError("kl_penalty is set, but these tokens come without log-probabilities of a reference model")
         difference = (tokens.reference - logprobs).clamp(max=MAX_LOG_RATIO)
-        k3 = difference.expm1() - difference
-        return per_token(logprobs, tokens) + weight * _ratio(logprobs - tokens.sampler).clamp(max=cap) * k3
+        k3 = difference.expm1() - difference  # expm1 keeps the digits of small differences
+        importance = _ratio(logprobs - tokens.sampler).clamp(max=cap)
+        return per_token(logprobs, tokens) + weight * importance * k3
 
     return loss
 
@@ -178,7 +187,8 @@ def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
 
 def _sequence_means(values: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
     """Return the mean over its sequence for every token [N]."""
-    _, index, counts = samples.unique(return_inverse=True, return_counts=True)
+    unique: tuple[torch.Tensor, ...] = samples.unique(return_inverse=True, return_counts=True)
+    _, index, counts = unique
     sums = values.new_zeros(len(counts)).index_add(0, index, values)
     return (sums / counts)[index]
 
@@ -203,6 +213,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}),
         "dapo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.28}),
         "dr_grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}, "constant"),  # arXiv 2503.20783
+        # Its paper averages over the tokens of a sequence.
         "gspo": Preset(gspo, {"clip_low": 3e-4, "clip_high": 4e-4}, "sequence"),
     }
 )
@@ -235,21 +246,30 @@ def make_loss(
     if ":" in name:
         loss = _import_loss(name, with_reference=kl_penalty > 0)
     elif name in PRESETS:
-        given = {"max_ratio": max_ratio, "clip_low": clip_low, "clip_high": clip_high}
-        defaults = PRESETS[name].bounds
-        loss = PRESETS[name].make(**{key: defaults[key] if given[key] is None else given[key] for key in defaults})
+        bounds = {"max_ratio": max_ratio, "clip_low": clip_low, "clip_high": clip_high}
+        arguments = dict(PRESETS[name].bounds)
+        for bound in arguments:
+            value = bounds[bound]
+            if value is not None:
+                arguments[bound] = value
+        loss = PRESETS[name].make(**arguments)
     else:
-        own = "your own function is given as package.module:function"
-        raise ConfigError(f"no loss '{name}' ({own}); {nearest(name, PRESETS)}")
+        advice = "your own function is given as package.module:function"
+        raise ConfigError(f"no loss '{name}' ({advice}); {nearest(name, PRESETS)}")
+    # Also for a custom loss: it may not know that the sampler's weights are older or in bf16.
     per_token = importance_corrected(loss.per_token, importance_cap)
-    return replace(loss, per_token=kl_penalized(per_token, kl_penalty, importance_cap) if kl_penalty else per_token)
+    if kl_penalty:
+        per_token = kl_penalized(per_token, kl_penalty, importance_cap)
+    return replace(loss, per_token=per_token)
 
 
 def _import_loss(name: str, with_reference: bool) -> PolicyLoss:
     """Import the loss "package.module:function" and try it on two tokens, so that mistakes show before sampling starts."""
     function: Any = import_function("loss", name)
     _check_function(name, function, with_reference)
-    return function if isinstance(function, PolicyLoss) else PolicyLoss(cast(Loss, function), _no_clipping)
+    if isinstance(function, PolicyLoss):
+        return function
+    return PolicyLoss(cast(Loss, function), _no_clipping)
 
 
 def _check_function(name: str, function: Callable[..., Any], with_reference: bool) -> None:
@@ -267,8 +287,10 @@ def _check_function(name: str, function: Callable[..., Any], with_reference: boo
         ) from error
     if not isinstance(values, torch.Tensor):
         raise ConfigError(f"loss '{name}' returned a {type(values).__name__}; {expected}")
+    # A mean instead of a loss per token would be weighted again by the aggregation.
     if values.shape != logprobs.shape:
         raise ConfigError(f"loss '{name}' returned the shape {list(values.shape)} for two tokens; {expected}")
+    # A detached loss would not fail, but train nothing.
     if not values.requires_grad:
         raise ConfigError(f"loss '{name}' does not depend on logprobs, so it would train nothing; {expected}")
 
@@ -307,15 +329,16 @@ def token_weights(
         constant: Divisor for "constant", such as the maximum number of trained tokens of a rollout.
     """
     _check_aggregation(aggregation)
-    of = range(len(counts)) if rollouts is None else rollouts
+    numbers = range(len(counts)) if rollouts is None else rollouts
+    # A rollout may be several sequences, if a turn's prompt does not extend the previous turn.
     lengths: dict[int, int] = {}
-    for rollout, count in zip(of, counts, strict=True):
+    for rollout, count in zip(numbers, counts, strict=True):
         lengths[rollout] = lengths.get(rollout, 0) + count
     trained = sum(length > 0 for length in lengths.values())
     if aggregation == "token":
         return [1 / max(1, sum(counts))] * len(counts)
     if aggregation == "sequence":
-        return [1 / max(1, trained * lengths[rollout]) for rollout in of]
+        return [1 / max(1, trained * lengths[rollout]) for rollout in numbers]
     checked("constant", constant, PositiveFloat)
     assert constant is not None
     return [1 / (max(1, trained) * constant)] * len(counts)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from rove.core.errors import ConfigError, nearest, short_repr
 from rove.core.messages import ROLES, text_of
-from rove.core.plain import JsonMapping, JsonObject, MessageDict
+from rove.core.plain import JsonMapping, JsonObject, MessageDict, is_mapping
 from rove.core.protocols import checked_template_kwargs
 from rove.envs.dataset import check_no_utf16, example_key, reject_bytes
 from rove.envs.question_files import read_parquet
@@ -116,20 +116,21 @@ def _reject_constant(name: str) -> NoReturn:
 # Rows → conversations
 
 
-def conversation_from_row(place: str, row: Any) -> Conversation:
+def conversation_from_row(source: str, row: Any) -> Conversation:
     """Return a row as a conversation.
 
     Args:
+        source: Where the row comes from, for messages.
         row: A mapping in one of the forms, or a list of messages.
     """
     try:
-        return _conversation(place, {"messages": row} if isinstance(row, (list, tuple)) else row)
+        return _conversation(source, {"messages": row} if _is_sequence(row) else row)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{source}: {error}") from error
 
 
-def _conversation(place: str, row: Any) -> Conversation:
-    if not isinstance(row, Mapping):
+def _conversation(source: str, row: Any) -> Conversation:
+    if not is_mapping(row):
         raise ConfigError(f"the row is {short_repr(row)}; expected an object with {FORMS}")
     columns = {name: value for name, value in row.items() if value is not None}  # Parquet fills columns with null
     listed = [name for name in ("messages", "conversations") if name in columns]
@@ -140,7 +141,7 @@ def _conversation(place: str, row: Any) -> Conversation:
     options: JsonObject = {
         "tools": _tools(columns.get("tools")),
         "template_kwargs": _template_kwargs(columns.get("chat_template_kwargs")),
-        "place": place,
+        "place": source,
     }
     if listed:
         messages = _messages(_from_json(columns[listed[0]], listed[0]), listed[0])
@@ -163,6 +164,7 @@ def _conversation(place: str, row: Any) -> Conversation:
 
 def _key(columns: JsonMapping, prompt: Sequence[JsonMapping]) -> str:
     """Return the key by which rows are split: the prompt, and what else identifies an example in a row of `rove export`."""
+    # Only rows of `rove export` have this column; in other files, `info` and `answer` may be anything.
     info = columns.get("info", {}) if "rollout_index" in columns else {}
     answer = columns.get("answer", "") if "rollout_index" in columns else ""
     return example_key({"prompt": prompt, "answer": answer, "info": _from_json(info, "info")})
@@ -182,27 +184,27 @@ def _tools(value: Any) -> list[JsonObject] | None:
     tools = _from_json(value, "tools")
     if not tools:
         return None
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+    if not _is_sequence(tools) or not all(is_mapping(tool) for tool in tools):
         raise ConfigError(f"'tools' is {short_repr(tools)}; expected a list of tools in OpenAI's form, or its JSON")
     return [dict(tool) for tool in tools]
 
 
 def _template_kwargs(value: Any) -> JsonObject | None:
     variables = _from_json(value, "chat_template_kwargs")
-    if variables is not None and not isinstance(variables, Mapping):
+    if variables is not None and not is_mapping(variables):
         raise ConfigError(f"'chat_template_kwargs' is {short_repr(variables)}; expected an object")
     return checked_template_kwargs(dict(variables or {}))
 
 
 def _messages(values: Any, name: str, needs_assistant: bool = True) -> list[JsonObject]:
-    if not isinstance(values, (list, tuple)) or not values:
+    if not _is_sequence(values) or not values:
         raise ConfigError(f"'{name}' is {short_repr(values)}; expected a list of at least one message")
-    messages = []
-    for index, value in enumerate(values):
+    messages: list[JsonObject] = []
+    for number, value in enumerate(values, start=1):
         try:
             messages.append(_message(value))
         except ConfigError as error:
-            raise ConfigError(f"message {index + 1} of '{name}' {error}") from error
+            raise ConfigError(f"message {number} of '{name}' {error}") from error
     if needs_assistant and not any(message["role"] == "assistant" for message in messages):
         raise ConfigError(f"'{name}' has no assistant message to train on")
     return messages
@@ -210,12 +212,13 @@ def _messages(values: Any, name: str, needs_assistant: bool = True) -> list[Json
 
 def _message(value: Any) -> JsonObject:
     """Return a checked message with a text as its content; errors complete the sentence "message 3 …"."""
-    if not isinstance(value, Mapping):
+    if not is_mapping(value):
         raise ConfigError(f"is {short_repr(value)}; expected an object with 'role' and 'content'")
     message = {str(name): field for name, field in value.items() if field is not None}
     if "from" in message and "role" not in message:
         sender = message.pop("from")
         message = {"role": ROLE_OF_SENDER.get(sender) if isinstance(sender, str) else None, **message}
+        # ShareGPT calls the content "value".
         message["content"] = message.pop("value", message.get("content"))
         _check_role(message["role"], sender, ROLE_OF_SENDER)
     _check_role(message.get("role"), message.get("role"), ROLES)
@@ -228,22 +231,26 @@ def _message(value: Any) -> JsonObject:
     return message
 
 
-def _check_role(role: Any, written: Any, known: Iterable[str]) -> None:
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
+
+
+def _check_role(role: Any, written: Any, names: Iterable[str]) -> None:
     if not isinstance(role, str) or role not in ROLES:
-        advice = nearest(written, known) if isinstance(written, str) else f"expected one of {', '.join(sorted(known))}"
+        advice = nearest(written, names) if isinstance(written, str) else f"expected one of {', '.join(sorted(names))}"
         raise ConfigError(f"has the role {short_repr(written)}; {advice}")
 
 
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    if not isinstance(content, (list, tuple)):
+    if not _is_sequence(content):
         raise ConfigError(f"has the content {short_repr(content)}; expected a text or a list of text parts")
     for part in content:
         if isinstance(part, str):
             continue
-        is_text_part = isinstance(part, Mapping) and part.get("type", "text") == "text"
-        if not is_text_part or not isinstance(part.get("text"), str):
+        is_text_part = is_mapping(part) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+        if not is_text_part:
             raise ConfigError(
                 f"has the part {short_repr(part)}; expected {{'type': 'text', 'text': …}}: rove trains on text only"
             )
@@ -260,13 +267,15 @@ def _check_response(message: JsonObject) -> None:
     calls = message.pop("tool_calls", None)
     if not calls:
         return
-    if not isinstance(calls, (list, tuple)) or not all(isinstance(call, Mapping) for call in calls):
+    if not _is_sequence(calls) or not all(is_mapping(call) for call in calls):
         raise ConfigError(f"has the tool_calls {short_repr(calls)}; expected a list of objects")
     message["tool_calls"] = [
         dict(call) if "function" in call else {"type": "function", "function": dict(call)} for call in calls
     ]
     parsed = calls_of(message)
-    if parsed is None or not all(isinstance(call.name, str) for call in parsed):
+    names = None if parsed is None else [call.name for call in parsed]
+    # The name comes from a file, so it may be anything.
+    if names is None or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             f"has the tool_calls {short_repr(calls)}; expected a 'name' and 'arguments' that are an object or its JSON"
         )

@@ -72,6 +72,7 @@ async def measure_policy(
         max_tokens: Maximum tokens per response.
     """
     count = env.count_examples(rollouts)
+    # Fewer examples than rollouts: each is run several times.
     each = max(1, rollouts // count) if count else 1
     total = (count or rollouts) * each
     errors: list[ErrorInfo] = []
@@ -84,6 +85,7 @@ async def measure_policy(
         if record.error is not None:
             errors.append(record.error)
 
+    # Greedy: the comparison should not depend on the random seed of sampling.
     sampling = {"temperature": 0.0, "max_tokens": max_tokens}
     result = await evaluate(
         env,
@@ -103,16 +105,18 @@ async def measure_policy(
 def result_of(name: str, result: EvaluationResult) -> PolicyResult:
     """Return the result of a policy from its evaluation."""
     functions = result.functions
-    formats = [one.mean for key, one in functions.items() if "format" in key]
-    tasks = {key: one for key, one in functions.items() if "format" not in key and one.weight}
+    formats = [function.mean for key, function in functions.items() if "format" in key]
+    # Functions without a weight are metrics; the others measure the task.
+    weighted = {key: function for key, function in functions.items() if function.weight}
+    tasks = {key: function for key, function in weighted.items() if "format" not in key}
     return PolicyResult(
         name,
         reward=result.reward.mean,
         low=result.reward.low,
         high=result.reward.high,
         format=math.fsum(formats) / len(formats) if formats else None,
-        task=math.fsum(one.weight * one.mean for one in tasks.values()),
-        task_margin=math.hypot(*(one.weight * _margin(one) for one in tasks.values())),
+        task=math.fsum(function.weight * function.mean for function in tasks.values()),
+        task_margin=math.hypot(*(function.weight * _margin(function) for function in tasks.values())),
         task_names=[*tasks],
         scored=result.scored,
     )
@@ -133,7 +137,10 @@ def is_weakest(model: PolicyResult, policies: Sequence[PolicyResult]) -> bool:
     """Return whether a model is no better at the task than the weakest policy, where policies differ."""
     tasks = [policy.task for policy in policies]
     margin = max(MIN_TASK_MARGIN, model.task_margin)
-    return len(tasks) > 1 and max(tasks) > min(tasks) + margin and model.task <= min(tasks) + margin
+    if len(tasks) < 2:
+        return False
+    limit = min(tasks) + margin
+    return max(tasks) > limit and model.task <= limit
 
 
 def placement_text(model: PolicyResult, policies: Sequence[PolicyResult]) -> str:
@@ -149,16 +156,19 @@ def placement_text(model: PolicyResult, policies: Sequence[PolicyResult]) -> str
         if learned_only_format(model, policies):
             return f"The model learned only the format: format {model.format:.2f}, but {comparison}."
         return f"The model learned little of the task: {comparison}."
-    below = max((p for p in policies if p.reward <= model.reward), key=lambda p: p.reward, default=None)
-    above = min((p for p in policies if p.reward > model.reward), key=lambda p: p.reward, default=None)
+    weaker = [policy for policy in policies if policy.reward <= model.reward]
+    stronger = [policy for policy in policies if policy.reward > model.reward]
+    below = max(weaker, key=lambda policy: policy.reward, default=None)
+    above = min(stronger, key=lambda policy: policy.reward, default=None)
     if below is None:
         assert above is not None
         return f"Its reward of {model.reward:.3f} is below every scripted policy; the weakest is {_with_reward(above)}."
     if above is None:
         return f"Its reward of {model.reward:.3f} is at least that of every scripted policy; the best is {_with_reward(below)}."
     text = f"Its reward of {model.reward:.3f} is between {_with_reward(below)} and {_with_reward(above)}."
-    nearer_to_weak = model.reward - below.reward < above.reward - model.reward
-    return f"{text} {MORE_EPOCHS}" if nearer_to_weak and (model.format or 0.0) >= FORMAT_LEARNED else text
+    is_nearer_to_weaker = model.reward - below.reward < above.reward - model.reward
+    has_format = model.format is not None and model.format >= FORMAT_LEARNED
+    return f"{text} {MORE_EPOCHS}" if is_nearer_to_weaker and has_format else text
 
 
 def _with_reward(result: PolicyResult) -> str:
@@ -171,7 +181,9 @@ def longest_response(renderer: Renderer, items: Iterable[RolloutRecord | Convers
     for item in items:
         messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]
         for _, mask in renderer.training_branches(messages, item.tools):
-            longest = max([longest, *(sum(1 for _ in run) for sampled, run in groupby(mask) if sampled)])
+            for is_sampled, run in groupby(mask):
+                if is_sampled:
+                    longest = max(longest, sum(1 for _ in run))
     return longest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
 import torch
@@ -46,19 +47,23 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
             turns[msgspec.json.encode(step.prompt)][record.example_key].append(msgspec.json.encode(step.completion))
     within_agree = within = across_agree = across = 0
     for by_example in turns.values():
+        # One example gives no pair of different examples to compare with.
         if len(by_example) < 2:
             continue
         counts = [Counter(responses) for responses in by_example.values()]
-        whole = sum(counts, Counter[bytes]())
-        agree, pairs = sum(map(_equal_pairs, counts)), sum(math.comb(count.total(), 2) for count in counts)
-        within_agree, within = within_agree + agree, within + pairs
-        across_agree += _equal_pairs(whole) - agree
-        across += math.comb(whole.total(), 2) - pairs
+        all_counts = sum(counts, Counter[bytes]())
+        agreeing_pairs = sum(_equal_pairs(count) for count in counts)
+        pairs = sum(math.comb(count.total(), 2) for count in counts)
+        within_agree += agreeing_pairs
+        within += pairs
+        across_agree += _equal_pairs(all_counts) - agreeing_pairs
+        across += math.comb(all_counts.total(), 2) - pairs
     if within < MIN_COMPARABLE_TURNS or not across:
         return None
     inside, outside = within_agree / within, across_agree / across
     error = math.sqrt(max(inside * (1 - inside), 1 / within) / within)
-    return (inside - outside) / (1 - outside) if inside - outside > MIN_STANDARD_ERRORS * error else 0.0
+    excess = inside - outside
+    return excess / (1 - outside) if excess > MIN_STANDARD_ERRORS * error else 0.0
 
 
 def _equal_pairs(counts: Counter[bytes]) -> int:
@@ -75,15 +80,17 @@ def merged_symbols(words: Iterable[str]) -> list[str]:
     for word in {word.strip() for word in words}:
         if len(word) > 1 and word.isalnum():
             by_length[len(word)].add(word)
-    found: set[str] = set()
-    for some in by_length.values():
-        letters = [letter for letter, _ in Counter("".join(some)).most_common()]
+    merged: set[str] = set()
+    for equally_long in by_length.values():
+        letters = [letter for letter, _ in Counter("".join(equally_long)).most_common()]
         for size in range(2, MAX_SYMBOLS + 1):
-            inside = [word for word in some if set(word) <= set(letters[:size])]
-            # with more letters, ordinary words fit too, but only a small part of them
-            if len(inside) > 2 * size and (size <= FEW_SYMBOLS or 2 * len(inside) > len(some)):
-                found.update(inside)
-    return sorted(found)
+            symbols = set(letters[:size])
+            spelled = [word for word in equally_long if set(word) <= symbols]
+            # With more letters, ordinary words fit too, but only a small part of them.
+            is_typical = size <= FEW_SYMBOLS or 2 * len(spelled) > len(equally_long)
+            if len(spelled) > 2 * size and is_typical:
+                merged.update(spelled)
+    return sorted(merged)
 
 
 def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
@@ -95,34 +102,37 @@ def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
     """
     prompts: list[set[tuple[int, int]]] = []
     responses: list[set[tuple[int, int]]] = []
-    for one in sequences:
-        for start in range(1, len(one.ids)):
-            if one.mask[start] and not one.mask[start - 1]:
-                near = list(enumerate(reversed(one.ids[max(0, start - NEAR_TOKENS) : start]), start=1))
-                prompts.append({(0, token) for token in one.ids[:start]} | set(near))
-                responses.append(set(enumerate(one.ids[start : start + FIRST_TOKENS])))
+    for sequence in sequences:
+        ids, mask = sequence.ids, sequence.mask
+        for start in range(1, len(ids)):
+            starts_response = mask[start] and not mask[start - 1]
+            if starts_response:
+                nearest_first = reversed(ids[max(0, start - NEAR_TOKENS) : start])
+                prompts.append({(0, token) for token in ids[:start]} | set(enumerate(nearest_first, start=1)))
+                responses.append(set(enumerate(ids[start : start + FIRST_TOKENS])))
     if len(prompts) < MIN_RESPONSES:
         return None
-    before, after = _indicators(prompts, MAX_FEATURES), _indicators(responses, MAX_OUTCOMES)
-    tests = before.shape[1] * after.shape[1]
+    features, outcomes = _indicators(prompts, MAX_FEATURES), _indicators(responses, MAX_OUTCOMES)
+    tests = features.shape[1] * outcomes.shape[1]
     if not tests:
         return None
-    for values in (before, after):
+    for values in (features, outcomes):
         values -= values.mean(0)
-        values /= values.norm(dim=0)
-    correlation = (
-        (before.T @ after).abs().max().item()
-    )  # of 0-or-1 values: chi-squared is its square times their number
-    return math.erfc(correlation * math.sqrt(len(prompts) / 2)) * tests < MAX_CHANCE
+        values /= torch.linalg.vector_norm(values, dim=0)
+    correlation = (features.T @ outcomes).abs().max().item()
+    # Chi-squared of two 0-or-1 values is the square of their correlation times the number of observations.
+    chance = math.erfc(correlation * math.sqrt(len(prompts) / 2))
+    # Bonferroni's correction: with so many tests, some are significant by chance.
+    return chance * tests < MAX_CHANCE
 
 
 def _indicators(observations: Sequence[set[tuple[int, int]]], limit: int) -> torch.Tensor:
     """Return which of the most frequent features each observation has, as 0 or 1; those that nearly all have are left out."""
-    counts = Counter(feature for one in observations for feature in one)
+    counts = Counter(chain.from_iterable(observations))
     highest = len(observations) - MIN_OCCURRENCES
-    kept = [feature for feature, count in counts.most_common() if MIN_OCCURRENCES <= count <= highest][:limit]
-    columns = {feature: column for column, feature in enumerate(kept)}
-    values = torch.zeros(len(observations), len(kept))
-    for row, one in enumerate(observations):
-        values[row, [columns[feature] for feature in one if feature in columns]] = 1.0
+    tested = [feature for feature, count in counts.most_common() if MIN_OCCURRENCES <= count <= highest][:limit]
+    columns = {feature: column for column, feature in enumerate(tested)}
+    values = torch.zeros(len(observations), len(tested))
+    for row, features in enumerate(observations):
+        values[row, [columns[feature] for feature in features if feature in columns]] = 1.0
     return values

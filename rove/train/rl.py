@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
@@ -75,11 +78,15 @@ async def train_rl(
     loaded = add_lora(config, loaded)
     loop = _Loop(config, env, loaded, run, ranks, on_progress)
     step = resume(loop.group, run)
-    history, goal, backoff = run.metrics(), config.goal, config.lr_backoff or 1.0
-    callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
+    history = run.metrics()
+    goal = config.goal
+    backoff = config.lr_backoff or 1.0
+    callbacks = TrainingCallbacks(run, config.alerts, config.loggers, msgspec.to_builtins(config), step, on_alert)
     try:
         await loop.start(step, history, callbacks)
-        reason, falls = stop_reason(history, goal), count_falls(history, goal)
+        # Both follow from the metrics alone, so a resumed run stops, and lowers the rate, where the first one would have.
+        reason = stop_reason(history, goal)
+        falls = count_falls(history, goal)
         while step < config.steps and reason is None:
             collected, metrics = await loop.step(step, history, backoff**falls)
             step += 1
@@ -92,12 +99,14 @@ async def train_rl(
             run.append_metrics(row)
             callbacks.after_step(history)
             if on_sample is not None and config.show_every and step % config.show_every == 0:
-                on_sample(step, collected.records[derive_seed(config.seed, "show", step) % len(collected.records)])
+                index = derive_seed(config.seed, "show", step) % len(collected.records)
+                on_sample(step, collected.records[index])
             if on_step is not None:
                 on_step(step, row)
             if step < config.steps and reason is None:
-                before, falls = falls, count_falls(history, goal)
-                loop.end_step(row, has_fallen=falls > before and backoff < 1)
+                earlier_falls = falls
+                falls = count_falls(history, goal)
+                loop.end_step(row, has_fallen=falls > earlier_falls and backoff < 1)
         loop.checkpoint(step)
         return _save_final(run, loaded, history, goal)
     finally:
@@ -108,7 +117,8 @@ async def train_rl(
 
 def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
     """Train with the first process of an RL run until it ends."""
-    WorkerGroup(ranks, Learner(config, objective_of(config), add_lora(config, loaded), ranks)).serve()
+    learner = Learner(config, objective_of(config), add_lora(config, loaded), ranks)
+    WorkerGroup(ranks, learner).serve()
 
 
 def objective_of(config: RLConfig) -> Objective:
@@ -149,8 +159,15 @@ class _Loop:
         self.on_progress = on_progress
         self.group = WorkerGroup(ranks, Learner(config, objective_of(config), loaded, ranks, on_progress))
         self.backend = make_backend(config, loaded, run.path)
-        options = (config.env_dir, config.seed, config.environment_isolation, on_progress)
-        self.evaluations = HeldOutEvaluations(config.evaluation, self.backend.client, run, *options)
+        self.evaluations = HeldOutEvaluations(
+            config.evaluation,
+            self.backend.client,
+            run,
+            config.env_dir,
+            config.seed,
+            config.environment_isolation,
+            on_progress,
+        )
         self.collector: RolloutCollector | None = None
 
     async def start(self, step: int, history: list[dict[str, float]], callbacks: TrainingCallbacks) -> None:
@@ -160,13 +177,19 @@ class _Loop:
             ConfigError: The dataset has no rows, or not the column of the curriculum.
         """
         config = self.config
+        # The row of step 0, which `lr_backoff` adds, has no count.
         drawn = int(history[-1].get(DRAWN, step * config.groups)) if history else 0
-        arguments = (config, self.env, self.backend.client, self.run, drawn, self.on_progress)
+        arguments = (config.collection, self.env, self.backend.client, self.run, drawn, self.on_progress)
         if config.max_off_policy_steps <= 1:
             self.collector = RolloutCollector(*arguments)
         else:
             last = self.run.last_checkpoint()
-            self.collector = AsyncCollector(*arguments, step=step, state=last[1].state if last else {})
+            self.collector = AsyncCollector(
+                *arguments,
+                max_staleness=config.max_off_policy_steps,
+                step=step,
+                state=last[1].state if last else {},
+            )
         self.publish(step)
         if config.lr_backoff is not None and not history:
             history.append(await self._measure_initial())
@@ -183,11 +206,13 @@ class _Loop:
         assert collector is not None
         # Collect rollouts. Their rewards become advantages, their tokens become training sequences.
         collected = await collector.take(step)
-        if config.max_off_policy_steps == 1:  # the next step's rollouts are collected while this step trains
+        if config.max_off_policy_steps == 1:
+            # The next step's rollouts are collected while this step trains. They sample with the weights before it.
             self.publish(step)
             if not must_synchronize(config, step + 1):
                 collector.prefetch(step + 1)
         if config.max_off_policy_steps == 0:
+            # Sampling and training take turns, so the memory of one can serve the other.
             self.backend.release()
         # Train: batches, log-probabilities, loss, optimizer updates.
         train = partial(learn, config, step, collected.sequences, self.group, self.run, history, lr_factor)
@@ -198,12 +223,13 @@ class _Loop:
             trained = await asyncio.to_thread(train)
         # Publish the new weights to the sampling backend.
         if isinstance(collector, AsyncCollector):
+            # Rollouts continue with the new weights in the middle: docs/decisions/async.md.
             await self.backend.publish_while_sampling(partial(self.publish, step + 1))
             collector.use_version(step + 1)
         elif not collector.is_prefetching:
             self.publish(step + 1)
-        every = config.loss.sync_reference_every
-        if every is not None and (step + 1) % every == 0:
+        sync_every = config.loss.sync_reference_every
+        if sync_every is not None and (step + 1) % sync_every == 0:
             self.group.call_all(Learner.update_reference)
         return collected, {**collected.metrics, **trained, **self.backend.metrics}
 
@@ -232,7 +258,7 @@ class _Loop:
                 "%s fell to %.3g at step %d: training continues from the best weights with %g times the learning rate"
             )
             logger.warning(text, self.config.keep_best, row[str(self.config.keep_best)], step, self.config.lr_backoff)
-        # without a checkpoint after a fall, a run resumed from an older one could find newer weights in checkpoints/best
+        # Without a checkpoint after a fall, a run resumed from an older one could find newer weights in checkpoints/best.
         if has_fallen or step % self.config.checkpoint_every == 0:
             self.checkpoint(step)
 
@@ -270,7 +296,8 @@ def learn(
 
     def update() -> dict[str, float]:
         scale = lr_factor * lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction)
-        measured = group.call_all(Learner.update, step, sequences, scale, config.loss.bonus_after(history))
+        entropy_bonus = config.loss.bonus_after(history)
+        measured = group.call_all(Learner.update, step, sequences, scale, entropy_bonus)
         if stats := group.worker.token_stats:
             write_tokens(run.path, step + 1, stats)
         return measured
@@ -283,11 +310,14 @@ def learn(
 
 def policy_ages(sequences: Sequence[TrainingSequence], step: int) -> dict[str, float]:
     """Return by how many policy versions the sampling weights are behind: the mean over tokens, and the maximum."""
-    counts = [(step - version, count) for sequence in sequences for version, count in sequence.versions]
-    total = sum(age * count for age, count in counts)
+    tokens_by_age: Counter[int] = Counter()
+    for sequence in sequences:
+        for version, count in sequence.versions:
+            tokens_by_age[step - version] += count
+    total_age = sum(age * count for age, count in tokens_by_age.items())
     return {
-        "off_policy/mean": total / max(1, sum(count for _, count in counts)),
-        "off_policy/max": float(max(age for age, _ in counts)),
+        "off_policy/mean": total_age / max(1, tokens_by_age.total()),
+        "off_policy/max": float(max(tokens_by_age)),
     }
 
 
@@ -308,5 +338,6 @@ def _save_final(run: Run, loaded: LoadedModel, history: History, goal: Goal) -> 
     if goal.metric is not None:
         restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
-    run.finish({"steps": history[-1]["step"], "last": history[-1], **outcome(history, goal)})
+    last = history[-1]
+    run.finish({"steps": last["step"], "last": last, **outcome(history, goal)})
     return final

@@ -81,60 +81,67 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
         advantages: Advantage of each turn, or one for all turns.
     """
     branches: list[_Branch] = []
-    of_turns = advantages if isinstance(advantages, Sequence) else [advantages]
-    if len(of_turns) == 1:
-        of_turns = [of_turns[0]] * len(record.steps)
-    for turn, (step, advantage) in enumerate(zip(record.steps, of_turns, strict=True)):
+    turn_advantages = advantages if isinstance(advantages, Sequence) else [advantages]
+    if len(turn_advantages) == 1:
+        turn_advantages = [turn_advantages[0]] * len(record.steps)
+    for turn, (step, advantage) in enumerate(zip(record.steps, turn_advantages, strict=True)):
         tokens = step.tokens
         if tokens is None:
             raise ConfigError(
                 "this rollout has no token record: RL needs a client that returns tokens (the embedded engine does)"
             )
-        place = _longest_extended([branch[0] for branch in branches], tokens.prompt_ids)
-        if place is None:
-            place = len(branches)
+        # Not always the last one: agents and RLMEnv interleave several conversations.
+        index = _longest_extended([branch.ids for branch in branches], tokens.prompt_ids)
+        if index is None:
+            index = len(branches)
             branches.append(_Branch([], [], [], [], [], []))
-        ids, mask, logprobs, values, versions, turns = branches[place]
-        added = len(tokens.prompt_ids) - len(ids)
-        branches[place] = _Branch(
+        branch = branches[index]
+        prompt_count = len(tokens.prompt_ids) - len(branch.ids)  # new tokens of the prompt
+        sampled_count = len(tokens.completion_ids)
+        branches[index] = _Branch(
             tokens.prompt_ids + tokens.completion_ids,
-            mask + [False] * added + [True] * len(tokens.completion_ids),
-            logprobs + [0.0] * added + tokens.logprobs,
-            values + [0.0] * added + [advantage] * len(tokens.completion_ids),
-            _joined(versions, tokens.versions),
-            [*turns, (turn, len(tokens.completion_ids))],
+            branch.mask + [False] * prompt_count + [True] * sampled_count,
+            branch.logprobs + [0.0] * prompt_count + tokens.logprobs,
+            branch.advantages + [0.0] * prompt_count + [advantage] * sampled_count,
+            _joined(branch.versions, tokens.versions),
+            [*branch.turns, (turn, sampled_count)],
         )
-    temperature = record.temperature or 1.0
-    key, index = record.example_key, record.rollout_index
     return [
         TrainingSequence(
-            ids,
-            mask,
-            logprobs,
-            values,
-            temperature,
-            policy_version=min(version for version, _ in versions),
-            origin=Origin(key, index, turns),
-            version_spans=versions if len(versions) > 1 else [],
+            branch.ids,
+            branch.mask,
+            branch.logprobs,
+            branch.advantages,
+            # Greedy sampling counts as 1: probabilities at temperature 0 have no gradient.
+            record.temperature or 1.0,
+            policy_version=min(version for version, _ in branch.versions),
+            origin=Origin(record.example_key, record.rollout_index, branch.turns),
+            version_spans=branch.versions if len(branch.versions) > 1 else [],
         )
-        for ids, mask, logprobs, values, versions, turns in branches
+        for branch in branches
     ]
 
 
-def _joined(versions: list[tuple[int, int]], more: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    if versions and versions[-1][0] == more[0][0]:
-        return [*versions[:-1], (more[0][0], versions[-1][1] + more[0][1]), *more[1:]]
-    return versions + more
+def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans of a sequence and of its next turn; a version that sampled both has one span."""
+    if not spans or spans[-1][0] != next_spans[0][0]:
+        return spans + next_spans
+    version, count = spans[-1]
+    _, next_count = next_spans[0]
+    return [*spans[:-1], (version, count + next_count), *next_spans[1:]]
 
 
 def _longest_extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
     """Return the index of the longest branch that the prompt starts with (the latest of equals); None if there is none."""
-    fitting = [
-        (len(ids), place)
-        for place, ids in enumerate(branches)
-        if len(ids) <= len(prompt_ids) and ids[-1] == prompt_ids[len(ids) - 1] and prompt_ids[: len(ids)] == ids
-    ]
-    return max(fitting)[1] if fitting else None
+    longest: int | None = None
+    for index, ids in enumerate(branches):
+        length = len(ids)
+        if length > len(prompt_ids) or (longest is not None and length < len(branches[longest])):
+            continue
+        # Most branches differ in the last token already, which is cheaper to compare than all of them.
+        if ids[-1] == prompt_ids[length - 1] and ids == prompt_ids[:length]:
+            longest = index
+    return longest
 
 
 def sequences_from_messages(
@@ -157,6 +164,7 @@ def sequence_from_text(renderer: Renderer, prompt: str, completion: str) -> Trai
     prompt_ids = renderer.text_ids(prompt)
     end = renderer.tokenizer.eos_token_id
     completion_ids = renderer.continuation_ids(prompt, completion)
+    # Without it, the model would not learn to stop.
     if end is not None and completion_ids[-1:] != [end]:
         completion_ids = [*completion_ids, end]
     return _for_sft(prompt_ids + completion_ids, [False] * len(prompt_ids) + [True] * len(completion_ids))

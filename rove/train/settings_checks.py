@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rove.core.errors import ConfigError
 from rove.core.findings import HIGH, MEDIUM, OK, Finding
+from rove.core.plain import JsonMapping
 from rove.envs.environment import Environment
-from rove.train.config import RLConfig
+from rove.train.config import LoRAConfig, RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
 
 MIN_BATCH, TINY_BATCH = 256, 64
@@ -37,9 +38,8 @@ def start_warnings(config: RLConfig, env: Environment) -> list[Finding]:
     """Return what `rove rl` warns of before its first step."""
     findings = list(check_settings(config))
     if config.evaluation:
-        trained = trained_keys(config, env)
-        overlaps = find_overlaps(config.evaluation, config.env_dir, set(trained), config.environment_isolation)
-        findings += check_held_out(overlaps, len(trained))
+        trained = trained_keys(config.collection, env)
+        findings += check_held_out(_overlaps(config, trained), len(trained))
     return [finding for finding in findings if finding.severity > OK]
 
 
@@ -51,26 +51,25 @@ def check_settings(config: RLConfig) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("settings", str(error))
         return
-    yield check_batch(config)
-    yield from check_groups(config)
-    text = f"temperature {config.temperature:g}"
-    yield Finding("sampling", text, OK if MIN_TEMPERATURE <= config.temperature <= MAX_TEMPERATURE else MEDIUM)
-    yield check_schedule(config)
+    yield check_batch(config.batch_size)
+    yield from check_groups(config.groups, config.rollouts_per_example, config.env_args)
+    is_usual = MIN_TEMPERATURE <= config.temperature <= MAX_TEMPERATURE
+    yield Finding("sampling", f"temperature {config.temperature:g}", OK if is_usual else MEDIUM)
+    yield check_schedule(config.steps, config.warmup_steps, config.checkpoint_every, config.loss.entropy_bonus)
     if config.lora.rank:
-        yield check_adapter(config)
+        yield check_adapter(config.lora)
 
 
-def check_batch(config: RLConfig) -> Finding:
+def check_batch(batch_size: int) -> Finding:
     """Check whether a step has enough rollouts."""
-    text = f"{config.batch_size} rollouts per step"
-    if config.batch_size < TINY_BATCH:
+    text = f"{batch_size} rollouts per step"
+    if batch_size < TINY_BATCH:
         return Finding("batch", f"{text}, with which training often collapses")
-    return Finding("batch", text, OK if config.batch_size >= MIN_BATCH else MEDIUM)
+    return Finding("batch", text, OK if batch_size >= MIN_BATCH else MEDIUM)
 
 
-def check_groups(config: RLConfig) -> Iterator[Finding]:
+def check_groups(groups: int, size: int, env_args: JsonMapping) -> Iterator[Finding]:
     """Check the size and number of groups, and whether every step contains each difficulty equally often."""
-    size, groups = config.rollouts_per_example, config.groups
     text = f"{groups} groups of {size}"
     if size < MIN_GROUP_SIZE:
         yield Finding("groups", f"{text}; small groups often have equal rewards and teach nothing", remedy="-r 8")
@@ -78,51 +77,56 @@ def check_groups(config: RLConfig) -> Iterator[Finding]:
         yield Finding("groups", f"{text}; a step has few examples")
     else:
         yield Finding("groups", text, OK)
-    difficulties = config.env_args.get("num_groups", 1)
-    if isinstance(difficulties, int) and difficulties > 0 and groups % difficulties:
+    difficulties = env_args.get("num_groups", 1)
+    is_count = isinstance(difficulties, int) and difficulties > 0
+    if is_count and groups % difficulties:
         text = f"num_groups is {difficulties}, but a step has {groups} groups: it contains some difficulties more often"
         yield Finding("num_groups", text)
 
 
-def check_schedule(config: RLConfig) -> Finding:
+def check_schedule(steps: int, warmup_steps: int, checkpoint_every: int, entropy_bonus: float) -> Finding:
     """Check warm-up, checkpoints and the entropy bonus."""
-    text = f"{config.steps} steps, {config.warmup_steps} of warm-up, entropy bonus {config.loss.entropy_bonus:g}"
-    if config.loss.entropy_bonus >= LARGE_BONUS:
+    text = f"{steps} steps, {warmup_steps} of warm-up, entropy bonus {entropy_bonus:g}"
+    if entropy_bonus >= LARGE_BONUS:
         text += "; a bonus this large destroyed a tiny policy"
         return Finding("schedule", text, remedy="--loss.entropy-bonus 0 to 0.03")
-    if config.warmup_steps >= config.steps:
+    if warmup_steps >= steps:
         text += "; the learning rate never reaches its peak"
         return Finding("schedule", text, remedy="raise --steps or lower --warmup-steps")
-    if config.checkpoint_every >= config.steps > 10:
+    if checkpoint_every >= steps > 10:
         return Finding("schedule", f"{text}; no checkpoint before the end", remedy="lower --checkpoint-every")
     return Finding("schedule", text, OK)
 
 
-def check_adapter(config: RLConfig) -> Finding:
+def check_adapter(lora: LoRAConfig) -> Finding:
     """Check whether the adapter that is trained is the policy that is sampled."""
-    targets = ", ".join(config.lora.targets) or "all linear layers"
-    text = f"rank {config.lora.rank}, alpha {config.lora.alpha:g}, {targets}"
-    if config.lora.dropout:
-        return Finding("adapter", f"{text}, dropout {config.lora.dropout:g}")
+    # With dropout, the policy that RL trains is not the policy that samples.
+    targets = ", ".join(lora.targets) or "all linear layers"
+    text = f"rank {lora.rank}, alpha {lora.alpha:g}, {targets}"
+    if lora.dropout:
+        return Finding("adapter", f"{text}, dropout {lora.dropout:g}")
     return Finding("adapter", text, OK)
 
 
 def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
     """Yield findings about the training and evaluation examples."""
-    trained = trained_keys(config, env)
-    yield check_dataset(config, env.count_examples(train=True), trained)
-    yield from check_held_out(
-        find_overlaps(config.evaluation, config.env_dir, set(trained), config.environment_isolation), len(trained)
-    )
+    trained = trained_keys(config.collection, env)
+    yield check_dataset(config.groups, config.steps, env.count_examples(train=True), trained)
+    yield from check_held_out(_overlaps(config, trained), len(trained))
     ignored = {name: value for name, value in env.sampling_args.items() if name in BIASED}
     if ignored:
         yield Finding("environment_sampling", ", ".join(f"{name}={value}" for name, value in ignored.items()))
 
 
-def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) -> Finding:
+def _overlaps(config: RLConfig, trained: Sequence[str]) -> list[Overlap]:
+    return find_overlaps(config.evaluation, config.env_dir, set(trained), config.environment_isolation)
+
+
+def check_dataset(groups: int, steps: int, rows: int | None, trained: Sequence[str]) -> Finding:
     """Check whether there are enough different examples.
 
     Args:
+        groups: Groups per step.
         rows: Rows of the dataset; None if unknown.
         trained: Keys of the first training rows, at most `MAX_ROWS`; equal contents have equal keys.
     """
@@ -130,16 +134,18 @@ def check_dataset(config: RLConfig, rows: int | None, trained: Sequence[str]) ->
     if not different:
         return Finding("dataset", "no rows to train on", HIGH, "give the environment a dataset")
     checked = len(trained)
-    seen = "rows generated on demand" if rows is None else f"{rows:,} rows"
+    mostly_repeated = 2 * different < checked
+    text = "rows generated on demand" if rows is None else f"{rows:,} rows"
     if checked != rows:
-        seen += f", the first {checked:,} checked" if checked == MAX_ROWS else f", {checked:,} of them used"
+        text += f", the first {checked:,} checked" if checked == MAX_ROWS else f", {checked:,} of them used"
     if different < checked:
-        seen += f", {'only ' * (2 * different < checked)}{different:,} different ones"
-    if different < config.groups:
-        return Finding("dataset", f"{seen} for {config.groups} groups a step, which repeats examples")
+        only = "only " if mostly_repeated else ""
+        text += f", {only}{different:,} different ones"
+    if different < groups:
+        return Finding("dataset", f"{text} for {groups} groups a step, which repeats examples")
     if checked < MAX_ROWS:
-        seen += f", each used {config.groups * config.steps / different:.2g} times"
-    return Finding("dataset", seen, MEDIUM if 2 * different < checked else OK)
+        text += f", each used {groups * steps / different:.2g} times"
+    return Finding("dataset", text, MEDIUM if mostly_repeated else OK)
 
 
 def check_held_out(overlaps: Sequence[Overlap], trained: int, remedy: str = "") -> Iterator[Finding]:
@@ -153,26 +159,33 @@ def check_held_out(overlaps: Sequence[Overlap], trained: int, remedy: str = "") 
         if overlap.shared:
             yield Finding("held_out", f"evaluation {overlap}", remedy=remedy)
         else:
-            rest = f" (of which {MAX_ROWS:,} were checked)" if trained == MAX_ROWS else ""
-            text = f"{overlap.evaluation}: none of {overlap.measured:,} rows is a training row{rest}"
+            limit = f" (of which {MAX_ROWS:,} were checked)" if trained == MAX_ROWS else ""
+            text = f"{overlap.evaluation}: none of {overlap.measured:,} rows is a training row{limit}"
             yield Finding("held_out", text, OK)
 
 
-def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Finding:
-    """Check whether the learning rate suits the size of the model."""
-    is_adapter = trained < MAX_ADAPTER_FRACTION * parameters or config.lora.rank > 0
+def check_learning_rate(learning_rate: float, lora_rank: int, parameters: int, trained: int) -> Finding:
+    """Check whether the learning rate suits the size of the model.
+
+    Args:
+        parameters: Parameters of the model, an adapter included.
+        trained: How many of them are trained.
+    """
+    is_adapter = trained < MAX_ADAPTER_FRACTION * parameters or lora_rank > 0
+    # Larger models need smaller updates.
     low, high = next(rates for limit, rates in LEARNING_RATES if parameters < limit)
     if is_adapter:
         low, high = low * LORA_RATE_FACTOR, high * LORA_RATE_FACTOR
     kind = f"an adapter of {trained / 1e6:,.2g} M parameters on" if is_adapter else "all of"
     base = parameters - trained if is_adapter else parameters
-    text = f"{config.learning_rate:g} for {kind} {base / 1e6:,.3g} M parameters; {low:g} to {high:g} worked"
+    text = f"{learning_rate:g} for {kind} {base / 1e6:,.3g} M parameters; {low:g} to {high:g} worked"
     remedy = f"--learning-rate {low:g} to {high:g}"
-    if config.learning_rate > MAX_LEARNING_RATE * (LORA_RATE_FACTOR if is_adapter else 1):
+    highest = MAX_LEARNING_RATE * LORA_RATE_FACTOR if is_adapter else MAX_LEARNING_RATE
+    if learning_rate > highest:
         return Finding("learning_rate", f"{text}, and the first step would destroy any model", HIGH, remedy)
-    if config.learning_rate > RATE_TOLERANCE * high:
+    if learning_rate > RATE_TOLERANCE * high:
         return Finding("learning_rate", f"{text}, and policies collapse at rates this high", MEDIUM, remedy)
-    if config.learning_rate < low / RATE_TOLERANCE:
+    if learning_rate < low / RATE_TOLERANCE:
         return Finding("learning_rate", f"{text}; this is slow", MEDIUM, remedy)
     return Finding("learning_rate", text, OK)
 

@@ -6,7 +6,10 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+
+import msgspec
 
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
@@ -16,7 +19,7 @@ from rove.models.load import LoadedModel
 from rove.runs.run import Run
 from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
-from rove.train.config import Goal, SFTConfig
+from rove.train.config import VALIDATION_LOSS, Goal, SFTConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
@@ -70,7 +73,7 @@ def train_sft(
     history, goal = run.metrics(), config.goal
     stopped = stop_reason(history, goal)
     total = max(1, len(training) // config.batch_size) * config.epochs
-    callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
+    callbacks = TrainingCallbacks(run, config.alerts, config.loggers, msgspec.to_builtins(config), step, on_alert)
     try:
         while step < total and stopped is None:
             metrics = _step(config, step, total, training, group, run, history)
@@ -78,7 +81,7 @@ def train_sft(
             measured = step % config.validate_every == 0 or step == total
             row = {"step": step, **metrics}
             if measured:
-                row["validation_loss"] = group.call_all(Learner.mean_loss, held_out)
+                row[VALIDATION_LOSS] = group.call_all(Learner.mean_loss, held_out)
             if measured or evaluations.due(step):
                 group.call_all(Learner.gather)
             if config.evaluation:
@@ -111,6 +114,7 @@ def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: 
 
 def _save_final(run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
     """Save the best weights as the final model and complete the run."""
+    # SFT ends some measurements after the best weights, when the loss no longer falls.
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
     run.finish(summary)
@@ -124,10 +128,11 @@ def follow_sft(config: SFTConfig, loaded: LoadedModel, ranks: Ranks) -> None:
 
 def _best(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, object]:
     """Return the fields of the summary about the best weights."""
-    found = outcome(history, goal)
-    row = next(row for row in history if row["step"] == found["best"]["step"])
-    losses = {name: row[name] for name in ("validation_loss",) if name in row}
-    return {"best_step": found["best"]["step"], **losses, **found}
+    summary = outcome(history, goal)
+    best_step = summary["best"]["step"]
+    row = next(row for row in history if row["step"] == best_step)
+    losses = {VALIDATION_LOSS: row[VALIDATION_LOSS]} if VALIDATION_LOSS in row else {}
+    return {"best_step": best_step, **losses, **summary}
 
 
 def _step(
@@ -140,7 +145,7 @@ def _step(
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     started = time.perf_counter()
-    sequences = [sequence for conversation in _batch(config, step, training) for sequence in conversation]
+    sequences = list(chain.from_iterable(_batch(config, step, training)))
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
     metrics = step_unless_non_finite(
         lambda: group.call_all(Learner.update, step, sequences, scale),
@@ -149,8 +154,10 @@ def _step(
         history,
         config.max_non_finite_steps,
     )
+    # The metrics of ratios are left out: without a sampler, they mean nothing.
     names = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
-    return {**{name: metrics[name] for name in names if name in metrics}, "time/step": time.perf_counter() - started}
+    recorded = {name: metrics[name] for name in names if name in metrics}
+    return {**recorded, "time/step": time.perf_counter() - started}
 
 
 def _batch(
@@ -159,6 +166,8 @@ def _batch(
     """Return the conversations of a step. Each epoch has another order, which depends on seed and epoch alone."""
     per_epoch = max(1, len(training) // config.batch_size)
     epoch, position = divmod(step, per_epoch)
+    # From the seed and the epoch alone: a resumed run continues in the same order.
     order = list(range(len(training)))
     random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(order)
-    return [training[i] for i in order[position * config.batch_size : (position + 1) * config.batch_size]]
+    first = position * config.batch_size
+    return [training[index] for index in order[first : first + config.batch_size]]

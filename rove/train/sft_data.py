@@ -6,8 +6,9 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import msgspec
 
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, short_repr
+from rove.core.plain import is_mapping
 from rove.core.records import RolloutRecord
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
@@ -56,7 +58,7 @@ class SFTData:
             self.name = str(self.run.path)
         elif isinstance(source, (str, Path)):
             self.name = str(source)
-        elif isinstance(source, Mapping):
+        elif is_mapping(source):
             raise ConfigError(
                 f"the data are {short_repr(source)}; expected a list of rows (of a DatasetDict, one split)"
             )
@@ -86,8 +88,10 @@ class SFTData:
             if 0 <= self._config.max_examples <= taken:
                 break
             taken += 1
-            is_record = isinstance(value, RolloutRecord)
-            conversations += conversations_of(value) if is_record else [conversation_from_row(*value)]
+            if isinstance(value, RolloutRecord):
+                conversations += conversations_of(value)
+            else:
+                conversations.append(conversation_from_row(*value))
         if len(conversations) < 2:
             reasons = "".join(f"; {number} {reason}" for reason, number in self.dropped.items())
             raise ConfigError(
@@ -108,22 +112,29 @@ class SFTData:
         else:
             assert not isinstance(self._source, Run)
             for number, value in enumerate(self._source, start=1):
-                yield value if isinstance(value, RolloutRecord) else (f"row {number}", value)
+                if isinstance(value, RolloutRecord):
+                    yield value
+                else:
+                    yield f"row {number}", value
 
     def _reason_to_drop(self, value: RolloutRecord | Row) -> str | None:
-        least = self._config.min_reward
-        if not isinstance(value, RolloutRecord):
-            return None if least is None or _reward(*value) >= least else f"have a reward below {least}"
-        if value.scores is None:
-            return "were not scored"
-        if least is not None and value.scores.reward < least:
-            return f"have a reward below {least}"
-        return None if value.completion else "have no response"  # the prompt was too long for the model
+        min_reward = self._config.min_reward
+        if isinstance(value, RolloutRecord):
+            if value.scores is None:
+                return "were not scored"
+            reward = value.scores.reward
+        else:
+            reward = math.inf if min_reward is None else _reward(*value)
+        if min_reward is not None and reward < min_reward:
+            return f"have a reward below {min_reward}"
+        if isinstance(value, RolloutRecord) and not value.completion:
+            return "have no response"  # the prompt was too long for the model
+        return None
 
 
 def _reward(place: str, row: Any) -> float:
     """Return the number in the column `reward`."""
-    reward = row.get("reward") if isinstance(row, Mapping) else None
+    reward: object = row.get("reward") if is_mapping(row) else None
     if not isinstance(reward, (int, float)) or math.isnan(reward):
         raise ConfigError(
             f"{place}: the reward is {short_repr(reward)}; min_reward needs a number in the column 'reward' of every row"
@@ -158,10 +169,11 @@ def tokenize(
         try:
             sequences = _sequences(renderer, conversation, config.loss_on)
         except ConfigError as error:
-            raise ConfigError(f"{conversation.place}: {error}" if conversation.place else str(error)) from error
-        beyond = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
-        kept = [sequence.truncated(limit) for sequence in sequences if any(sequence.mask[:limit])]
-        tokenized.append(TokenizedConversation(conversation, kept, beyond))
+            source = f"{conversation.place}: " if conversation.place else ""
+            raise ConfigError(f"{source}{error}") from error
+        truncated_tokens = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
+        trained = [sequence.truncated(limit) for sequence in sequences if any(sequence.mask[:limit])]
+        tokenized.append(TokenizedConversation(conversation, trained, truncated_tokens))
     return tokenized
 
 
@@ -185,17 +197,21 @@ def split(
     Returns:
         The sequences of each training conversation, and all validation sequences.
     """
-    kept = [one for one in tokenized if one.sequences]
-    if len(kept) < 2:
+    trainable = [conversation for conversation in tokenized if conversation.sequences]
+    if len(trainable) < 2:
         raise ConfigError(
-            f"{len(kept)} of {len(tokenized)} conversations have tokens to train on within max_length; SFT needs at least 2"
+            f"{len(trainable)} of {len(tokenized)} conversations have tokens to train on within max_length; SFT needs at least 2"
         )
     by_example: dict[str, list[list[TrainingSequence]]] = {}
-    for conversation, sequences, _ in kept:
+    for conversation, sequences, _ in trainable:
         by_example.setdefault(conversation.example_key, []).append(sequences)
-    groups = list(by_example.values()) if len(by_example) > 1 else [[sequences] for _, sequences, _ in kept]
+    groups = list(by_example.values())
+    if len(groups) == 1:
+        groups = [[sequences] for _, sequences, _ in trainable]
+    # By example, not by conversation: otherwise the validation loss would measure memorized examples.
     random.Random(config.seed).shuffle(groups)
-    held_out = min(max(1, round(len(groups) * config.validation_fraction)), len(groups) - 1)
-    validation = [sequence for group in groups[:held_out] for sequences in group for sequence in sequences]
-    training = [sequences for group in groups[held_out:] for sequences in group]
+    held_out = round(len(groups) * config.validation_fraction)
+    held_out = min(max(1, held_out), len(groups) - 1)  # at least one group on each side
+    validation = list(chain.from_iterable(chain.from_iterable(groups[:held_out])))
+    training = list(chain.from_iterable(groups[held_out:]))
     return training, validation

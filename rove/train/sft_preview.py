@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 import msgspec
 
@@ -71,19 +71,22 @@ def preview_sft(
     Args:
         data: Data to train on. Default: `config.data`.
     """
-    data = data if isinstance(data, SFTData) else SFTData(config.data if data is None else data, config)
+    if data is None:
+        data = config.data
+    if not isinstance(data, SFTData):
+        data = SFTData(data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
     training, _ = split(tokenized, config)
-    kept = [conversation for conversation in tokenized if conversation.sequences]
-    sequences = [sequence for conversation in kept for sequence in conversation.sequences]
+    trainable = [conversation for conversation in tokenized if conversation.sequences]
+    sequences = list(chain.from_iterable(conversation.sequences for conversation in trainable))
     lengths = [len(sequence.ids) for sequence in sequences]
     dropped = dict(data.dropped)
-    if len(kept) < len(tokenized):
-        dropped["have no tokens to train on"] = len(tokenized) - len(kept)
+    if len(trainable) < len(tokenized):
+        dropped["have no tokens to train on"] = len(tokenized) - len(trainable)
     return SFTPreview(
         data=data.name,
         training=len(training),
-        validation=len(kept) - len(training),
+        validation=len(trainable) - len(training),
         sequences=len(sequences),
         tokens=sum(lengths),
         trained_tokens=sum(sum(sequence.mask) for sequence in sequences),
@@ -95,7 +98,7 @@ def preview_sft(
         dropped=dropped,
         shown=[
             RenderedConversation(conversation.place, _rendered(loaded.renderer, sequences))
-            for conversation, sequences, _ in kept[:SHOWN]
+            for conversation, sequences, _ in trainable[:SHOWN]
         ],
     )
 
@@ -104,5 +107,9 @@ def _rendered(renderer: Renderer, sequences: Sequence[TrainingSequence]) -> list
     rendered: list[list[Piece]] = []
     for sequence in sequences:
         runs = groupby(zip(sequence.ids, sequence.mask, strict=True), key=lambda token: token[1])
-        rendered.append([Piece(renderer.decode([id for id, _ in run]), is_trained) for is_trained, run in runs])
+        pieces: list[Piece] = []
+        for is_trained, run in runs:
+            ids = [token for token, _ in run]
+            pieces.append(Piece(renderer.decode(ids), is_trained))
+        rendered.append(pieces)
     return rendered

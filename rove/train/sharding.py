@@ -4,12 +4,15 @@ Each process stores its shard of weights, gradients and optimizer moments; a lay
 and its gradients are reduced afterwards.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 import io
 import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -68,7 +71,7 @@ def shard_model(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bo
     sums = torch.float32 if in_bf16 else None
     for layer in checkpointed_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(dtype, sums))
-    # What goes into the whole are a batch's numbers, the sampler's log-probabilities among them: they keep their digits.
+    # The inputs of the whole model are the numbers of a batch, such as the sampler's log-probabilities: they stay in fp32.
     policy = MixedPrecisionPolicy(dtype, sums, cast_forward_inputs=False)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # its outputs are not modified in place
@@ -104,10 +107,13 @@ def scatter_weights(weights: Mapping[str, torch.Tensor], model: torch.nn.Module)
 
 def scatter_optimizer(state: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Copy the optimizer state of a whole model to the shards."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    own = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    groups = [{**group, "params": [own[i] for i in group["params"]]} for group in state["param_groups"]]
-    named = {"state": {own[i]: one for i, one in state["state"].items()}, "param_groups": groups}
+    # A plain state numbers the parameters in the optimizer's order; a sharded model's needs their names.
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    names = [name_of[id(parameter)] for parameter in parameters]
+    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+    moments = {names[number]: values for number, values in state["state"].items()}
+    named: dict[str, Any] = {"state": moments, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
 
 
@@ -124,11 +130,12 @@ def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: A
     """Restore shards written by any number of processes into a model with any number of shards, or a whole one."""
     check_shards(path)
     state = _state(model, optimizer, reference)
+    # A single process may read shards that several have written.
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     try:
         load(state, checkpoint_id=path / SHARDS_FOLDER, planner=_PlainPlanner(), no_dist=not is_sharded(model))
     except CheckpointException as error:  # raised in every process
-        why = "; ".join(str(one[0]).splitlines()[0] for one in error.failures.values())
+        why = "; ".join(str(failure[0]).splitlines()[0] for failure in error.failures.values())
         raise RunError(f"{path / SHARDS_FOLDER} cannot be read: {why}") from error
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
@@ -157,15 +164,18 @@ def check_shards(path: Path) -> None:
     folder = path / SHARDS_FOLDER
     try:
         with open_regular(folder / METADATA) as stream:
-            found = _PlainUnpickler(stream).load()
+            # The metadata are a pickle, which could run code: checkpoints may come from others.
+            metadata = _PlainUnpickler(stream).load()
         ends: dict[str, int] = {}
-        for part in found.storage_data.values():
+        for part in metadata.storage_data.values():
             ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
     except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise RunError(f"{SHARDS_FOLDER}/{METADATA} cannot be read ({error})") from error
     for name, end in ends.items():
         file = folder / name
-        size = file.stat().st_size if Path(name).name == name and file.is_file() and not file.is_symlink() else 0
+        # The names come from the checkpoint: a path or a link could lead to any file.
+        is_plain = Path(name).name == name and file.is_file() and not file.is_symlink()
+        size = file.stat().st_size if is_plain else 0
         if size < end:
             raise RunError(f"{SHARDS_FOLDER}/{name} has {size:,} bytes; expected {end:,}")
 

@@ -8,13 +8,13 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
 
 from rove.core.messages import text_of
-from rove.core.plain import JsonMapping
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.models.load import load_model
@@ -23,6 +23,8 @@ from rove.runs.run import Run
 from rove.train.conversations import conversations_of
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 
+Context = tuple[int, ...]
+"""The tokens before a token."""
 Score = Callable[[Sequence[int]], list[float]]
 """Token ids → log-probability of each but the first."""
 
@@ -71,21 +73,25 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
         min_reward: Minimum reward of the rollouts that count as training data; None uses all.
     """
     texts: set[str] = set()
-    known: set[str] = set()
+    trained_answers: set[str] = set()
     for record in good_rollouts(training, min_reward):
-        texts |= {text for message in record.completion if message["role"] == "assistant" for text in _texts(message)}
-        known.add(record.answer)
+        trained_answers.add(record.answer)
+        for message in record.completion:
+            if message["role"] == "assistant":
+                texts.update(_texts(message))
     new = Counter(record.answer for record in held_out.finished() if record.answer)
     if new.total() < MIN_REPEATS * len(new) or not new:
         return None
     responses = "\n".join(texts)
     words = set(re.findall(r"\w+", responses))
-    missing = {
-        answer
-        for answer in {*new, *known} - words
-        if answer.isalnum() or (answer not in responses and _escaped(answer) not in responses)
-    }
-    if len(missing & known) > len(known) / 2:
+
+    def is_missing(answer: str) -> bool:
+        if answer.isalnum():  # such an answer counts only as a word of its own: "1" is not in "12"
+            return answer not in words
+        return answer not in responses and _escaped(answer) not in responses
+
+    missing = set(filter(is_missing, {*new, *trained_answers}))
+    if len(missing & trained_answers) > len(trained_answers) / 2:
         return None
     return len(missing & new.keys()), len(new)
 
@@ -93,7 +99,8 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
 def _texts(message: JsonMapping) -> Iterator[str]:
     """Yield the text of a message, and the arguments of its tool calls."""
     yield text_of(message)
-    for call in message.get("tool_calls") or []:
+    calls: list[JsonObject] = message.get("tool_calls") or []
+    for call in calls:
         yield str(call["function"]["arguments"])
 
 
@@ -104,12 +111,13 @@ def _escaped(text: str) -> str:
 
 def sequences_of(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[TrainingSequence]:
     """Return the token sequences of rollouts."""
-    return [
-        sequence
-        for record in records
-        for one in conversations_of(record)
-        for sequence in sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
-    ]
+    sequences: list[TrainingSequence] = []
+    for record in records:
+        for conversation in conversations_of(record):
+            sequences += sequences_from_messages(
+                renderer, conversation.messages, conversation.tools, conversation.sampled_messages
+            )
+    return sequences
 
 
 def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward: float | None) -> list[TokenClass]:
@@ -145,33 +153,42 @@ def token_classes(
 
     A class is named by up to `MAX_CONTEXT` tokens: as many as still occur `MIN_CONTEXT_COUNT` times.
     """
-    parts = (training, held_out)
-    occurrences = Counter(
-        context for sequences in parts for one in sequences for i in _sampled(one) for context in _contexts(one, i)
-    )
-    frequencies: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    losses: tuple[dict[tuple[int, ...], list[float]], ...] = (defaultdict(list), defaultdict(list))
-    for sequences, part in zip(parts, losses):
+    occurrences: Counter[Context] = Counter()
+    for sequence in chain(training, held_out):
+        for position in _sampled(sequence):
+            occurrences.update(_contexts(sequence, position))
+    frequencies: dict[Context, Counter[int]] = defaultdict(Counter)
+
+    def losses_of(sequences: Sequence[TrainingSequence]) -> dict[Context, list[float]]:
+        losses: dict[Context, list[float]] = defaultdict(list)
         for sequence in sequences:
             logprobs = score(sequence.ids)
-            for i in _sampled(sequence):
-                contexts = _contexts(sequence, i)
-                context = next((one for one in contexts if occurrences[one] >= MIN_CONTEXT_COUNT), contexts[-1])
-                frequencies[context][sequence.ids[i]] += 1
-                part[context].append(-logprobs[i - 1])
-    return [
-        TokenClass(
+            for position in _sampled(sequence):
+                contexts = _contexts(sequence, position)
+                frequent = [context for context in contexts if occurrences[context] >= MIN_CONTEXT_COUNT]
+                context = frequent[0] if frequent else contexts[-1]
+                frequencies[context][sequence.ids[position]] += 1
+                losses[context].append(-logprobs[position - 1])
+        return losses
+
+    training_losses = losses_of(training)
+    held_out_losses = losses_of(held_out)
+    classes: list[TokenClass] = []
+    for context, counts in sorted(frequencies.items(), key=lambda item: -item[1].total()):
+        if not training_losses[context] or not held_out_losses[context]:
+            continue
+        # Miller and Madow's correction: the tokens of a small sample vary less than those of all texts.
+        correction = (len(counts) - 1) / (2 * counts.total())
+        token_class = TokenClass(
             before=decode(context),
             tokens=[decode([token]) for token, _ in counts.most_common(MAX_TOKENS)],
             count=counts.total(),
-            entropy=entropy_of(counts)
-            + (len(counts) - 1) / (2 * counts.total()),  # Miller-Madow: small samples vary less
-            loss=statistics.fmean(losses[1][context]),
-            training_loss=statistics.fmean(losses[0][context]),
+            entropy=entropy_of(counts) + correction,
+            loss=statistics.fmean(held_out_losses[context]),
+            training_loss=statistics.fmean(training_losses[context]),
         )
-        for context, counts in sorted(frequencies.items(), key=lambda item: -item[1].total())
-        if losses[0][context] and losses[1][context]
-    ]
+        classes.append(token_class)
+    return classes
 
 
 def _sampled(sequence: TrainingSequence) -> list[int]:
@@ -179,7 +196,7 @@ def _sampled(sequence: TrainingSequence) -> list[int]:
     return [i for i in range(1, len(sequence.ids)) if sequence.mask[i]]
 
 
-def _contexts(sequence: TrainingSequence, position: int) -> list[tuple[int, ...]]:
+def _contexts(sequence: TrainingSequence, position: int) -> list[Context]:
     """Return the tokens of the response before a position, from the longest context to the shortest of one token."""
     start = position - 1
     while start > position - MAX_CONTEXT and sequence.mask[start] and sequence.mask[start - 1]:

@@ -3,18 +3,21 @@
 Axes: M trained tokens, R positions that predict them, V vocabulary.
 """
 
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
+
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from rove.core.errors import Error, RunError
 from rove.models.bf16_layers import mixed_precision
@@ -54,7 +57,7 @@ class NonFiniteBatch(msgspec.Struct, frozen=True):
 def consecutive_skips(history: Sequence[Mapping[str, float]]) -> int:
     """Return the number of skipped steps at the end of the history; steps without training data do not count."""
     tried = [row[SKIPPED_METRIC] for row in history if SKIPPED_METRIC in row]
-    return next((i for i, skipped in enumerate(reversed(tried)) if not skipped), len(tried))
+    return sum(1 for _ in takewhile(bool, reversed(tried)))
 
 
 def step_unless_non_finite(
@@ -71,17 +74,18 @@ def step_unless_non_finite(
         run: Run folder, where the last batch is saved if training stops.
     """
     try:
+        # 0 is written too: a resumed run counts the steps that were skipped last from its metrics.
         return {**train(), SKIPPED_METRIC: 0.0}
     except TrainingError as error:
-        bad = consecutive_skips(history) + 1
-        if bad < most:
+        skipped = consecutive_skips(history) + 1
+        if skipped < most:
             return {SKIPPED_METRIC: 1.0}
         step = int(history[-1]["step"]) + 1 if history else 1
         run.write_bytes(FILE, msgspec.msgpack.encode(NonFiniteBatch(step, str(error), list(samples))))
         raise TrainingError(
-            f"step {step}: {error}. Training stops after {bad} skipped steps in a row (max_non_finite_steps = {most}); the last "
-            f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
-            "that are not numbers"
+            f"step {step}: {error}. Training stops after {skipped} skipped steps in a row (max_non_finite_steps = {most}); "
+            f"the last batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in "
+            "the batch that are not numbers"
         ) from error
 
 
@@ -113,17 +117,19 @@ def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> 
     Without `entropy_gradient` the entropy is only measured, which keeps several [R, V] tensors out of the backward pass. A
     sharded model gathers its weights for this method as for its own.
     """
-    return (model.score if is_sharded(model) else partial(_score, model))(batch, entropy_gradient)
+    if is_sharded(model):
+        return model.score(batch, entropy_gradient)
+    return _score(model, batch, entropy_gradient)
 
 
 def _score(model: Any, batch: Batch, entropy_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if batch.packing is None:
         logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1).index_select(0, batch.predicting)
         return _gather_logprobs(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
-    hidden = model.model(
-        input_ids=batch.ids, position_ids=batch.positions, use_cache=False, packing=batch.packing
-    ).last_hidden_state[0]
-    return _score_in_chunks(model.lm_head, hidden.index_select(0, batch.predicting), batch, entropy_gradient)
+    # Only the logits of trained tokens are computed: with a large vocabulary, each takes far more memory than a hidden state.
+    output = model.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False, packing=batch.packing)
+    hidden = output.last_hidden_state[0].index_select(0, batch.predicting)
+    return _score_in_chunks(model.lm_head, hidden, batch, entropy_gradient)
 
 
 @torch.no_grad()
@@ -139,10 +145,9 @@ def _score_in_chunks(
 
     At most `MAX_LOGITS_BYTES` of logits are in memory: chunks are recomputed in the backward pass.
     """
-
     fused = scores_natively(head)
 
-    def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
+    def score_chunk(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
         if fused:
             return _TokenScores.apply(
                 hidden,
@@ -156,28 +161,32 @@ def _score_in_chunks(
             )
         return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
-    number = head.forward_dtype.itemsize if fused else 8  # autograd keeps more than one fp32 tensor of this size
-    size = max(1, MAX_LOGITS_BYTES // (number * head.weight.shape[0]))
+    bytes_per_logit = (
+        head.forward_dtype.itemsize if fused else 8
+    )  # autograd keeps more than one fp32 tensor of this size
+    size = max(1, MAX_LOGITS_BYTES // (bytes_per_logit * head.weight.shape[0]))
     if len(hidden) <= size:
-        return some(hidden, batch.temperature, batch.rows, batch.targets)
+        return score_chunk(hidden, batch.temperature, batch.rows, batch.targets)
+    # `rows` does not decrease, so the tokens of a chunk of positions are adjacent.
     firsts = torch.arange(0, len(hidden), size, device=hidden.device)
-    edges = [*torch.searchsorted(batch.rows, firsts).tolist(), len(batch.rows)]
-    parts = []
-    for i, start in enumerate(firsts.tolist()):
-        terms = slice(edges[i], edges[i + 1])
-        ends = start + size
-        parts.append(
-            checkpoint(
-                some,
-                hidden[start:ends],
-                batch.temperature[start:ends],
-                batch.rows[terms] - start,
-                batch.targets[terms],
-                use_reentrant=False,
-            )
+    starts: list[int] = firsts.tolist()
+    edges: list[int] = [*torch.searchsorted(batch.rows, firsts).tolist(), len(batch.rows)]
+    logprobs: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
+    for number, start in enumerate(starts):
+        tokens = slice(edges[number], edges[number + 1])
+        positions = slice(start, start + size)
+        chunk: Any = checkpoint(
+            score_chunk,
+            hidden[positions],
+            batch.temperature[positions],
+            batch.rows[tokens] - start,
+            batch.targets[tokens],
+            use_reentrant=False,
         )
-    logprobs, entropy = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropy)
+        logprobs.append(chunk[0])
+        entropies.append(chunk[1])
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
 def scores_natively(head: torch.nn.Module) -> bool:
@@ -214,10 +223,11 @@ class _TokenScores(torch.autograd.Function):
         lse, entropy = torch.empty_like(scale), torch.empty_like(scale)
         library: Any = softmax_kernels(forward_dtype)
         run_rows(count, partial(library.softmax, *pointers(logits, scale, lse, entropy), vocab))
-        places = rows * vocab + targets
-        chosen = logits.view(-1).index_select(0, places).float() * scale.index_select(0, rows)
-        ctx.save_for_backward(hidden, weight, scale, lse, entropy, rows, places, logits)
-        ctx.dtype, ctx.library = dtype, library
+        targets_index = rows * vocab + targets
+        chosen = logits.view(-1).index_select(0, targets_index).float() * scale.index_select(0, rows)
+        ctx.save_for_backward(hidden, weight, scale, lse, entropy, rows, targets_index, logits)
+        ctx.dtype = dtype
+        ctx.library = library
         entropy = entropy.index_select(0, rows)
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -225,19 +235,22 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, scale, lse, entropy, rows, places, logits = ctx.saved_tensors
-        grad, entropy_grad = (one * scale.index_select(0, rows) for one in grads)
+        hidden, weight, scale, lse, entropy, rows, targets_index, logits = ctx.saved_tensors
+        row_scale = scale.index_select(0, rows)
+        grad, entropy_grad = grads[0] * row_scale, grads[1] * row_scale
         factor = -torch.zeros_like(lse).index_add_(0, rows, grad)
         slope = torch.zeros_like(lse).index_add_(0, rows, entropy_grad)
         # The target's gradient, grad * (1 - p), in fp32: the difference of two bf16 numbers would lose it where p is near 1.
         flat = logits.view(-1)
-        chosen, order = torch.unique(places, return_inverse=True)
+        unique: tuple[torch.Tensor, torch.Tensor] = torch.unique(targets_index, return_inverse=True)
+        chosen, order = unique
         row = chosen // logits.shape[1]
         logprobs = flat[chosen].float() * scale[row] - lse[row]
         targets_grad = logprobs.exp() * (factor[row] - slope[row] * (logprobs + entropy[row]))
         targets_grad.index_add_(0, order, grad)
-        given = (*pointers(logits, scale, lse, entropy, factor, slope), logits.shape[1])
-        run_rows(len(lse), partial(ctx.library.softmax_gradient, *given))
+        # The kernel writes the gradient over the logits, which are the largest tensor here.
+        arguments = pointers(logits, scale, lse, entropy, factor, slope)
+        run_rows(len(lse), partial(ctx.library.softmax_gradient, *arguments, logits.shape[1]))
         flat[chosen] = targets_grad.to(logits.dtype)
         logits_grad = logits.to(ctx.dtype)
         hidden_grad = weight_grad = None
@@ -251,11 +264,12 @@ class _TokenScores(torch.autograd.Function):
 def _gather_logprobs(
     logits: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    # The sampler divided by the temperature; without it, the probabilities of trainer and sampler would differ.
     logprobs = (logits.float() / temperature[:, None]).log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-    places = rows * logprobs.shape[1] + targets
-    return logprobs.flatten().index_select(0, places), entropy.index_select(0, rows)
+    targets_index = rows * logprobs.shape[1] + targets
+    return logprobs.flatten().index_select(0, targets_index), entropy.index_select(0, rows)
 
 
 class Trainer:
@@ -286,9 +300,12 @@ class Trainer:
         self.recomputed = checkpointed_layers(model) if activation_checkpointing else []
         self.learning_rate = learning_rate
         self.max_grad_norm = max_grad_norm
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        decayed = {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay}
-        plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # Only matrices decay: the scales of norms and biases should not shrink.
+        matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+        vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+        decayed: dict[str, Any] = {"params": matrices, "weight_decay": weight_decay}
+        plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
         self.optimizer = torch.optim.AdamW([decayed, plain], lr=learning_rate, betas=betas, fused=True)
 
     def reset_optimizer(self) -> None:
@@ -324,7 +341,8 @@ class Trainer:
                 with checkpoint_activations(self.recomputed):
                     logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
                 tokens = loss_tokens(batch)
-                total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
+                objective = batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy
+                total = objective.sum() / divisor
                 (total * self.ranks.size).backward()  # FSDP averages gradients over processes; the sum is needed
                 sums["clipped"] += clipped_tokens(loss, logprobs.detach(), tokens).sum().item()
                 if on_batch is not None:
@@ -347,10 +365,13 @@ class Trainer:
             `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ relative to the sampler), `mismatch_kl/all/mean` (its
             k3 estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
         """
+        # A step that was interrupted may have left gradients.
         self.optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batches, loss, divisor, entropy_bonus, on_batch)
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)).item()
+        # One step with a number that is not finite would destroy all weights and the moments of the optimizer.
         if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
+            # Weights and moments stay as they were, so the step can be skipped.
             self.optimizer.zero_grad(set_to_none=True)
             raise TrainingError(f"the sum of the loss is {sums['loss']} and the gradient's norm {norm}")
         for group in self.optimizer.param_groups:
@@ -380,6 +401,7 @@ class Trainer:
                 logprobs, _ = token_logprobs(self.model, batch)
                 sums["loss"] += loss(logprobs, loss_tokens(batch)).sum().item()
                 sums["tokens"] += len(logprobs)
+        # A mean of the processes' means would weigh tokens differently.
         sums = self.ranks.total(sums)
         return sums["loss"] / max(1.0, sums["tokens"])
 
@@ -394,7 +416,8 @@ def make_trainer(
     torch.set_num_threads(config.threads or default_threads(loaded.model))
     if is_large(loaded.model):
         keep_freed_memory()
-    bf16 = config.mixed_precision and ranks.size == 1  # several processes have their own way
+    # Several processes convert in FSDP; docs/decisions/bf16_training.md is about one process.
+    bf16 = config.mixed_precision and ranks.size == 1
     use_fast_linear(loaded.model, config.bf16_backward or bf16, bf16)
     return Trainer(
         shard_copy(loaded.model, ranks, config.mixed_precision),
@@ -425,6 +448,7 @@ def loss_tokens(batch: Batch) -> LossTokens:
 @torch.no_grad()
 def _measure(sums: dict[str, float], loss: float, entropy: torch.Tensor, difference: torch.Tensor) -> None:
     """Add a batch to the sums; `difference` [M] = log π − log μ of its trained tokens."""
+    # A batch that only fills up a process has no trained token, and no maximum.
     if not len(difference):
         return
     ratio = difference.exp()
@@ -445,5 +469,6 @@ def lr_scale(step: int, steps: int, warmup_steps: int, final_fraction: float) ->
         steps: Steps of the run. A run of one step does not decay.
         final_fraction: Factor at the last step; 1: constant rate.
     """
-    warm = min(1.0, (step + 1) / max(1, warmup_steps))
-    return warm * (1.0 - (1.0 - final_fraction) * min(1.0, step / max(1, steps - 1)))
+    warmup = min(1.0, (step + 1) / max(1, warmup_steps))
+    progress = min(1.0, step / max(1, steps - 1))
+    return warmup * (1.0 - (1.0 - final_fraction) * progress)

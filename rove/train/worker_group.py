@@ -2,13 +2,17 @@
 
 The first process runs the program: it collects rollouts, evaluates and writes the run folder. The others hold their part of the
 model and repeat the calls that the first one makes, since computing with the whole model takes all processes at once.
+docs/decisions/ranks.md gives the reasons.
 """
+
+# pyright: reportUnknownMemberType=false  many functions of torch have no types
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -44,7 +48,11 @@ class Ranks(NamedTuple):
             return dict(values)
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, dict(values))
-        return {name: (max if name in largest else sum)(one[name] for one in everyone) for name in values}
+        totals: dict[str, float] = {}
+        for name in values:
+            of_processes = [process[name] for process in everyone]
+            totals[name] = max(of_processes) if name in largest else sum(of_processes)
+        return totals
 
     def all_gather(self, values: list[Any]) -> list[Any]:
         """Return the lists of all processes as one."""
@@ -52,7 +60,7 @@ class Ranks(NamedTuple):
             return values
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, values)
-        return [value for values in everyone for value in values]
+        return list(chain.from_iterable(everyone))
 
     def broadcast_continue(self, proceed: bool = True) -> bool:
         """Return whether to train, as the first process decides; every process must call this."""
@@ -83,6 +91,7 @@ def join_process_group(device: str = "auto") -> Ranks:
                 f"use --nproc-per-node {gpus}, or train on the CPU with --device cpu"
             )
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # gloo too, because objects such as the calls are sent between CPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=CALL_TIMEOUT)
     return Ranks(dist.get_rank(), size, "cuda" if has_gpus else "cpu")
 
@@ -105,6 +114,7 @@ class WorkerGroup(Generic[W]):
 
     def call_all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method with the same arguments in every process; return the result of this one."""
+        # After an interruption, the processes may be at different places in a call, where another broadcast would never end.
         self._in_call = True
         if self.ranks.size > 1:
             _broadcast((method, args, kwargs))

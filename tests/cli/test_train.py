@@ -17,6 +17,7 @@ from rove.stages.diagnoser import Diagnoser
 from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import Recipe, RecipeFile
 from rove.stages.reporter import ConsoleReporter
+from rove.stages.results import Diagnosis
 from rove.train.worker_group import SINGLE_PROCESS
 
 PARITY = """
@@ -274,19 +275,19 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     (folder / "sft").mkdir()
     diagnoser = Diagnoser(Pipeline(recipe_in(folder), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.after_step(folder / "sft", {"step": 11, "loss": 0.5}, 99)
-    assert len(diagnoser.found) == 2
+    assert len(diagnoser.diagnoses) == 2
     diagnoser.after_step(folder / "sft", {"step": 12, "loss": 0.5, "eval/sampled/reward/mean": 0.9}, 99)
     assert (
         "the diagnosis of sft (unpredictable) no longer applies: the reward has risen since" in capsys.readouterr().out
     )
     assert [one["id"] for one in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
-    no_progress = {"stage": "rl1", "step": 10, "steps": 99, "id": "no_progress", "text": "no better"}
-    diagnoser.found.append(no_progress)
+    no_progress = Diagnosis("no_progress", "no better", step=10, stage="rl1", steps=99)
+    diagnoser.diagnoses.append(no_progress)
     (folder / "rl1").mkdir()
     diagnoser.after_step(folder / "rl1", {"step": 11, "eval/sampled/reward/mean": 0.5}, 99)
-    assert no_progress in diagnoser.found
+    assert no_progress in diagnoser.diagnoses
     diagnoser.after_step(folder / "rl1", {"step": 12, "eval/sampled/reward/mean": 0.9}, 99)
-    assert [one["id"] for one in diagnoser.found] == ["saturated"]
+    assert [diagnosis.id for diagnosis in diagnoser.diagnoses] == ["saturated"]
 
 
 @pytest.mark.parametrize("best_step", [0, 10])

@@ -23,6 +23,7 @@ from rove.models.load import trainable_parameters
 from rove.runs.run import Run
 from rove.train.async_collect import AsyncCollector, TimeAverage
 from rove.train.collect import CollectedStep
+from rove.train.config import RLConfig
 from rove.train.rl import _Loop
 from tests.train.test_evaluation import envs, table
 from tests.train.test_rl import Killed, letters, metrics_of, rollouts_of, settings, train, two_turns, weights_of
@@ -69,6 +70,15 @@ def letters_env(count: int = 5, reward: Any = letters) -> vf.Environment:
     return vf.SingleTurnEnv(dataset=[{"question": f"say {n}"} for n in range(count)], rubric=rubric)
 
 
+def new_collector(
+    config: RLConfig, client: Answers, run: Run, env: vf.Environment, step: int = 0, state: Any = None
+) -> AsyncCollector:
+    max_staleness = config.max_off_policy_steps
+    return AsyncCollector(
+        config.collection, env, client, run, max_staleness=max_staleness, step=step, state=state or {}
+    )
+
+
 async def collect(
     path: Path,
     config: Any,
@@ -87,7 +97,7 @@ async def collect(
     with Run(path) as run:
         run.start("rl", {}, {})
         client.version = start
-        collector = AsyncCollector(config, env or letters_env(), client, run, step=start, state=state or {})
+        collector = new_collector(config, client, run, env or letters_env(), start, state)
         saved_state = collector.state()
         try:
             for step in range(start, config.steps if stop is None else stop):
@@ -163,7 +173,7 @@ async def test_finished_groups_are_trained_first_and_a_slow_group_before_its_lim
     client, config = Slow(), collector_settings(steps=4)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
-        collector = AsyncCollector(config, letters_env(50), client, run, step=0, state={})
+        collector = new_collector(config, client, run, letters_env(50))
         first = [await collector.take(0)]
         collector.use_version(1)
         first.append(await collector.take(1))
@@ -187,7 +197,7 @@ async def test_no_group_is_started_while_a_full_step_waits_for_the_trainer(tmp_p
     client, config = Answers(), collector_settings(max_off_policy_steps=50, steps=100)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
-        collector = AsyncCollector(config, letters_env(), client, run, step=0, state={})
+        collector = new_collector(config, client, run, letters_env())
         await collector.take(0)
         for _ in range(500):
             await asyncio.sleep(0)

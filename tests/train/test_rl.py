@@ -398,10 +398,10 @@ def test_steps_go_through_the_dataset_with_unique_seeds(tmp_path: Path):
 
 def test_an_example_drawn_twice_in_a_step_has_two_groups():
     example = one_turn().get_dataset()[0]
-    groups = plan_groups(settings(), 0, [example] * 4)
+    groups = plan_groups([example] * 4, 4, 0, 0)
     assert len({make_group[0].key for make_group in groups}) == 4
-    assert plan_groups(settings(), 0, [example] * 5)[:4] == groups
-    assert len({plan_groups(settings(), step, [example])[0][0].seed for step in range(4)}) == 4
+    assert plan_groups([example] * 5, 4, 0, 0)[:4] == groups
+    assert len({plan_groups([example], 4, 0, step)[0][0].seed for step in range(4)}) == 4
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,14 @@ def test_valid_but_inadvisable_settings_are_warnings(name: str, over: dict[str, 
     ],
 )
 def test_check_learning_rate(rate: float, parameters: float, trained: float, status: str):
-    assert check_learning_rate(config(learning_rate=rate), int(parameters), int(trained)).severity == status
+    assert check_learning_rate(rate, 0, int(parameters), int(trained)).severity == status
 
 
 def test_higher_learning_rates_are_accepted_for_adapters_of_any_size():
     for rank, statuses in ((0, [OK, MEDIUM, HIGH]), (8, [MEDIUM, OK, MEDIUM])):
-        rates = [config(learning_rate=rate, lora__rank=rank) for rate in (3e-4, 5e-3, 3e-2)]
-        assert [check_learning_rate(settings, 500_000, 400_000).severity for settings in rates] == statuses
-    slow = check_learning_rate(config(learning_rate=3e-4, lora__rank=8), 500_000, 400_000)
+        findings = [check_learning_rate(rate, rank, 500_000, 400_000) for rate in (3e-4, 5e-3, 3e-2)]
+        assert [finding.severity for finding in findings] == statuses
+    slow = check_learning_rate(3e-4, 8, 500_000, 400_000)
     assert slow.remedy == "--learning-rate 0.001 to 0.01"
     assert "an adapter of" in repr(slow)
 

@@ -275,40 +275,6 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
     )
 
 
-@command.command("mirror", epilog=examples("rove hub mirror https://hub.example --owner alice"))
-@click.argument("source", metavar="URL_OR_FOLDER")
-@click.argument("to", metavar="[DATA]", required=False, type=click.Path(path_type=Path))
-@click.option("--owner", "owners", multiple=True, help="Only this owner's environments; repeatable.")
-@data_option
-@json_option
-def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as_json: bool) -> None:
-    """Copy the public environments of another hub; later calls copy only what is new.
-
-    Hashes and archives are verified; manifests, signatures, results and yanked versions are kept. DATA is this hub's folder.
-    """
-    from rove.hub.server.mirror import Mirror, MirrorResult
-
-    console = console_for(as_json)
-    data = to or data
-
-    async def run(store: Any) -> MirrorResult:
-        async with Hub(source) as hub:
-            return await Mirror(hub, store, lambda words: console.print(words, markup=False)).run(owners)
-
-    with opened(data, new=True) as store:
-        store.recover()
-        done = run_async(run(store))
-    if as_json:
-        print_json(done._asdict())
-    else:
-        _print(console, f"{data}: {counted(done.new, 'new version')}, {done.known} already present")
-        hint(console, f"serve it: rove hub serve{_data(data)}")
-    for problem in done.problems:
-        _print(console, problem, "red")
-    if done.problems:
-        raise click.exceptions.Exit(1)
-
-
 def _data(data: Path) -> str:
     return "" if data == DATA else f" --data {data}"
 

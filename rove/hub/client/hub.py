@@ -237,10 +237,6 @@ class Hub:
             return []
         return _decoded(content, _Runs, f"{self.where}{_folder(reference)}/runs/index.json").runs
 
-    async def result(self, reference: Reference, id: str, limit: int) -> bytes:
-        """Return the pushed document of one run."""
-        return await self._read(f"{_folder(reference)}/runs/{id}.json", limit)
-
     async def download(self, reference: Reference, file: HubFile | File, folder: Path) -> Path:
         """Download a file of a version into a folder, checking its size and hash."""
         target = folder / check_filename(file.filename)

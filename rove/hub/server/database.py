@@ -23,8 +23,7 @@ CREATE TABLE owners (
   owner TEXT PRIMARY KEY,
   skeleton TEXT NOT NULL UNIQUE,
   created TEXT NOT NULL,
-  keys TEXT NOT NULL DEFAULT '[]',
-  mirrored TEXT
+  keys TEXT NOT NULL DEFAULT '[]'
 );
 CREATE TABLE tokens (
   id INTEGER PRIMARY KEY,
@@ -83,8 +82,8 @@ CREATE TABLE runs (
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""`same`: key shared by equal versions; `words`: text searched; `latest`: version shown in lists; `mirrored`: source hub of an
-owner's environments; times are ISO 8601 in UTC."""
+"""`same`: key shared by equal versions; `words`: text searched; `latest`: version shown in lists; times are ISO 8601 in
+UTC."""
 
 
 class Database:

@@ -113,7 +113,7 @@ class Store:
 
     # owners
 
-    def add_owner(self, owner: str, keys: Sequence[str] | None = None, mirrored: str | None = None) -> bool:
+    def add_owner(self, owner: str, keys: Sequence[str] | None = None) -> bool:
         """Create or update an owner; return whether it is new.
 
         Args:
@@ -126,8 +126,8 @@ class Store:
             if new:
                 for (other,) in change.execute("SELECT owner FROM owners WHERE skeleton = ?", [skeleton(owner)]):
                     raise RejectedError(409, f"'{owner}' is too similar to the owner '{other}'; choose another name")
-                values = [owner, skeleton(owner), now(), mirrored]
-                change.execute("INSERT INTO owners (owner, skeleton, created, mirrored) VALUES (?, ?, ?, ?)", values)
+                values = [owner, skeleton(owner), now()]
+                change.execute("INSERT INTO owners (owner, skeleton, created) VALUES (?, ?, ?)", values)
             if keys is not None:
                 text = msgspec.json.encode(list(keys)).decode()
                 change.execute("UPDATE owners SET keys = ? WHERE owner = ?", [text, owner])
@@ -168,29 +168,18 @@ class Store:
                     f"{owner}/{name} {existing} already exists and cannot be changed; publish it under a new version number",
                 )
 
-    def add(
-        self,
-        owner: str,
-        manifest: Manifest,
-        draft: Path,
-        kept: Sequence[StoredFile],
-        *,
-        uploaded: str | None = None,
-        yanked: str | None = None,
-    ) -> None:
+    def add(self, owner: str, manifest: Manifest, draft: Path, kept: Sequence[StoredFile]) -> None:
         """Publish a checked version atomically.
 
         Args:
             draft: Folder made by `new_draft` with the files `kept`; always removed.
-            uploaded: Time of the upload (default: now).
-            yanked: Reason for yanking, or None.
         """
         try:
             _sync(*(draft / file.filename for file in kept), draft)
             with self.database.write() as change:
                 self.check_new(owner, manifest.name, manifest.version, change)
                 id = _environment(change, owner, manifest.name)
-                _insert_version(change, id, owner, manifest, kept, uploaded or now(), yanked)
+                _insert_version(change, id, owner, manifest, kept)
                 place = self.files / owner / manifest.name / manifest.version
                 shutil.rmtree(place, ignore_errors=True)  # left by a crash: it has no rows
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -315,21 +304,14 @@ def _environment(change: sqlite3.Connection, owner: str, name: str) -> int:
 
 
 def _insert_version(
-    change: sqlite3.Connection,
-    environment: int,
-    owner: str,
-    manifest: Manifest,
-    kept: Sequence[StoredFile],
-    uploaded: str,
-    yanked: str | None,
+    change: sqlite3.Connection, environment: int, owner: str, manifest: Manifest, kept: Sequence[StoredFile]
 ) -> None:
     words = " ".join((owner, manifest.name, manifest.description, *manifest.tags)).casefold()
     row = {
         "environment": environment,
         "version": manifest.version,
         "same": version_key(manifest.version),
-        "uploaded": uploaded,
-        "yanked": yanked,
+        "uploaded": now(),
         "requires_python": manifest.requires_python,
         "description": manifest.description,
         "tags": msgspec.json.encode(manifest.tags).decode(),

@@ -82,11 +82,8 @@ def make_token(
     if len(note) > MAX_NOTE_CHARS or not note.isprintable():
         raise ConfigError(f"the token's note must have at most {MAX_NOTE_CHARS} printable characters")
     for needed in [owner, *(scope.removeprefix(UPLOAD).partition("/")[0] for scope in scopes if UPLOAD in scope)]:
-        rows = database.query("SELECT mirrored FROM owners WHERE owner = ?", [needed])
-        if not rows:
+        if not database.query("SELECT 1 FROM owners WHERE owner = ?", [needed]):
             raise ConfigError(f"this hub has no owner '{needed}'; create it with rove hub user {needed}")
-        if rows[0]["mirrored"]:
-            raise ConfigError(f"'{needed}' is mirrored from {rows[0]['mirrored']}; publish there and mirror it again")
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).strftime(TIME)
     text = PREFIX + secrets.token_urlsafe(32)
     with database.write() as change:

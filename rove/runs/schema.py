@@ -54,6 +54,7 @@ Summary = TypedDict(
         "scored": int,
         "failed": int,
         "truncated": int,
+        "examples": int | None,
         "reward": Estimate | None,
         "functions": dict[str, Estimate] | None,
         "pass@k": dict[str, Estimate] | None,

@@ -8,8 +8,10 @@ import html
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -71,14 +73,30 @@ def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:
     Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own
     style and script.
     """
+    code = page_code()
+    inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    texts = {"title": html.escape(title), "plain_text": html.escape(plain_text)}
+    return PAGE.format(**texts, **code._asdict(), data=inert)
+
+
+class PageCode(NamedTuple):
+    """The code of `whole_page`, which is the same for every run."""
+
+    style: str
+    script: str
+    policy: str
+    """Content security policy: no other style or script runs, and nothing is loaded."""
+
+
+@cache  # a hub serves such a page for each run: bundling 170 kB takes longer than the rest of the page
+def page_code() -> PageCode:
+    """Return the style and the script of `whole_page`, and the policy that allows only them."""
     files = {name: content.decode() for name, content in static_files().items()}
     style = files["vendor/uplot.css"] + files["style.css"]
     script = bundled("report", {Path(name).stem: text for name, text in files.items() if name.endswith(".js")})
-    inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     sources = f"style-src {_digest(style)}; script-src {_digest(script)}; img-src data:"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
-    texts = {"title": html.escape(title), "plain_text": html.escape(plain_text), "policy": policy}
-    return PAGE.format(**texts, style=style, data=inert, script=script)
+    return PageCode(style, script, policy)
 
 
 def static_files() -> dict[str, bytes]:

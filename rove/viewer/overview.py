@@ -12,7 +12,7 @@ from rove.statistics.format import duration
 from rove.viewer import queries
 from rove.viewer.html import shown
 from rove.viewer.index import Index, alert_rows
-from rove.viewer.report import RunReport, cards, table_rows
+from rove.viewer.report import TABLE_HEAD, RunReport, cards, table_rows
 from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict
 
@@ -55,9 +55,14 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
 
 
 def _evaluation(report: RunReport) -> JsonObject:
-    head, values = table_rows(report)
-    counted: dict[str, object] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
-    return {"cards": list(cards(report.summary)), "head": head, "values": values, **counted}
+    summary = report.summary
+    return {
+        "cards": list(cards(summary)),
+        "head": TABLE_HEAD,
+        "values": list(table_rows(summary)),
+        "stops": summary.get("stops") or {},
+        "errors": summary.get("errors") or {},
+    }
 
 
 def _seconds(index: Index) -> float | None:

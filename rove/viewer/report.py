@@ -23,7 +23,7 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
-from rove.statistics.format import caveats, duration, limits
+from rove.statistics.format import caveats, duration, interval
 from rove.utils.files import atomic_write
 from rove.viewer import queries, training_steps
 from rove.viewer.html import shown, utf8_text, whole_page
@@ -99,6 +99,16 @@ class RunReport:
                 if place in counted:
                     tally.add(outcome)
         return tally
+
+    @property
+    def progress(self) -> str:
+        """A phrase about rollouts that the summary does not count; "" without any."""
+        if not self.complete:
+            planned = self.config.get("num_examples", -1) * self.config.get("rollouts_per_example", 1)
+            return f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
+        if self.summary.get("rollouts") != self.num_rollouts:
+            return f"the run folder has {self.num_rollouts:,} rollouts, all shown below"
+        return ""
 
     @property
     def title(self) -> str:
@@ -183,24 +193,22 @@ def markdown(run: Run) -> str:
 
 
 def _to_markdown(report: RunReport) -> str:
-    if report.kind == "eval":
-        rows, counts = list(_values(report.summary)), list(_counts(report))
-        head = TABLE_HEAD
-    else:
-        measured = report.training()
-        rows, counts, head = measured["values"], measured["counts"], measured["head"]
+    data = summary_data(report.summary, report.progress) if report.kind == "eval" else report.training()
     versions = [f"{name} {report.versions[name]}" for name in ("rove", "python") if name in report.versions]
-    aligned = ["---", *["---:"] * (len(head) - 1)]
-    lines = [
-        f"### {_plain(report.title)}",
-        "",
-        *(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in (head, aligned, *rows)),
-        "",
-        _plain("; ".join(counts)),
-        "",
-        f"Repeat: {_code(report.repeat_command)} ({_plain(', '.join([*versions, report.when]))})",
-    ]
-    return utf8_text("\n".join(lines)) + "\n"
+    origin = _plain(", ".join([*versions, report.when]))
+    repeat = utf8_text(f"Repeat: {_code(report.repeat_command)} ({origin})")
+    return f"{summary_markdown(report.title, data)}\n{repeat}\n"
+
+
+def summary_markdown(title: str, data: JsonMapping) -> str:
+    """Return the title, the table and the counts of `summary_data` or `training_data` as Markdown."""
+    head = data["head"]
+    alignment = ["---", *["---:"] * (len(head) - 1)]
+    lines = [f"### {_plain(title)}", ""]
+    for row in (head, alignment, *data["values"]):
+        lines.append(f"| {' | '.join(_plain(cell) for cell in row)} |")
+    lines += ["", _plain("; ".join(data["counts"])), ""]
+    return utf8_text("\n".join(lines))
 
 
 def _plain(cell: str) -> str:
@@ -222,65 +230,68 @@ def _on_one_line(text: str) -> str:
 # Summaries of older versions lack some keys; these are omitted.
 
 
-def _values(summary: Mapping[str, object]) -> Iterator[tuple[str, str, str, str]]:
+def summary_data(summary: JsonMapping, progress: str = "") -> JsonObject:
+    """Return the numbers of an evaluation's summary for `static/report.js` and Markdown.
+
+    Args:
+        progress: A phrase about rollouts that the summary does not count; "" without any.
+    """
+    return {
+        "cards": list(cards(summary)),
+        "head": TABLE_HEAD,
+        "values": list(table_rows(summary)),
+        "counts": list(_counts(summary, progress)),
+    }
+
+
+def table_rows(summary: JsonMapping) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, mean, interval and weight of every estimate, the reward first."""
-    for name, seen, weight in _estimates(summary):
-        yield name, shown(seen.get("mean")), _interval(seen), weight
+    for name, estimate, weight in _estimates(summary):
+        yield name, shown(estimate.get("mean")), interval(estimate), weight
 
 
 def _estimates(summary: JsonMapping) -> Iterator[tuple[str, Mapping[str, object], str]]:
     """Yield name, estimate and weight of every estimate, the reward first."""
     yield "reward", summary.get("reward") or {}, ""
     functions: JsonObject = summary.get("functions") or {}
-    for name, seen in sorted(functions.items(), key=lambda item: -abs(item[1].get("weight") or 0.0)):
-        weight = seen.get("weight")
-        yield name, seen, f"{weight:g}" if weight else "metric"
+    for name, estimate in sorted(functions.items(), key=lambda item: -abs(item[1].get("weight") or 0.0)):
+        weight = estimate.get("weight")
+        yield name, estimate, f"{weight:g}" if weight else "metric"
     for kind in ("pass@k", "pass^k"):
-        for k, seen in (summary.get(kind) or {}).items():
-            yield f"{kind[:-1]}{k}", seen, ""
+        for k, estimate in (summary.get(kind) or {}).items():
+            yield f"{kind[:-1]}{k}", estimate, ""
 
 
-def _interval(seen: Mapping[str, object]) -> str:
-    found, mark = limits(seen), "*" if seen.get("caveat") else ""
-    return f"[{shown(found[0])}, {shown(found[1])}]{mark}" if found else f"–{mark}"
-
-
-def _counts(report: RunReport) -> Iterator[str]:
+def _counts(summary: JsonMapping, progress: str) -> Iterator[str]:
     """Yield phrases on the number of rollouts, failures and stop reasons."""
-    summary, config = report.summary, report.config
     yield f"{summary.get('scored', 0):,} of {summary.get('rollouts', 0):,} rollouts scored"
-    if not report.complete:
-        planned = config.get("num_examples", -1) * config.get("rollouts_per_example", 1)
-        yield f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
-    elif summary.get("rollouts") != report.num_rollouts:
-        yield f"the run folder has {report.num_rollouts:,} rollouts, all shown below"
-    for kind, one in (("errors", "failed"), ("stops", "stop reason")):
-        found: dict[str, int] = summary.get(kind) or {}
-        if found:
-            counts = ", ".join(f"{name} ({count:,})" for name, count in sorted(found.items(), key=lambda i: -i[1]))
-            yield f"{summary.get('failed', 0):,} {one}: {counts}" if kind == "errors" else f"{one}: {counts}"
+    if progress:
+        yield progress
+    if summary.get("errors"):
+        yield f"{summary.get('failed', 0):,} failed: {_most_frequent_first(summary['errors'])}"
+    if summary.get("stops"):
+        yield f"stop reason: {_most_frequent_first(summary['stops'])}"
     if summary.get("truncated"):
         yield f"{summary['truncated']:,} truncated"
-    if noted := caveats(seen for _, seen, _ in _estimates(summary)):
-        yield noted
+    if caveat_line := caveats(estimate for _, estimate, _ in _estimates(summary)):
+        yield caveat_line
 
 
-def table_rows(report: RunReport) -> tuple[Sequence[str], list[tuple[str, str, str, str]]]:
-    """Return the head and the rows of the table of an evaluation's estimates."""
-    return TABLE_HEAD, list(_values(report.summary))
+def _most_frequent_first(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count:,})" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
     """Yield the main numbers with their labels."""
     reward = summary.get("reward") or {}
-    yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95% interval"
+    yield f"{shown(reward.get('mean'))} {interval(reward)}", "reward, 95% interval"
     yield f"{shown(summary.get('scored'))} / {shown(summary.get('rollouts'))}", "rollouts scored"
     if summary.get("failed"):
         yield shown(summary["failed"]), "failed"
     yield shown(summary.get("prompt_tokens")), "prompt tokens"
     yield shown(summary.get("completion_tokens")), "completion tokens"
-    for name, seen in (summary.get("latency") or {}).items():
-        yield duration(seen.get("p50")), f"median {name}, 90% within {duration(seen.get('p90'))}"
+    for name, quantiles in (summary.get("latency") or {}).items():
+        yield duration(quantiles.get("p50")), f"median {name}, 90% within {duration(quantiles.get('p90'))}"
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
@@ -289,22 +300,34 @@ def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
 # What the page shows, see static/report.js
 
 
+PAGE_DEFAULTS: JsonMapping = {
+    "complete": True,
+    "links": [],
+    "versions": "",
+    "again": "",
+    "training": None,
+    "note": "",
+    "verdict": [],
+    "histograms": [],
+    "examples": [],
+    "examples_note": "",
+}
+"""Data of a page that has nothing of the kind; `links` are pairs of address and text."""
+
+
 def _common(report: RunReport) -> JsonObject:
-    rove = report.versions.get("rove")
+    facts = [report.when]
+    if "rove" in report.versions:
+        facts.append(f"rove {report.versions['rove']}")
     return {
+        **PAGE_DEFAULTS,
         "title": report.title,
-        "env": str(report.config.get("env") or ""),
         "complete": report.complete,
-        "facts": [report.when, *([f"rove {rove}"] if rove else [])],
+        "facts": facts,
         "settings": tomli_w.dumps(report.config),
         "versions": "\n".join(f"{name} {version}" for name, version in report.versions.items()),
         "again": report.repeat_command,
-        "training": None,
         "note": report.summary.get("too_few", ""),
-        "verdict": [],
-        "histograms": [],
-        "examples": [],
-        "examples_note": "",
     }
 
 
@@ -313,10 +336,7 @@ def _evaluation(report: RunReport, index: Index) -> JsonObject:
     note = f"{left_out:,} examples with higher rewards are omitted. " if left_out else ""
     note += "The spread is the standard deviation of the rewards of one example."
     return {
-        "cards": list(cards(report.summary)),
-        "head": TABLE_HEAD,
-        "values": list(_values(report.summary)),
-        "counts": list(_counts(report)),
+        **summary_data(report.summary, report.progress),
         "histograms": _histograms(index) if report.num_rollouts else [],
         "examples": listed,
         "examples_note": note,
@@ -384,12 +404,20 @@ def _rollouts(report: RunReport, index: Index, limit: int) -> JsonObject:
 
 def _rollout(index: Index, number: int) -> JsonObject:
     [(offset, size)] = index.query("SELECT offset, size FROM rollouts WHERE line = ?", [number])
-    found = describe_rollout(read_line(index.file, offset, size), max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
-    return {
-        "line": number,
-        "size": size,
-        **{name: value for name, value in found.items() if name not in OMITTED_FIELDS},
-    }
+    return rollout_data(number, read_line(index.file, offset, size), size)
+
+
+def rollout_data(number: int, line: bytes, size: int) -> JsonObject:
+    """Return a rollout for `static/report.js`.
+
+    Args:
+        number: Position of the rollout, for links to it.
+        line: The rollout as in rollouts.jsonl, without the line's end.
+        size: Bytes of the line with its end.
+    """
+    content = describe_rollout(line, max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
+    kept = {name: value for name, value in content.items() if name not in OMITTED_FIELDS}
+    return {"line": number, "size": size, **kept}
 
 
 def _last_versions(run: Run) -> dict[str, str]:

@@ -21,6 +21,7 @@ from rove.hub.package.names import normalize_name
 from rove.hub.server import catalogue, simple
 from rove.hub.server.catalogue import Query
 from rove.hub.server.pages.html import KINDS, POLICY, static_files
+from rove.hub.server.pages.run import RUN_POLICY
 from rove.hub.server.pages.site import Site
 from rove.hub.server.responses import (
     ACCESS,
@@ -194,7 +195,8 @@ class _Hub:
         return await self._html(request, lambda reader: self.site.environment(*place, reader))
 
     async def run_page(self, request: web.Request) -> web.StreamResponse:
-        return await self._html(request, lambda reader: self.site.run_page(**request.match_info, reader=reader))
+        reference = request.match_info
+        return await self._html(request, lambda reader: self.site.run_page(**reference, reader=reader), RUN_POLICY)
 
     async def static(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]
@@ -202,9 +204,11 @@ class _Hub:
             raise RejectedError(404, "this hub has no such file")
         return cached_response(request, self.static_files[name], KINDS[name[name.rindex(".") :]])
 
-    async def _html(self, request: web.Request, show: Callable[[str | None], bytes]) -> web.StreamResponse:
+    async def _html(
+        self, request: web.Request, show: Callable[[str | None], bytes], policy: str = POLICY
+    ) -> web.StreamResponse:
         body = await asyncio.to_thread(lambda: show(request[ACCESS].reads))
-        return cached_response(request, body, "text/html", POLICY)
+        return cached_response(request, body, "text/html", policy)
 
     # simple repository API
 

@@ -51,7 +51,6 @@ POLICY = (
 """Content security policy: pages run and load only the files of `static_files`."""
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 STATIC = {
-    "pieces.css": "rove.hub.server.pages.static",
     "icon.svg": "rove.viewer.static",
     "hub.css": "rove.hub.server.pages.static",
     "hub.js": "rove.hub.server.pages.static",
@@ -101,7 +100,6 @@ def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, 
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="referrer" content="no-referrer">
 <link rel="icon" href="{place.file("static", "icon.svg")}">
-<link rel="stylesheet" href="{place.file("static", "pieces.css")}">
 <link rel="stylesheet" href="{place.file("static", "hub.css")}">
 <script defer src="{place.file("static", "hub.js")}"></script>
 </head><body data-root="{place.root}">

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from rove.core.errors import RejectedError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping
 from rove.hub.package.archives import README
 from rove.hub.package.manifest import Manifest, read_manifest
 from rove.hub.server import catalogue
@@ -27,17 +27,8 @@ from rove.hub.server.pages.html import (
     tag,
     text,
 )
-from rove.hub.server.pages.run import (
-    Estimate,
-    Row,
-    Scale,
-    examples_html,
-    interval_svg,
-    leaderboard,
-    rows_of,
-    run_page,
-    scale_of,
-)
+from rove.hub.server.pages.leaderboard import Row, Scale, interval_svg, leaderboard, rows_of, scale_of
+from rove.hub.server.pages.run import run_page
 from rove.hub.server.store import Store
 from rove.viewer.html import shown
 
@@ -56,8 +47,6 @@ class EnvironmentPage(NamedTuple):
     """Newest last."""
     rows: Sequence[Row]
     """Rows of the leaderboard, newest version first."""
-    examples: tuple[Row | None, Any]
-    """A row and the rollouts pushed with it; (None, None) without pushed rollouts."""
 
     @property
     def release(self) -> StoredRelease:
@@ -100,7 +89,7 @@ def _readme(page: EnvironmentPage, place: PageLocation) -> Iterator[str]:
 def _results(page: EnvironmentPage) -> Iterator[str]:
     policies, rows = page.manifest.policies, page.rows
     rewards = [*(page.manifest.reward_range or ()), *(policy.reward for policy in policies.values())]
-    scale = scale_of((row.summary.reward for row in rows), rewards)
+    scale = scale_of((row.reward for row in rows), rewards)
     yield tag("h2", "Leaderboard")
     if rows:
         note = "Rewards are not comparable across versions or settings."
@@ -111,18 +100,11 @@ def _results(page: EnvironmentPage) -> Iterator[str]:
     if policies:
         yield tag("h3", "Scripted policies")
         yield _policies(page.manifest, scale)
-    best, pushed = page.examples
-    examples = examples_html(pushed)
-    if best and examples:
-        yield tag("h2", "Rollouts")
-        run = link(best.address, text(best.model))
-        yield tag("p", f"From {run} in version {text(best.version)}, lowest reward first.", "note")
-        yield "\n".join(examples)
 
 
 def _policies(manifest: Manifest, scale: Scale) -> str:
     rows = [
-        (text(name), shown(policy.reward), interval_svg(name, Estimate(policy.reward), scale), shown(policy.n))
+        (text(name), shown(policy.reward), interval_svg(name, {"mean": policy.reward}, scale), shown(policy.n))
         for name, policy in sorted(manifest.policies.items(), key=lambda item: -item[1].reward)
     ]
     seeds = ", ".join(map(str, manifest.seeds))
@@ -284,10 +266,6 @@ def _pagination(query: Query, count: int, total: int, place: PageLocation) -> st
     return f'<nav aria-label="more pages"><p>{" · ".join(ways)}</p></nav>' if ways else ""
 
 
-MAX_EXAMPLE_ATTEMPTS = 5
-"""Number of leaderboard rows searched for pushed rollouts to show."""
-
-
 class Site:
     """Renders the pages of a hub named `hub`; for `reader` see `catalogue`, for `leaf` `PageLocation`."""
 
@@ -314,14 +292,12 @@ class Site:
         folder = self.store.files / owner / name
         place, readme = folder / listed["version"], folder / listed["version"] / README
         rows = [row for release in reversed(releases) for row in self.rows(owner, name, release.version, reader)]
-        candidates = ((row, self._pushed(owner, name, row).get("examples")) for row in rows[:MAX_EXAMPLE_ATTEMPTS])
         entry = EnvironmentPage(
             listed,
             read_manifest((place / "manifest.json").read_bytes()),
             readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "",
             releases,
             rows,
-            next(((row, pushed) for row, pushed in candidates if pushed), (None, None)),
         )
         return environment_page(self.hub, entry, self.leaf)
 
@@ -338,8 +314,6 @@ class Site:
 
     def run(self, owner: str, name: str, row: Row) -> bytes:
         """Render the page of a run; `row` comes from `rows`."""
-        return run_page(self.hub, (owner, name), row, self._pushed(owner, name, row), self.leaf)
-
-    def _pushed(self, owner: str, name: str, row: Row) -> JsonObject:
         file = self.store.files / owner / name / row.version / "runs" / f"{row.id}.json"
-        return msgspec.json.decode(file.read_bytes())
+        pushed = msgspec.json.decode(file.read_bytes())
+        return run_page(self.hub, (owner, name), row, pushed, self.leaf)

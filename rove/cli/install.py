@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -292,14 +292,12 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
 @click.argument("words", nargs=-1)
 @hub_option
 @click.option("--tag", help="Only environments with this tag.")
-@click.option("--owner", help="Only environments of this owner.")
-@click.option("--compatibility", type=click.Choice(["rove", "verifiers v0"]), help="Only environments for this API.")
 @click.option("--limit", type=in_range(SearchLimit), default=25, show_default=True, help="Maximum results.")
 @json_option
-def search_command(words: tuple[str, ...], hub: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
-    """Search for environments with all WORDS in name, description or tags; without words, list all."""
+def search_command(words: tuple[str, ...], hub: str | None, tag: str | None, limit: int, as_json: bool) -> None:
+    """Search for environments with all WORDS in owner, name, description or tags; without words, list all."""
     console = console_for(as_json)
-    found, total = with_hub(hub, lambda one: one.search(" ".join(words), limit=limit, **wanted))
+    found, total = with_hub(hub, lambda client: client.search(" ".join(words), tag, limit=limit))
     if as_json:
         print_json({"environments": msgspec.to_builtins(found), "total": total})
         return
@@ -318,13 +316,11 @@ class _Info(NamedTuple):
     offer: Offer
     releases: Releases
     results: list[JsonObject]
-    readme: str
 
 
-async def _info(hub: Hub, reference: Reference, with_readme: bool) -> _Info:
+async def _info(hub: Hub, reference: Reference) -> _Info:
     offer = await look_up(hub, reference)
-    readme = await hub.readme(offer.reference) or "it has no README" if with_readme else ""
-    return _Info(offer, await hub.releases(reference), await hub.results(offer.reference), readme)
+    return _Info(offer, await hub.releases(reference), await hub.results(offer.reference))
 
 
 def _results(results: list[JsonObject]) -> Table:
@@ -344,16 +340,15 @@ def _results(results: list[JsonObject]) -> Table:
     return table
 
 
-@click.command(epilog=examples("rove info alice/my-task", "rove info alice/my-task@1.0.0 --readme"))
+@click.command(epilog=examples("rove info alice/my-task", "rove info alice/my-task@1.0.0"))
 @click.argument("name", metavar="OWNER/NAME[@VERSION]")
 @hub_option
-@click.option("--readme", is_flag=True, help="Also print the README.")
 @json_option
-def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
+def info_command(name: str, hub: str | None, as_json: bool) -> None:
     """Show an environment's rewards, scores of scripted policies, requirements, versions and results."""
     console = console_for(as_json)
     reference, where = parse_reference(name), require_hub(hub)
-    offer, releases, results, text = with_hub(hub, lambda one: _info(one, reference, readme and not as_json))
+    offer, releases, results = with_hub(hub, lambda client: _info(client, reference))
     installed = find(offer.reference._replace(version=None))
     if as_json:
         content = {
@@ -369,8 +364,6 @@ def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> Non
     console.print(versions(releases.versions))
     if results:
         console.print(_results(results))
-    if readme:
-        console.print(text, soft_wrap=True)
     short = f"{reference.owner}/{reference.name}"
     install = f"install it: rove install {short}{at(hub)}"
     hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if installed else install)

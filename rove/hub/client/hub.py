@@ -158,41 +158,29 @@ class Hub:
         return _decoded(content, Index, f"{self.where}/index.json")
 
     async def search(
-        self,
-        words: str = "",
-        tag: str | None = None,
-        owner: str | None = None,
-        compatibility: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
+        self, words: str = "", tag: str | None = None, limit: int = 50, offset: int = 0
     ) -> tuple[list[EnvironmentEntry], int]:
         """Search for environments that contain all words; return at most `limit` from `offset` on, and the total number.
 
         The hub's search API is used if it has one; otherwise the whole list is downloaded and filtered here.
         """
-        filters = {"q": words, "tag": tag, "owner": owner, "compatibility": compatibility}
-        given = {key: value for key, value in filters.items() if value} | {"limit": limit, "offset": offset}
+        query = {"q": words, "tag": tag or "", "limit": limit, "offset": offset}
         if self._transport.has_api:
             try:
-                return await self._search_server(SEARCH, given)
+                return await self._search_server(SEARCH, query)
             except HubError as error:  # a static hub: download the whole list
                 if error.status in HUB_REFUSAL_STATUSES:
                     raise
         index = await self.index()
         if self._transport.has_api and index.search not in (None, SEARCH):
-            return await self._search_server(index.search, given)
-        wanted = words.lower().split()
+            return await self._search_server(index.search, query)
+        lower_words = words.lower().split()
 
-        def matches(one: EnvironmentEntry) -> bool:
-            text = " ".join([one.owner, one.name, one.description, *one.tags]).lower()
-            return (
-                all(word in text for word in wanted)
-                and tag in (None, *one.tags)
-                and owner in (None, one.owner)
-                and compatibility in (None, one.compatibility)
-            )
+        def matches(entry: EnvironmentEntry) -> bool:
+            text = " ".join([entry.owner, entry.name, entry.description, *entry.tags]).lower()
+            return tag in (None, *entry.tags) and all(word in text for word in lower_words)
 
-        matching = [one for one in index.environments if matches(one)]
+        matching = [entry for entry in index.environments if matches(entry)]
         return matching[offset : offset + limit], len(matching)
 
     async def releases(self, reference: Reference) -> Releases:
@@ -224,11 +212,6 @@ class Hub:
     async def signature(self, reference: Reference) -> bytes | None:
         """Return the signature of a version's manifest; None if it is unsigned."""
         return await self._optional(f"{_folder(reference)}/manifest.sig", limits.MAX_SIGNATURE_BYTES)
-
-    async def readme(self, reference: Reference) -> str | None:
-        """Return the README of a version, or None."""
-        content = await self._optional(f"{_folder(reference)}/README.md", limits.MAX_METADATA_BYTES)
-        return None if content is None else content.decode(errors="replace")
 
     async def results(self, reference: Reference) -> list[JsonObject]:
         """Return the results pushed for a version."""

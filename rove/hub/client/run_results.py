@@ -68,6 +68,6 @@ def _public_fields(record: RolloutRecord) -> JsonObject:
     return {name: msgspec.to_builtins(getattr(record, name)) for name in names}
 
 
-def _evenly_spaced(count: int, wanted: int) -> Sequence[int]:
-    wanted = min(count, wanted)
-    return sorted({round(i * (count - 1) / max(1, wanted - 1)) for i in range(wanted)})
+def _evenly_spaced(count: int, max_count: int) -> Sequence[int]:
+    max_count = min(count, max_count)
+    return sorted({round(i * (count - 1) / max(1, max_count - 1)) for i in range(max_count)})

@@ -122,14 +122,14 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     copy_source(folder, copy)
     source = unpack_source(_run(copy, "sdist", work / "sdist").read_bytes())
     write_members(work / "source", {path.partition("/")[2]: content for path, content in source.items()})
-    made = _run(work / "source", "wheel", work / "wheel")
-    members = unpack_wheel(made.read_bytes())
+    wheel_file = _run(work / "source", "wheel", work / "wheel")
+    members = unpack_wheel(wheel_file.read_bytes())
     metadata = [content for path, content in members.items() if re.fullmatch(r"[^/]+\.dist-info/METADATA", path)]
     if len(metadata) != 1 or any(re.search(r"\.dist-info/RECORD\.", path) for path in members):
-        raise PackageError(f"{made.name}: expected one METADATA and no signature in the wheel")
-    name, version = project_of(read_metadata(metadata[0], made.name))
-    if "py3-none-any" not in made.name:
-        raise PackageError(f"{made.name} is not pure Python (py3-none-any); move compiled code into a dependency")
+        raise PackageError(f"{wheel_file.name}: expected one METADATA and no signature in the wheel")
+    name, version = project_of(read_metadata(metadata[0], wheel_file.name))
+    if "py3-none-any" not in wheel_file.name:
+        raise PackageError(f"{wheel_file.name} is not pure Python (py3-none-any); move compiled code into a dependency")
     try:
         contents: dict[Literal["wheel", "source"], bytes] = {
             "wheel": pack_wheel(members, name, version),

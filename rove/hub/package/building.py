@@ -270,8 +270,8 @@ def describe(
     commit: str,
 ) -> tuple[Manifest, list[str]]:
     """Return the manifest of a wheel, from declarations, source code and rollouts, with warnings for its author."""
-    seen = facts or Facts()
-    observed = [reward for score in seen.policies.values() for reward in score.rewards]
+    measured = facts or Facts()
+    observed = [reward for score in measured.policies.values() for reward in score.rewards]
     tags = table.tags if table.tags is not None else wheel.keywords
     urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
     generator = re.search(rb"^Generator:\s*(.+)$", members[f"{dist_info(members)}/WHEEL"], re.MULTILINE)
@@ -287,18 +287,18 @@ def describe(
         dependencies=wheel.dependencies,
         compatibility=compatibility(code),  # pyright: ignore[reportArgumentType]
         reward_range=table.reward_range or ((min(observed), max(observed)) if observed else None),
-        metrics=seen.metrics,
-        tools=seen.tools,
+        metrics=measured.metrics,
+        tools=measured.tools,
         policies={
             name: PolicyScores(reward=sum(score.rewards) / len(score.rewards), n=len(score.rewards))
-            for name, score in seen.policies.items()
+            for name, score in measured.policies.items()
             if score.rewards
         },
         seeds=[SEED] if observed else [],
         needs=Needs(
-            network=table.needs.network or seen.network,
+            network=table.needs.network or measured.network,
             secrets=sorted({*table.needs.secrets, *secrets(code)}),
-            sandbox=table.needs.sandbox or seen.sandbox,
+            sandbox=table.needs.sandbox or measured.sandbox,
         ),
         data_sources=sorted({*table.data_sources, *code.datasets}),
         arguments=arguments(members, wheel.module),
@@ -326,13 +326,13 @@ def _warnings(wheel: Wheel, table: Declared, facts: Facts | None) -> list[str]:
             warnings.append(f"policy '{name}' had reward {outside[0]:g}, outside the reward_range in pyproject.toml")
     if facts is not None and not facts.policies:
         warnings.append("it has no scripted policies; users cannot see before installing it that it can be solved")
-    for what, value in (
+    for field, value in (
         ("description", wheel.summary),
         ('license (for example license = "MIT")', wheel.licence),
         ('README (readme = "README.md")', wheel.readme),
     ):
         if not value:
-            warnings.append(f"[project] in pyproject.toml has no {what}")
+            warnings.append(f"[project] in pyproject.toml has no {field}")
     return warnings
 
 

@@ -51,8 +51,8 @@ _ACTIVE = re.compile(
 
 def find_markup(text: str) -> str | None:
     """Return the first markup in a text that a browser would act on, or None. Other tags, such as <answer>, are allowed."""
-    found = _ACTIVE.search(text.replace("\\", ""))
-    return found.group() if found else None
+    match = _ACTIVE.search(text.replace("\\", ""))
+    return match.group() if match else None
 
 
 SCHEMA = 1

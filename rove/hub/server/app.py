@@ -191,8 +191,8 @@ class _Hub:
         return await self._html(request, lambda reader: self.site.search_page(query, reader))
 
     async def environment_page(self, request: web.Request) -> web.StreamResponse:
-        place = _owner_and_name(request)
-        return await self._html(request, lambda reader: self.site.environment(*place, reader))
+        reference = _owner_and_name(request)
+        return await self._html(request, lambda reader: self.site.environment(*reference, reader))
 
     async def run_page(self, request: web.Request) -> web.StreamResponse:
         reference = request.match_info
@@ -228,12 +228,12 @@ class _Hub:
             return redirect(f"../{normalized}/")
         reader = request[ACCESS].reads
         try:
-            found = await asyncio.to_thread(catalogue.releases, self.store, owner, name, reader)
+            releases = await asyncio.to_thread(catalogue.releases, self.store, owner, name, reader)
         except RejectedError:
             if not await asyncio.to_thread(self._falls_back, owner, reader):
                 raise
             return redirect(f"{self.fallback}/{name}/", 302)
-        return cached_response(request, simple.project(form, name, found), form)
+        return cached_response(request, simple.project(form, name, releases), form)
 
     def _falls_back(self, owner: str, reader: str | None) -> bool:
         """Return whether to redirect to the fallback index.
@@ -260,13 +260,13 @@ class _Hub:
         return json_response(published, 201)
 
     async def yank(self, request: web.Request) -> web.StreamResponse:
-        place = _authorized_target(request)
+        target = _authorized_target(request)
         reason = (await self._body(request, _Yank)).reason
         if len(reason) > MAX_REASON_CHARS or not (reason or " ").isprintable() or find_markup(reason):
             raise RejectedError(
                 400, f"the reason must be one line of plain text of at most {MAX_REASON_CHARS} characters"
             )
-        await asyncio.to_thread(self.store.yank, *place, reason)
+        await asyncio.to_thread(self.store.yank, *target, reason)
         return json_response({"yanked": reason})
 
     async def unyank(self, request: web.Request) -> web.StreamResponse:
@@ -274,9 +274,9 @@ class _Hub:
         return json_response({"yanked": None})
 
     async def add_run(self, request: web.Request) -> web.StreamResponse:
-        place = _authorized_target(request)
+        target = _authorized_target(request)
         run = await asyncio.to_thread(read_run, await self._read(request))
-        await asyncio.to_thread(self.store.add_run, *place, run)
+        await asyncio.to_thread(self.store.add_run, *target, run)
         return json_response({"id": run.id, "sha256": run.sha256}, 201)
 
     async def set_visibility(self, request: web.Request) -> web.StreamResponse:

@@ -74,8 +74,8 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
     lines = []
     for release, file in files:
         address = f"{_url(name, release.version, file.filename)}#sha256={file.sha256}"
-        about = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
-        attributes = "".join(f' {key}="{escape(value)}"' for key, value in about.items() if value is not None)
+        values = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
+        attributes = "".join(f' {key}="{escape(value)}"' for key, value in values.items() if value is not None)
         lines.append(f'<a href="{escape(address)}"{attributes}>{escape(file.filename)}</a>')
     return _page(f"Links for {name}", lines)
 

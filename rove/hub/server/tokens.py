@@ -45,13 +45,13 @@ class Access(NamedTuple):
         if accepted.isdisjoint(self.scopes):
             self.check_admin(owner, f"upload to {owner}/{name}", f"{UPLOAD}{owner}/{name}")
 
-    def check_admin(self, owner: str, what: str, scope: str = ADMIN) -> None:
-        """Check that an owner's environments may be administered, to do `what`; errors name the narrowest scope for it."""
+    def check_admin(self, owner: str, action: str, scope: str = ADMIN) -> None:
+        """Check that an owner's environments may be administered, to do `action`; errors name the narrowest scope for it."""
         if self.owner is None:
-            raise RejectedError(401, f"a token is required to {what}; send it as 'Authorization: Bearer rove_…'")
+            raise RejectedError(401, f"a token is required to {action}; send it as 'Authorization: Bearer rove_…'")
         if self.owner != owner or ADMIN not in self.scopes:
             raise RejectedError(
-                403, f"this token of '{self.owner}' may not {what}; use a token with the scope '{scope}'"
+                403, f"this token of '{self.owner}' may not {action}; use a token with the scope '{scope}'"
             )
 
 

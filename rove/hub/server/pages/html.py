@@ -40,8 +40,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
     """Return a table; cells are HTML."""
     titles = "".join(tag("th", text(title)) for title in head)
     body = "\n".join(tag("tr", "".join(tag("td", cell) for cell in row)) for row in rows)
-    shown = tag("table", f"<thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody>", kind)
-    return f'<div class="wide" tabindex="0">{shown}</div>'  # a box that scrolls must be reachable by keyboard
+    element = tag("table", f"<thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody>", kind)
+    return f'<div class="wide" tabindex="0">{element}</div>'  # a box that scrolls must be reachable by keyboard
 
 
 POLICY = (
@@ -85,12 +85,12 @@ class PageLocation(NamedTuple):
         return self.root + "/".join(map(quote, parts))
 
 
-def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, str]], body: Iterable[str]) -> bytes:
+def frame(title: str, hub: str, location: PageLocation, trail: Sequence[tuple[str, str]], body: Iterable[str]) -> bytes:
     """Render a whole page.
 
     `trail` has the text and address of each breadcrumb below the hub, with the address "" for the page itself; `body` is HTML.
     """
-    steps = [(hub, place.front() if trail else ""), *trail]
+    steps = [(hub, location.front() if trail else ""), *trail]
     way = "".join(tag("li", link(address, text(word)) if address else text(word)) for word, address in steps)
     policy = POLICY.rpartition("; ")[0]  # browsers accept frame-ancestors only in a header
     content = "\n".join(body)
@@ -99,10 +99,10 @@ def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, 
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="referrer" content="no-referrer">
-<link rel="icon" href="{place.file("static", "icon.svg")}">
-<link rel="stylesheet" href="{place.file("static", "hub.css")}">
-<script defer src="{place.file("static", "hub.js")}"></script>
-</head><body data-root="{place.root}">
+<link rel="icon" href="{location.file("static", "icon.svg")}">
+<link rel="stylesheet" href="{location.file("static", "hub.css")}">
+<script defer src="{location.file("static", "hub.js")}"></script>
+</head><body data-root="{location.root}">
 <a class="skip" href="#main">Skip to the content</a>
 <header><nav aria-label="Breadcrumb"><ol>{way}</ol></nav></header>
 <main id="main" tabindex="-1">
@@ -116,10 +116,10 @@ def link(address: str, content: str, kind: str = "") -> str:
     return f'<a href="{text(address)}"{f""" class="{kind}" """ if kind else ""}>{content}</a>'
 
 
-def entry_facts(entry: JsonMapping, place: PageLocation) -> Iterator[str]:
+def entry_facts(entry: JsonMapping, location: PageLocation) -> Iterator[str]:
     """Yield an environment's tags, then its API, license, date and downloads."""
     for name in entry["tags"]:
-        yield link(place.front(tag=name), text(name), "chip") + " "
+        yield link(location.front(tag=name), text(name), "chip") + " "
     count = entry["downloads"]
     items = (
         f"for {entry['compatibility']}",

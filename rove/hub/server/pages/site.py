@@ -51,38 +51,38 @@ class EnvironmentPage(NamedTuple):
     @property
     def release(self) -> StoredRelease:
         """The version shown."""
-        return next(one for one in self.releases if one.version == self.listed["version"])
+        return next(release for release in self.releases if release.version == self.listed["version"])
 
 
 def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
     """Render the page of an environment; `leaf`: see `PageLocation`."""
-    place, listed = PageLocation(2, leaf), page.listed
+    location, listed = PageLocation(2, leaf), page.listed
     owner, name = listed["owner"], listed["name"]
-    title = link(place.front(owner=owner), text(owner)) + "/" + text(name)
-    main = [*_readme(page, place), *_results(page), *_versions(page, place)]
+    title = link(location.front(owner=owner), text(owner)) + "/" + text(name)
+    main = [*_readme(page, location), *_results(page), *_versions(page, location)]
     install = tag("section", "\n".join(_install(owner, name)), "install")
     manifest = tag("section", "\n".join(_manifest(page.manifest)), "manifest")
     body = [
         tag("h1", f"{title} {tag('small', text(listed['version']))}"),
         tag("p", text(listed["description"])),
-        tag("p", "".join(entry_facts(listed, place)), "facts"),
+        tag("p", "".join(entry_facts(listed, location)), "facts"),
         tag("p", _yanked(page.release.yanked, "This version was yanked")),
         tag("div", install + tag("div", "\n".join(main), "story") + manifest, "split"),
     ]
-    return frame(f"{owner}/{name} · {hub}", hub, place, [(f"{owner}/{name}", "")], filter(None, body))
+    return frame(f"{owner}/{name} · {hub}", hub, location, [(f"{owner}/{name}", "")], filter(None, body))
 
 
-def _yanked(reason: str | None, what: str = "yanked") -> str:
-    return "" if reason is None else tag("span", text(f"{what}: {reason}" if reason else what), "bad")
+def _yanked(reason: str | None, state: str = "yanked") -> str:
+    return "" if reason is None else tag("span", text(f"{state}: {reason}" if reason else state), "bad")
 
 
-def _readme(page: EnvironmentPage, place: PageLocation) -> Iterator[str]:
+def _readme(page: EnvironmentPage, location: PageLocation) -> Iterator[str]:
     if not page.readme.strip():
         return
     yield tag("h2", "README")
     yield tag("div", readme_html(page.readme), "readme")
     if len(page.readme) > MAX_README_CHARS:
-        address = place.file(page.listed["owner"], page.listed["name"], page.listed["version"], "README.md")
+        address = location.file(page.listed["owner"], page.listed["name"], page.listed["version"], "README.md")
         yield tag("p", "Truncated. " + link(address, "Read the whole README"), "note")
 
 
@@ -112,22 +112,23 @@ def _policies(manifest: Manifest, scale: Scale) -> str:
     return tag("p", measured, "note") + table(("policy", "mean reward", scale.ends, "rollouts"), rows, "policies")
 
 
-def _versions(page: EnvironmentPage, place: PageLocation) -> Iterator[str]:
+def _versions(page: EnvironmentPage, location: PageLocation) -> Iterator[str]:
     owner, name = page.listed["owner"], page.listed["name"]
     rows = []
     for release in reversed(page.releases):
-        where = (owner, name, release.version)
+        version_path = (owner, name, release.version)
         files = [
-            link(place.file(*where, file.filename), text(file.filename)) + f" {tag('small', _size(file.size))}"
+            link(location.file(*version_path, file.filename), text(file.filename))
+            + f" {tag('small', _size(file.size))}"
             for file in release.files
             if file.kind in ARCHIVES
         ]
-        about = [link(place.file(*where, "manifest.json"), "manifest")]
+        links = [link(location.file(*version_path, "manifest.json"), "manifest")]
         if any(file.kind == "signature" for file in release.files):
-            about.append(link(place.file(*where, "manifest.sig"), "signature"))
+            links.append(link(location.file(*version_path, "manifest.sig"), "signature"))
         state = _yanked(release.yanked) or "available"
         rows.append(
-            (text(release.version), text(release.uploaded[:10]), state, "<br>".join([*files, " · ".join(about)]))
+            (text(release.version), text(release.uploaded[:10]), state, "<br>".join([*files, " · ".join(links)]))
         )
     yield tag("h2", "Versions")
     yield table(("version", "published", "state", "files"), rows, "versions")
@@ -144,9 +145,9 @@ def _install(owner: str, name: str) -> Iterator[str]:
         "with pip": f"pip install --index-url {HUB}/{owner}/simple/ {name}",
         "with uv": f"uv pip install --index-url {HUB}/{owner}/simple/ {name}",
     }
-    for how, command in commands.items():
+    for tool, command in commands.items():
         marked = text(command).replace(HUB, f'<span class="hub">{HUB}</span>', 1)
-        yield tag("p", how, "how") + f'<pre class="command">{marked}</pre>'
+        yield tag("p", tool, "how") + f'<pre class="command">{marked}</pre>'
     yield tag("p", f"{HUB} is the address of this hub.", "note hub-note")
 
 
@@ -175,11 +176,11 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
     if manifest.arguments:
         arguments = [
             (
-                tag("code", text(one.name)),
-                text(one.type),
-                "required" if one.default is None else tag("code", text(one.default)),
+                tag("code", text(argument.name)),
+                text(argument.type),
+                "required" if argument.default is None else tag("code", text(argument.default)),
             )
-            for one in manifest.arguments
+            for argument in manifest.arguments
         ]
         yield tag("h3", "Arguments") + table(("name", "type", "default"), arguments, "arguments")
     if manifest.dependencies:
@@ -197,7 +198,7 @@ def front_page(
     entries: Sequence[Mapping[str, object]],
     total: int,
     facets: Mapping[str, Mapping[str, int]],
-    place: PageLocation,
+    location: PageLocation,
     query: Query | None = None,
 ) -> bytes:
     """Render a page of the list of environments.
@@ -211,18 +212,18 @@ def front_page(
     body = [
         tag("h1", text(hub)),
         tag("p", "Environments for evaluating and training language models.", "note"),
-        _search(query, facets, place),
+        _search(query, facets, location),
         f'<p id="found" role="status" class="note">{count}</p>',
         f'<ul class="environments"{" data-whole" if whole else ""}>',
-        *(_entry_item(entry, place) for entry in entries),
+        *(_entry_item(entry, location) for entry in entries),
         "</ul>",
         "" if entries else tag("p", "No environments" + ("." if whole else " match this search."), "none"),
-        _pagination(query, len(entries), total, place),
+        _pagination(query, len(entries), total, location),
     ]
-    return frame(f"{hub} · environments", hub, place, [], body)
+    return frame(f"{hub} · environments", hub, location, [], body)
 
 
-def _search(query: Query, facets: Mapping[str, Mapping[str, int]], place: PageLocation) -> str:
+def _search(query: Query, facets: Mapping[str, Mapping[str, int]], location: PageLocation) -> str:
     words = f'<input type="search" name="q" id="q" maxlength="500" autocomplete="off" value="{text(query.q)}">'
     fields = [f'<label for="q">Search</label>{words}']
     for name in ("tag", "owner", "compatibility"):
@@ -238,31 +239,31 @@ def _search(query: Query, facets: Mapping[str, Mapping[str, int]], place: PageLo
             f'<label for="{name}">{name}</label><select name="{name}" id="{name}">{"".join(options)}</select>'
         )
     inputs = "".join(tag("div", field) for field in fields)
-    button = tag("div", '<button type="submit">Search</button>' + link(place.front(), "Show all"), "act")
-    chips = [link(place.front(tag=name), text(name), "chip") for name in list(facets["tag"])[:MAX_TAGS]]
+    button = tag("div", '<button type="submit">Search</button>' + link(location.front(), "Show all"), "act")
+    chips = [link(location.front(tag=name), text(name), "chip") for name in list(facets["tag"])[:MAX_TAGS]]
     tags = f'<p class="chips" aria-label="frequent tags" role="group">{" ".join(chips)}</p>' if chips else ""
-    return f'<form role="search" method="get" action="{text(place.front())}">{inputs}{button}</form>{tags}'
+    return f'<form role="search" method="get" action="{text(location.front())}">{inputs}{button}</form>{tags}'
 
 
-def _entry_item(entry: JsonMapping, place: PageLocation) -> str:
+def _entry_item(entry: JsonMapping, location: PageLocation) -> str:
     name = f"{entry['owner']}/{entry['name']}"
     words = " ".join((entry["owner"], entry["name"], entry["description"], *entry["tags"])).casefold()
     data = {"words": words, **{key: entry[key] for key in ("owner", "compatibility")}, "tags": " ".join(entry["tags"])}
     attributes = "".join(f' data-{key}="{text(value)}"' for key, value in data.items())
-    address = place.environment(entry["owner"], entry["name"])
+    address = location.environment(entry["owner"], entry["name"])
     title = tag("h2", link(address, text(name)) + " " + tag("small", text(entry["version"])))
-    facts = tag("p", "".join(entry_facts(entry, place)), "facts")
+    facts = tag("p", "".join(entry_facts(entry, location)), "facts")
     return f"<li{attributes}>{title}{tag('p', text(entry['description']))}{facts}</li>"
 
 
-def _pagination(query: Query, count: int, total: int, place: PageLocation) -> str:
+def _pagination(query: Query, count: int, total: int, location: PageLocation) -> str:
     """Return links to the previous and next page."""
     filters = {"q": query.q, "tag": query.tag, "owner": query.owner, "compatibility": query.compatibility}
     ways = []
     if query.offset:
-        ways.append(link(place.front(**filters, offset=max(0, query.offset - query.limit)), "Previous"))
+        ways.append(link(location.front(**filters, offset=max(0, query.offset - query.limit)), "Previous"))
     if query.offset + count < total:
-        ways.append(link(place.front(**filters, offset=query.offset + count), "Next"))
+        ways.append(link(location.front(**filters, offset=query.offset + count), "Next"))
     return f'<nav aria-label="more pages"><p>{" · ".join(ways)}</p></nav>' if ways else ""
 
 
@@ -290,11 +291,11 @@ class Site:
         listed = catalogue.entry(self.store, owner, name, reader)
         releases = catalogue.releases(self.store, owner, name, reader)
         folder = self.store.files / owner / name
-        place, readme = folder / listed["version"], folder / listed["version"] / README
+        version_folder, readme = folder / listed["version"], folder / listed["version"] / README
         rows = [row for release in reversed(releases) for row in self.rows(owner, name, release.version, reader)]
         entry = EnvironmentPage(
             listed,
-            read_manifest((place / "manifest.json").read_bytes()),
+            read_manifest((version_folder / "manifest.json").read_bytes()),
             readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "",
             releases,
             rows,

@@ -64,7 +64,7 @@ def print_report(report: Report, console: Console) -> None:
     done = f"{total - len(report.skipped)} of {total} check{'s' * (total > 1)} done"
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")
     for reason in dict.fromkeys(report.skipped.values()):
-        names = ", ".join(name for name, other in report.skipped.items() if other == reason)
+        names = ", ".join(name for name, other_reason in report.skipped.items() if other_reason == reason)
         console.print(f"  not done: {names} ({reason})", markup=False, soft_wrap=True)
 
 
@@ -96,14 +96,14 @@ def run_audit(
     Args:
         learn: Settings of the learner; None leaves it out.
     """
-    begun: dict[str, None] = {}
+    started: dict[str, None] = {}
     with ConsoleReporter(console).progress(
         f"audit {env}", len(selected(options.only, options.skip))
     ) as report_progress:
 
         def on_check(name: str) -> None:
-            begun[name] = None
-            report_progress(len(begun), name)
+            started[name] = None
+            report_progress(len(started), name)
 
         learner = None
         if learn is not None:
@@ -227,8 +227,8 @@ def command(
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, console, learner, judge)
-    for one in output:
-        write(report, one, Severity(fail_on))
+    for output_report in output:
+        write(report, output_report, Severity(fail_on))
     if as_json:
         print_json(json_report(report))
     else:

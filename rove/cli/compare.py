@@ -66,8 +66,8 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
     steps: list[str] = []
     needed = comparison.needed_examples or 0
     if not comparison.main.direction and needed > comparison.main.examples and kinds == {"eval"}:
-        again = [f"rove eval --resume {run} -n {needed}" for run in (a, b)]
-        steps.append(f"evaluate more examples in both runs: {' && '.join(again)}")
+        commands = [f"rove eval --resume {run} -n {needed}" for run in (a, b)]
+        steps.append(f"evaluate more examples in both runs: {' && '.join(commands)}")
     if comparison.others:
         name = comparison.others[0].name
         steps.append(f"compare another value: rove compare {a} {b} --value {shlex.quote(name)}")
@@ -106,8 +106,8 @@ def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: 
     comparison = compare(a.outcomes, b.outcomes, value, names=run_names(run_a, run_b))
     settings = differing(a.settings, b.settings)
     if as_json:
-        found = {"runs": [run_a, run_b], "settings": settings, "questions": read_questions(run_b, comparison)}
-        print_json({**msgspec.to_builtins(comparison), **found})
+        content = {"runs": [run_a, run_b], "settings": settings, "questions": read_questions(run_b, comparison)}
+        print_json({**msgspec.to_builtins(comparison), **content})
         return
     settings = named_models(settings, a, b)
     if as_markdown:

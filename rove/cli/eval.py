@@ -176,16 +176,16 @@ def eval_command(
     scoring = {
         name: value for name, value in {"scorer": scorer, "judge_model": judge_model}.items() if value is not None
     }
-    given = json_object(env_args, "-a")
-    named |= {"env_args": {**(given or {}), **scoring} if scoring else given}
+    command_args = json_object(env_args, "-a")
+    named |= {"env_args": {**(command_args or {}), **scoring} if scoring else command_args}
     named |= {"sampling_args": json_object(sampling_args, "-S")}
-    evaluations, many = resolve(ctx, named)
-    if many or dry_run:
+    evaluations, is_suite = resolve(ctx, named)
+    if is_suite or dry_run:
         check(evaluations)
     if dry_run:
-        print_settings(evaluations, many, as_json)
+        print_settings(evaluations, is_suite, as_json)
         return
-    if many:
+    if is_suite:
         ctx.exit(run_suite(evaluations, run_eval, console, as_json))
     config = evaluations[0].config
     summary, run = run_eval(config, ConsoleReporter(console))

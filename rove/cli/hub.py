@@ -145,26 +145,28 @@ def token(
     console = console_for(as_json)
     if revoke is not None:
         with opened(data) as store:
-            found = tokens.revoke(store.database, revoke)
-        console.print(f"token {revoke} of {found.owner} was revoked {found.revoked}", markup=False)
+            revoked_token = tokens.revoke(store.database, revoke)
+        console.print(f"token {revoke} of {revoked_token.owner} was revoked {revoked_token.revoked}", markup=False)
         return
     if listed:
         with opened(data) as store:
-            found = tokens.tokens(store.database, owner)
-        _list_tokens(found, as_json)
+            stored = tokens.tokens(store.database, owner)
+        _list_tokens(stored, as_json)
         return
     if owner is None:
         raise ConfigError("name the owner: rove hub token OWNER, or give --list")
     with opened(data, new=True) as store:
         new = store.add_owner(owner)
         text = tokens.make_token(store.database, owner, scopes, days or None, note)
-        made = tokens.tokens(store.database, owner)[-1]
+        created = tokens.tokens(store.database, owner)[-1]
     if as_json:
-        print_json({**made._asdict(), "token": text})
+        print_json({**created._asdict(), "token": text})
         return
     if new:
         _print(console, f"{owner}: new owner of the hub in {data}")
-    _print(console, f"{', '.join(made.scopes)}; valid until {made.expires or 'it is revoked'} (token {made.id})")
+    _print(
+        console, f"{', '.join(created.scopes)}; valid until {created.expires or 'it is revoked'} (token {created.id})"
+    )
     click.echo(text)
     hint(
         console,
@@ -173,12 +175,12 @@ def token(
     )
 
 
-def _list_tokens(found: list[Any], as_json: bool) -> None:
+def _list_tokens(stored: list[Any], as_json: bool) -> None:
     if as_json:
-        print_json([token._asdict() for token in found])
+        print_json([token._asdict() for token in stored])
         return
     table = Table("id", "owner", "scopes", "note", "until", box=None)
-    for token in found:
+    for token in stored:
         until = f"revoked {token.revoked}" if token.revoked else token.expires or "never"
         table.add_row(str(token.id), token.owner, ", ".join(token.scopes), token.note, until)
     console_for(False).print(table)
@@ -261,11 +263,11 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
 
     console = console_for(as_json)
     with opened(data) as store:
-        made = write(store, folder, name)
+        exported = write(store, folder, name)
     if as_json:
-        print_json(made._asdict())
+        print_json(exported._asdict())
         return
-    counts = f"{counted(made.environments, 'environment')}, {counted(made.versions, 'version')}, {made.bytes:,} bytes"
+    counts = f"{counted(exported.environments, 'environment')}, {counted(exported.versions, 'version')}, {exported.bytes:,} bytes"
     _print(console, f"{folder}: {counts}")
     hint(
         console,
@@ -291,21 +293,21 @@ def login(hub: str | None, token: str | None, no_token: bool) -> None:
     Create tokens on the hub's machine: rove hub token OWNER --scope upload:OWNER/*
     """
     console = console_for(False)
-    where = normalize_address(hub) if hub else resolve_hub()
-    if where is None:
+    address = normalize_address(hub) if hub else resolve_hub()
+    if address is None:
         raise ConfigError("give the URL or folder of a hub: rove hub login http://localhost:8900")
-    if not is_url(where):
+    if not is_url(address):
         if token:
-            raise ConfigError(f"{where} is a folder and needs no token; omit --token")
+            raise ConfigError(f"{address} is a folder and needs no token; omit --token")
         no_token = True
     if not no_token and not token:
         token = click.prompt("token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     token = (token or "").strip() or None
-    account = run_async(_account(where, token))
-    file = save_hub(where, token)
-    _print(console, f"{where} is now your hub{account}; stored in {file}")
-    is_local = where.startswith(("http://localhost", "http://127.", "http://[::1]"))
-    if token and where.startswith("http://") and not is_local:
+    account = run_async(_account(address, token))
+    file = save_hub(address, token)
+    _print(console, f"{address} is now your hub{account}; stored in {file}")
+    is_local = address.startswith(("http://localhost", "http://127.", "http://[::1]"))
+    if token and address.startswith("http://") and not is_local:
         console.print("note: without https, others on the network can read the token", style="yellow")
     hint(
         console,
@@ -314,13 +316,13 @@ def login(hub: str | None, token: str | None, no_token: bool) -> None:
     )
 
 
-async def _account(where: str, token: str | None) -> str:
+async def _account(address: str, token: str | None) -> str:
     """Check the hub and the token; return a description of the token's owner."""
-    async with Hub(where, token or "") as one:
-        await one.index()
+    async with Hub(address, token or "") as client:
+        await client.index()
         if token is None:
             return ""
-        me = await one.me()
+        me = await client.me()
     scopes = ", ".join(map(str, me.get("scopes", []))) or "no scopes"
     return f", where you are '{me.get('owner', '?')}' ({scopes})"
 
@@ -362,7 +364,7 @@ def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
     if undo == (reason is not None):
         raise ConfigError("give --reason TEXT, or --undo to undo a yank")
     require_server(hub)
-    with_hub(hub, lambda one: one.yank(reference, reason))
+    with_hub(hub, lambda client: client.yank(reference, reason))
     console = console_for(False)
     _print(console, f"{reference} {'is available again' if undo else 'is yanked'}")
     if not undo:
@@ -379,5 +381,5 @@ def visibility(environment: str, to: str, hub: str | None) -> None:
     if reference.version is not None:
         raise ConfigError(f"{reference} is one version; visibility applies to all versions: name OWNER/NAME")
     require_server(hub)
-    with_hub(hub, lambda one: one.set_visibility(Reference(reference.owner, reference.name), to))
+    with_hub(hub, lambda client: client.set_visibility(Reference(reference.owner, reference.name), to))
     _print(console_for(False), f"{reference} is {to}")

@@ -134,7 +134,8 @@ def examples(*lines: str, note: str = "") -> str:
 
 def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
     """Return a command's settings, from its named flags and the remaining words."""
-    flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
+    names: set[str] = set().union(*(param.opts for param in ctx.command.params))
+    flags = {name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")}
     named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
     for word in ctx.args:
         if word.startswith("-") and not word.startswith("--") and not isinstance(parse_value(word), (int, float)):
@@ -165,10 +166,10 @@ def confirm_foreign(file: Path, values: JsonMapping, kind: Any = None, overridde
     risky = foreign_settings(file, values, kind, overridden)
     if not risky:
         return
-    shown = "\n".join(f"  {name} = {as_json(value)}" for name, value in risky.items())
+    rows = "\n".join(f"  {name} = {as_json(value)}" for name, value in risky.items())
     question = (
         f"{file} was not written by rove for you. It names code, addresses, variables or files that this command would use:\n"
-        f"{shown}\nUse them?"
+        f"{rows}\nUse them?"
     )
     if not confirmed(question, f"check these settings, then pass {YES_FLAG} to use them"):
         raise ConfigError(f"{file} is not used; give the settings that you trust as flags")

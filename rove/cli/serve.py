@@ -76,10 +76,10 @@ def run_serve(config: ServeConfig, console: Console) -> int:
     return cut_off
 
 
-def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
+def _read_adapters(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str] | None:
     """Return NAME=FOLDER … as a dict; None without any."""
     adapters: dict[str, str] = {}
-    for text in given:
+    for text in values:
         name, equals, folder = text.partition("=")
         if not (name and equals and folder):
             raise ConfigError(f"--adapter is '{name}{equals}{folder}'; expected NAME=FOLDER")

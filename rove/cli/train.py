@@ -61,8 +61,8 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
     condition = recipe.conditions[0].name
     steps = [f"curves: {recipe.folder}/*/curves.png"]
     if len(rows) > 1:
-        before, after = (pipeline.eval_folder(row.name, condition) for row in rows[-2:])
-        steps.append(f"compare the last two rows on the same examples: rove compare {before} {after}")
+        first, last = (pipeline.eval_folder(row.name, condition) for row in rows[-2:])
+        steps.append(f"compare the last two rows on the same examples: rove compare {first} {last}")
     return [
         *steps,
         f"evaluate the model: rove eval {env} -m {rows[-1].model}",
@@ -252,13 +252,13 @@ def _run_demo(
     show_results(pipeline)
     if recipe.answers:
         console.print(pipeline.answers_table())
-    shown: JsonObject = {"rows": rows, "folder": str(folder)}
+    result: JsonObject = {"rows": rows, "folder": str(folder)}
     if full and recipe.exhaustive is not None:
         trained = {row.name: row.model for row in rows if row.name.startswith("+ ")}
-        shown["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
+        result["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
     console.print(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}", soft_wrap=True)
     if as_json:
-        print_json(shown)
+        print_json(result)
     play = [f"play against it: rove play {env} -m {rows[-1].model}"] if recipe.conditions[0].name else []
     hint(
         console,

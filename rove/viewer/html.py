@@ -48,12 +48,18 @@ def shown(value: JsonValue) -> str:
     return f"{value:,}" if isinstance(value, int) else number(value)
 
 
+def finite(value: object) -> float | None:
+    """Return a finite number as a float; None for anything else."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
 def cut(value: str, limit: int) -> str:
     """Shorten a text to about `limit` characters by leaving out its middle, with a note."""
     if len(value) <= limit:
         return value
     head = limit * 2 // 3
-    return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[len(value) - (limit - head) :]}"
+    tail_start = len(value) - (limit - head)
+    return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[tail_start:]}"
 
 
 def utf8_text(value: str) -> str:
@@ -102,8 +108,8 @@ def page_code() -> PageCode:
 def static_files() -> dict[str, bytes]:
     """Return the pages' files by name; those of other projects are in `vendor/` (tests/support/viewer_libraries.py)."""
     folder = resources.files("rove.viewer") / "static"
-    own = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    return own | {f"vendor/{file.name}": file.read_bytes() for file in (folder / "vendor").iterdir()}
+    own_files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return own_files | {f"vendor/{file.name}": file.read_bytes() for file in (folder / "vendor").iterdir()}
 
 
 def bundled(entry: str, files: Mapping[str, str]) -> str:

@@ -24,20 +24,20 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
     """Return the contents of a run's first page."""
     report = RunReport(run)
     training = report.kind != "eval"
-    found = report.training() if training else _evaluation(report)
+    content = report.training() if training else _evaluation(report)
     weights = queries.reward_weights(index) if has_rollouts else {}
-    metrics = found.pop("training")["rows"] if training else []
+    metrics = content.pop("training")["rows"] if training else []
     taken = sum(row.get(SECONDS) or 0.0 for row in metrics)
     if taken:
-        found["cards"].append((duration(taken), "time of all steps"))
+        content["cards"].append((duration(taken), "time of all steps"))
     spent = _seconds(index) if has_rollouts else None
     if spent is not None:
-        found["cards"].append((duration(spent), "time of all rollouts together"))
-    if not any(words.startswith("cost") for _, words in found["cards"]):
-        found["cards"].append((shown(None), "cost: the settings have no price"))
+        content["cards"].append((duration(spent), "time of all rollouts together"))
+    if not any(words.startswith("cost") for _, words in content["cards"]):
+        content["cards"].append((shown(None), "cost: the settings have no price"))
     alerts, _ = alert_rows(run.path)
     return {
-        **found,
+        **content,
         "verdict": training_verdict(metrics, weights, alerts) if training else [],
         "alerts": alerts[-12:],
         "outcomes": queries.facet(index, queries.parse_filter(queries.columns(index), []), "outcome")["values"]
@@ -73,8 +73,8 @@ def _seconds(index: Index) -> float | None:
 
 def _env_version(run: Run) -> str:
     """Return the name, version and content hash of the environment that the run recorded; "" if it did not."""
-    found = masked(run.config().get("identity", {}).get("env", ""))
-    return found if isinstance(found, str) else ""
+    identity = masked(run.config().get("identity", {}).get("env", ""))
+    return identity if isinstance(identity, str) else ""
 
 
 def _files(run: Run) -> Iterator[tuple[str, int]]:

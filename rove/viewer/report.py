@@ -26,7 +26,7 @@ from rove.statistics import Price, Tally
 from rove.statistics.format import caveats, duration, interval
 from rove.utils.files import atomic_write
 from rove.viewer import queries, training_steps
-from rove.viewer.html import shown, utf8_text, whole_page
+from rove.viewer.html import finite, shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
@@ -77,26 +77,26 @@ class RunReport:
         metrics = JsonlTail(self.run.path / "metrics.jsonl")
         metrics.catch_up()
         alerts, damaged = alert_rows(self.run.path)
-        found = training_data(metrics.rows, alerts, self.config.get("steps"), steps)
+        data = training_data(metrics.rows, alerts, self.config.get("steps"), steps)
         for name, bad in (("metrics.jsonl", metrics.bad), ("alerts.jsonl", damaged)):
             if bad:
-                found["counts"].append(f"{bad:,} damaged lines of {name} are omitted")
-        return found
+                data["counts"].append(f"{bad:,} damaged lines of {name} are omitted")
+        return data
 
     def _tally(self) -> Tally:
         price = self.config.get("price")
         try:
-            known = msgspec.convert(price, Price, strict=False) if price else None
+            checked_price = msgspec.convert(price, Price, strict=False) if price else None
         except msgspec.ValidationError as error:
             raise RunError(
                 f"{self.run.path}/config.toml: `price` is invalid: {error}; restore the file that rove wrote"
             ) from error
-        tally = Tally(pass_threshold=self.config.get("pass_threshold", 1.0), price=known)
+        tally = Tally(pass_threshold=self.config.get("pass_threshold", 1.0), price=checked_price)
         counted = {line.number for line in self.run.ledger()[0].values()}
         self.num_rollouts = len(counted)
         if not self.complete:
-            for place, outcome in enumerate(self.run.outcomes()):
-                if place in counted:
+            for line, outcome in enumerate(self.run.outcomes()):
+                if line in counted:
                     tally.add(outcome)
         return tally
 
@@ -127,9 +127,8 @@ class RunReport:
     @property
     def repeat_command(self) -> str:
         """The command that repeats the run."""
-        model = (
-            "" if self.config.get("model", "?") else "-m FOLDER "
-        )  # an evaluation during training may have no model folder
+        # An evaluation during training may have no model folder.
+        model = "" if self.config.get("model", "?") else "-m FOLDER "
         settings = shlex.quote(utf8_text(str(self.run.path / "config.toml")))
         return f"rove {self.kind} @ {settings} {model}--run-dir runs/again"
 
@@ -147,7 +146,7 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     try:
         data = {**_common(report), **(_evaluation if report.kind == "eval" else _training)(report, index)}
         data |= _rollouts(report, index, rollouts)
-        lines = {one["example_key"]: one["line"] for one in reversed(data["rollouts"])}
+        lines = {rollout["example_key"]: rollout["line"] for rollout in reversed(data["rollouts"])}
         for example in data["examples"]:
             example["line"] = lines.get(example["key"])
         data = without_secrets(
@@ -178,13 +177,14 @@ def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list
 
     Failures take at most half of the places, unless there are too few others.
     """
-    failed = [place for place, reward in rewards if reward is None]
-    scored = [place for _, place in sorted((reward, place) for place, reward in rewards if reward is not None)]
+    failed = [line for line, reward in rewards if reward is None]
+    scored = [number for _, number in sorted((reward, line) for line, reward in rewards if reward is not None)]
     if len(rewards) <= limit:
         return failed + scored
     failed = failed[: max(limit // 2, limit - len(scored))]
-    rest = limit - len(failed)
-    return failed + scored[: rest - rest // 2] + scored[::-1][: rest // 2]
+    num_scored = limit - len(failed)
+    num_highest = num_scored // 2
+    return failed + scored[: num_scored - num_highest] + scored[::-1][:num_highest]
 
 
 def markdown(run: Run) -> str:
@@ -356,15 +356,15 @@ def _training(report: RunReport, index: Index) -> JsonObject:
 
 def _histograms(index: Index) -> list[JsonObject]:
     """Return the histograms of the reward, every score, and the turns of scored rollouts."""
-    known = queries.columns(index)
-    scored = queries.parse_filter(known, [("is.error", "")])
-    names = ["reward", *sorted(name for name in known if name.startswith(queries.SCORE_PREFIX)), "turns"]
+    columns = queries.columns(index)
+    scored = queries.parse_filter(columns, [("is.error", "")])
+    names = ["reward", *sorted(name for name in columns if name.startswith(queries.SCORE_PREFIX)), "turns"]
     histograms = [queries.histogram(index, scored, name) for name in names]
     titles = {"score.reward": "reward (function)", "score.turns": "turns (function)"}
     return [
-        {**one, "title": titles.get(one["name"], one["name"].removeprefix(queries.SCORE_PREFIX))}
-        for one in histograms
-        if one["count"]
+        {**histogram, "title": titles.get(histogram["name"], histogram["name"].removeprefix(queries.SCORE_PREFIX))}
+        for histogram in histograms
+        if histogram["count"]
     ]
 
 
@@ -374,16 +374,16 @@ def _examples(index: Index) -> tuple[list[JsonObject], int]:
         f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {TABLE_SCAN} "
         f"WHERE {CURRENT_ROLLOUTS} GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
     )
-    found = index.query(sql)
+    examples = index.query(sql)
     rewards = f"SELECT reward FROM rollouts INDEXED BY places WHERE example_key = ? AND {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
     listed = []
-    for key, number, count, mean, failed, first in found[:MAX_EXAMPLES]:
+    for key, number, count, mean, failed, first in examples[:MAX_EXAMPLES]:
         values = [reward for (reward,) in index.query(rewards, [key])]
         [(question,)] = index.query("SELECT text FROM questions WHERE line = ?", [first])
         spread = stdev(values) if len(values) > 1 else None
         row = {"number": number, "key": key, "question": question, "rollouts": count, "mean": mean, "spread": spread}
         listed.append({**row, "failed": failed})
-    return listed, max(0, len(found) - MAX_EXAMPLES)
+    return listed, max(0, len(examples) - MAX_EXAMPLES)
 
 
 def _rollouts(report: RunReport, index: Index, limit: int) -> JsonObject:
@@ -398,7 +398,7 @@ def _rollouts(report: RunReport, index: Index, limit: int) -> JsonObject:
         note += f", then those with the highest; {len(rewards) - len(chosen):,} of {len(rewards):,} are omitted"
     return {
         "rollouts": [_rollout(index, line) for line in chosen],
-        "rollouts_note": f"{'Rollouts of the last step. ' * bool(of_step)}{note}.",
+        "rollouts_note": f"Rollouts of the last step. {note}." if of_step else f"{note}.",
     }
 
 
@@ -416,8 +416,8 @@ def rollout_data(number: int, line: bytes, size: int) -> JsonObject:
         size: Bytes of the line with its end.
     """
     content = describe_rollout(line, max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
-    kept = {name: value for name, value in content.items() if name not in OMITTED_FIELDS}
-    return {"line": number, "size": size, **kept}
+    shown_fields = {name: value for name, value in content.items() if name not in OMITTED_FIELDS}
+    return {"line": number, "size": size, **shown_fields}
 
 
 def _last_versions(run: Run) -> dict[str, str]:
@@ -450,7 +450,8 @@ def training_data(
     seconds = sum(_seconds(row) for row in rows)
     of = f" of {planned:,}" if planned else ""
     counts = [f"{taken:,}{of} steps taken", f"{len(alerts):,} alerts" if alerts else "no alert"]
-    counts += [f"{seconds / 60:,.0f} minutes in all"] if seconds >= 60 else []
+    if seconds >= 60:
+        counts.append(f"{seconds / 60:,.0f} minutes in all")
     counts += [f"step {alert['step']}: {alert['line']}" for alert in alerts[-3:] if {"step", "line"} <= alert.keys()]
     return {
         "cards": [(f"{taken:,}{of}", "steps"), *((row[2], f"{row[0]}, last") for row in values)],
@@ -469,30 +470,33 @@ def training_data(
 
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the main metrics that the rows have, then the held-out rewards."""
-    known = {name for row in rows for name in row}
-    measured = ([name for name in names if name in known] for names in MAIN_METRICS)
-    return next(filter(None, measured), []) + sorted(filter(HELD_OUT.fullmatch, known))
+    measured: set[str] = set().union(*rows)
+    held_out = sorted(filter(HELD_OUT.fullmatch, measured))
+    for names in MAIN_METRICS:
+        main = [name for name in names if name in measured]
+        if main:
+            return main + held_out
+    return held_out
 
 
 def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | None:
     """Return a row of `METRICS_HEAD`; the best loss is the lowest."""
-    found = [(value, row.get("step")) for row in rows if (value := _number(row.get(name))) is not None]
-    if not found:
+    points = [(value, row.get("step")) for row in rows if (value := finite(row.get(name))) is not None]
+    if not points:
         return None
-    best, step = (min if "loss" in name else max)(found, key=lambda one: one[0])
+    best_of = min if "loss" in name else max
+    best, step = best_of(points, key=lambda point: point[0])
+    title = "reward" if name == "reward/mean" else name.replace("_", " ")
     held_out = HELD_OUT.fullmatch(name)
-    title = f"{held_out[1]} (held out)" if held_out else {"reward/mean": "reward"}.get(name, name.replace("_", " "))
-    return title, shown(found[0][0]), shown(found[-1][0]), shown(best), shown(step)
+    if held_out:
+        title = f"{held_out[1]} (held out)"
+    return title, shown(points[0][0]), shown(points[-1][0]), shown(best), shown(step)
 
 
 def _seconds(row: Mapping[str, object]) -> float:
     """Return the seconds of a step. `time/step` counts overlapping sampling and training once."""
     names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
-    return sum(_number(row.get(name)) or 0.0 for name in names)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return sum(finite(row.get(name)) or 0.0 for name in names)
 
 
 def _rounded(value: object) -> object:

@@ -62,12 +62,9 @@ def required_packages(dependencies: Iterable[str], subject: str) -> list[str]:
         if not is_needed:
             continue
         if name == "rove":
-            this_version = rove.__version__
-            _check_version(
-                requirement,
-                [this_version],
-                f"{subject} requires {requirement}, but rove {this_version} is installed; upgrade rove",
-            )
+            installed_version = rove.__version__
+            message = f"{subject} requires {requirement}, but rove {installed_version} is installed; upgrade rove"
+            _check_version(requirement, [installed_version], message)
             requirements += _requirements_of_extras(requirement.extras)
         elif name == VERIFIERS:
             provided_versions = PROVIDED_VERSIONS[VERIFIERS]
@@ -140,7 +137,8 @@ def check_no_conflict(name: str, module: str) -> None:
     if other_owners:
         raise ConfigError(f"the module '{module}' is already installed by {', '.join(other_owners)}; {HINT}")
     modules = {top for top, names in owners.items() if name in [str(canonicalize_name(owner)) for owner in names]}
-    replaced = sorted(top for top in modules - {module} if top.isidentifier() and not top.startswith("__editable__"))
+    modules = {top for top in modules - {module} if not top.startswith("__editable__")}
+    replaced = sorted(filter(str.isidentifier, modules))
     if replaced:
         raise ConfigError(f"it would replace '{name}', which is installed and contains {', '.join(replaced)}; {HINT}")
     file = _other_module(module)
@@ -203,12 +201,9 @@ def read_lock(file: Path) -> dict[tuple[str, str], Locked]:
     try:
         content = msgspec.convert(values, _Content)
         for locked in content.environment:
-            for check, part in (
-                (check_owner, locked.owner),
-                (check_name, locked.name),
-                (check_version, locked.version),
-            ):
-                check(part)
+            check_owner(locked.owner)
+            check_name(locked.name)
+            check_version(locked.version)
             for locked_file in locked.files:
                 check_filename(locked_file.filename)
             if len(locked.manifest) != _HEX:
@@ -359,9 +354,9 @@ def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
         try:
             file = _fill_folder(offer, wheel, folder, allow_source)
             record = _installed(offer, wheel, folder.name, file)
-            previous = (
-                installed.find(offer.reference._replace(version=None)) if (environment / RECORD).exists() else None
-            )
+            previous = None
+            if (environment / RECORD).exists():
+                previous = installed.find(offer.reference._replace(version=None))
             atomic_write(environment / RECORD, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

@@ -129,16 +129,16 @@ def check_owner_signature(
     if signature is None:
         if expected_key is not None or listed:
             raise TrustError(
-                f"this version is not signed, but '{owner}' signs packages (key {fingerprint(expected_key or listed[0])}); it may not "
-                "be from the owner; installation was cancelled. Ask the owner"
+                f"this version is not signed, but '{owner}' signs packages (key {fingerprint(expected_key or listed[0])}); "
+                "it may not be from the owner; installation was cancelled. Ask the owner"
             )
         return None
     key = signing.check_signature(manifest, signature)
     if expected_key is not None and key != expected_key:
         raise TrustError(
             f"this version is signed with the key {fingerprint(key)}; the saved key of '{owner}' on {hub} is "
-            f"{fingerprint(expected_key)}. Either the owner has a new key, or the version is not from the owner; installation was "
-            f"cancelled. Ask the owner over another channel; if the key is new, add --trust-key {key}"
+            f"{fingerprint(expected_key)}. Either the owner has a new key, or the version is not from the owner; installation "
+            f"was cancelled. Ask the owner over another channel; if the key is new, add --trust-key {key}"
         )
     if expected_key is None and listed and key not in listed:
         raise TrustError(

@@ -183,8 +183,10 @@ def _binds(node: ast.stmt) -> bool:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return any(isinstance(target, ast.Name) and target.id == LOAD for target in targets)
     if isinstance(node, (ast.If, ast.Try)):
-        inside = [*node.body, *node.orelse, *(handled for h in getattr(node, "handlers", []) for handled in h.body)]
-        return any(_binds(each) for each in inside)
+        statements = [*node.body, *node.orelse]
+        for handler in getattr(node, "handlers", []):
+            statements += handler.body
+        return any(map(_binds, statements))
     return False
 
 
@@ -382,13 +384,13 @@ def _check_tags(members: Members, info: str, name: str) -> None:
         if not colon or not key.replace("-", "").isalnum():
             raise PackageError(f"{name}: its WHEEL has the line {line[:80]!r}; expected KEY: VALUE")
         fields.setdefault(key.lower(), []).append(value.strip())
-    twice = next((key for key, values in fields.items() if len(values) > 1 and key != "tag"), None)
-    if twice is not None:
-        raise PackageError(f"{name}: its WHEEL has '{twice}' more than once")
+    tags = fields.pop("tag", [])
+    for key, values in fields.items():
+        if len(values) > 1:
+            raise PackageError(f"{name}: its WHEEL has '{key}' more than once")
     [version], [pure] = fields.get("wheel-version", [""]), fields.get("root-is-purelib", [""])
     if not version.startswith("1."):
         raise PackageError(f"{name}: its WHEEL has version {version!r}; expected 1.0")
-    tags = fields.get("tag", [])
     if pure.lower() != "true" or "py3-none-any" not in tags:
         raise PackageError(
             f"{name}: it is for {', '.join(sorted(tags)) or 'no platform'}; expected pure Python (py3-none-any)"

@@ -34,15 +34,17 @@ _GZIP = b"\x1f\x8b\x08\0" + struct.pack("<L", 0) + b"\2\xff"
 def pack_wheel(members: Members, name: str, version: str) -> bytes:
     """Pack a wheel from the files of another wheel; rename its `.dist-info` folder and rewrite RECORD."""
     info, old = f"{name.replace('-', '_')}-{version}.dist-info", dist_info(members)
-    files = {
-        path.replace(f"{old}/", f"{info}/", 1) if path.startswith(f"{old}/") else path: members[path]
-        for path in members
-    }
+    files: Members = {}
+    for path, content in members.items():
+        is_metadata = path.startswith(f"{old}/")
+        files[path.replace(old, info, 1) if is_metadata else path] = content
     files.pop(f"{info}/RECORD", None)
     order = sorted(files, key=lambda path: (path.startswith(f"{info}/"), path))  # metadata last, as PEP 427 wants it
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
-    rows.writerows((path, record_hash(hashlib.sha256(files[path]).hexdigest()), len(files[path])) for path in order)
+    for path in order:
+        content = files[path]
+        rows.writerow((path, record_hash(hashlib.sha256(content).hexdigest()), len(content)))
     rows.writerow((f"{info}/RECORD", "", ""))
     files[f"{info}/RECORD"] = record.getvalue().encode()
     stream = io.BytesIO()

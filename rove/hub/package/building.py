@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -180,7 +181,7 @@ def measure(
         {"folder": str(folder), "module": module, "examples": examples, "seed": SEED},
         python=python,
         paths=[str(folder), *ours],
-        env={name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES},
+        env=_inherited_variables(python),
         start_seconds=seconds,
         name=f"environment '{module}'",
     )
@@ -260,6 +261,12 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
     return Built(target, manifest, warnings)
 
 
+def _inherited_variables(python: str | None) -> dict[str, str]:
+    """Return the environment variables of the worker; another interpreter must not get those that configure this one."""
+    excluded = () if python is None else INTERPRETER_VARIABLES
+    return {name: value for name, value in os.environ.items() if name not in excluded}
+
+
 def describe(
     wheel: Wheel,
     members: Members,
@@ -271,7 +278,7 @@ def describe(
 ) -> tuple[Manifest, list[str]]:
     """Return the manifest of a wheel, from declarations, source code and rollouts, with warnings for its author."""
     measured = facts or Facts()
-    observed = [reward for score in measured.policies.values() for reward in score.rewards]
+    observed = list(chain.from_iterable(score.rewards for score in measured.policies.values()))
     tags = table.tags if table.tags is not None else wheel.keywords
     urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
     generator = re.search(rb"^Generator:\s*(.+)$", members[f"{dist_info(members)}/WHEEL"], re.MULTILINE)
@@ -326,13 +333,13 @@ def _warnings(wheel: Wheel, table: Declared, facts: Facts | None) -> list[str]:
             warnings.append(f"policy '{name}' had reward {outside[0]:g}, outside the reward_range in pyproject.toml")
     if facts is not None and not facts.policies:
         warnings.append("it has no scripted policies; users cannot see before installing it that it can be solved")
-    for field, value in (
+    for field_name, value in (
         ("description", wheel.summary),
         ('license (for example license = "MIT")', wheel.licence),
         ('README (readme = "README.md")', wheel.readme),
     ):
         if not value:
-            warnings.append(f"[project] in pyproject.toml has no {field}")
+            warnings.append(f"[project] in pyproject.toml has no {field_name}")
     return warnings
 
 

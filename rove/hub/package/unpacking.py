@@ -26,7 +26,9 @@ Members = dict[str, bytes]
 """Files of an archive by path."""
 CHUNK = 1 << 16
 _DEVICES = frozenset(
-    {"con", "prn", "aux", "nul", "conin$", "conout$", *(f"{d}{n}" for d in ("com", "lpt") for n in "0123456789¹²³")}
+    {"con", "prn", "aux", "nul", "conin$", "conout$"}
+    | {f"com{port}" for port in "0123456789¹²³"}
+    | {f"lpt{port}" for port in "0123456789¹²³"}
 )
 """File names that Windows treats as devices, with any suffix."""
 _NOT_ON_WINDOWS = frozenset('<>"|?*')
@@ -88,6 +90,14 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
     return members
 
 
+def _special_kind(info: tarfile.TarInfo) -> str:
+    if info.issym() or info.islnk():
+        return "a link"
+    if info.ischr() or info.isblk():
+        return "a device"
+    return f"an entry of type {info.type!r}"
+
+
 def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
     """Return all files of a gzipped tar; `unpacked` is an empty temporary file for the tar."""
     size = packed.seek(0, io.SEEK_END)
@@ -101,12 +111,12 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
     paths: list[str] = []
     for info in _headers(unpacked, name):
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            is_link, is_device = info.issym() or info.islnk(), info.ischr() or info.isblk()
-            kind = "a link" if is_link else "a device" if is_device else f"an entry of type {info.type!r}"
-            raise PackageError(f"{name}: {info.name!r} is {kind}; only regular files and folders are allowed")
+            raise PackageError(
+                f"{name}: {info.name!r} is {_special_kind(info)}; only regular files and folders are allowed"
+            )
         if not info.isdir() and info.name.endswith("/"):
             raise PackageError(f"{name}: {info.name!r} is a file whose name ends with a slash, like a folder")
-        paths.append(info.name + "/" * info.isdir())
+        paths.append(f"{info.name}/" if info.isdir() else info.name)
         if len(paths) > limits.MAX_FILES:
             raise PackageError(f"{name} has more than {limits.MAX_FILES:,} files")
         if info.size > limits.MAX_FILE_BYTES:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from rove.hub.server.catalogue import ARCHIVES, StoredRelease
+from rove.hub.server.store import StoredFile
 
 API = "1.1"
 HTML, HTML_V1, JSON_V1 = "text/html", "application/vnd.pypi.simple.v1+html", "application/vnd.pypi.simple.v1+json"
@@ -51,7 +52,9 @@ def project_list(form: str, names: Sequence[str]) -> bytes:
 
 def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
     """Render the files of a project; their addresses are relative to OWNER/simple/NAME/."""
-    files = [(release, file) for release in releases for file in release.files if file.kind in ARCHIVES]
+    files: list[tuple[StoredRelease, StoredFile]] = []
+    for release in releases:
+        files += [(release, file) for file in release.files if file.kind in ARCHIVES]
     if form == JSON_V1:
         listing = {
             "meta": {"api-version": API},

@@ -12,6 +12,7 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.hub.server.pages.html import collapsible, link, table, tag, text
 from rove.runs.schema import Summary, decoded
 from rove.statistics.format import interval, limits
+from rove.utils.units import counted
 from rove.viewer.html import shown
 
 MAX_ROWS = 200
@@ -101,7 +102,9 @@ def interval_svg(name: str, estimate: JsonMapping, scale: Scale) -> str:
     mean = estimate.get("mean")
     if mean is None:
         return ""
-    label, reach, middle = f"{name} {shown(mean)}", "", f'y1="{HEIGHT / 2}" y2="{HEIGHT / 2}"'
+    label = f"{name} {shown(mean)}"
+    reach = ""
+    middle = f'y1="{HEIGHT / 2}" y2="{HEIGHT / 2}"'
     ends = limits(estimate)
     if ends is not None:
         low, high = ends
@@ -123,7 +126,7 @@ def leaderboard(rows: Sequence[Row], scale: Scale) -> str:
         versions.setdefault(row.version, []).append(row)
     parts: list[str] = []
     for version, version_rows in versions.items():
-        title = f"Version {text(version)}, {len(version_rows):,} run{'s' * (len(version_rows) != 1)}"
+        title = f"Version {text(version)}, {counted(len(version_rows), 'run')}"
         version_table = _version_table(version_rows, scale)
         parts.append(collapsible(title, version_table) if parts else tag("h3", title) + version_table)
     return "\n".join(parts)

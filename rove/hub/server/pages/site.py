@@ -30,6 +30,7 @@ from rove.hub.server.pages.html import (
 from rove.hub.server.pages.leaderboard import Row, Scale, interval_svg, leaderboard, rows_of, scale_of
 from rove.hub.server.pages.run import run_page
 from rove.hub.server.store import Store
+from rove.utils.units import counted
 from rove.viewer.html import shown
 
 HUB = "HUB"
@@ -73,7 +74,9 @@ def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
 
 
 def _yanked(reason: str | None, state: str = "yanked") -> str:
-    return "" if reason is None else tag("span", text(f"{state}: {reason}" if reason else state), "bad")
+    if reason is None:
+        return ""
+    return tag("span", text(f"{state}: {reason}" if reason else state), "bad")
 
 
 def _readme(page: EnvironmentPage, location: PageLocation) -> Iterator[str]:
@@ -153,10 +156,17 @@ def _install(owner: str, name: str) -> Iterator[str]:
 
 def _manifest(manifest: Manifest) -> Iterator[str]:
     needs, source = manifest.needs, manifest.source
-    required = [*("network access",) * needs.network, *("a sandbox",) * needs.sandbox, *needs.secrets]
-    reward_range = manifest.reward_range and f"{shown(manifest.reward_range[0])} to {shown(manifest.reward_range[1])}"
+    required = list(needs.secrets)
+    if needs.sandbox:
+        required.insert(0, "a sandbox")
+    if needs.network:
+        required.insert(0, "network access")
+    reward_range = "not declared"
+    if manifest.reward_range is not None:
+        reward_range = " to ".join(map(shown, manifest.reward_range))
+    builders = [source.builder, f"rove {manifest.rove}" if manifest.rove else ""]
     lines: dict[str, str] = {
-        "reward range": text(reward_range or "not declared"),
+        "reward range": text(reward_range),
         "metrics": text(", ".join(manifest.metrics)),
         "tools": text(", ".join(manifest.tools)),
         "requires": text(", ".join(required) or "no network, sandbox or keys"),
@@ -168,20 +178,16 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
         "module": tag("code", text(manifest.module)),
         "source": link(source.repository, text(source.repository)) if source.repository else "",
         "commit": tag("code", text(source.commit)) if source.commit else "",
-        "built by": text(", ".join(filter(None, (source.builder, f"rove {manifest.rove}" * bool(manifest.rove))))),
+        "built by": text(", ".join(filter(None, builders))),
         "content": tag("code", text(manifest.content)),
     }
     yield tag("h2", "Manifest")
     yield tag("dl", "".join(tag("dt", key) + tag("dd", value) for key, value in lines.items() if value))
     if manifest.arguments:
-        arguments = [
-            (
-                tag("code", text(argument.name)),
-                text(argument.type),
-                "required" if argument.default is None else tag("code", text(argument.default)),
-            )
-            for argument in manifest.arguments
-        ]
+        arguments = []
+        for argument in manifest.arguments:
+            default = "required" if argument.default is None else tag("code", text(argument.default))
+            arguments.append((tag("code", text(argument.name)), text(argument.type), default))
         yield tag("h3", "Arguments") + table(("name", "type", "default"), arguments, "arguments")
     if manifest.dependencies:
         yield collapsible(f"Dependencies ({len(manifest.dependencies)})", block("\n".join(manifest.dependencies)))
@@ -208,7 +214,8 @@ def front_page(
     """
     query = query or Query()
     whole = len(entries) == total and query == Query(limit=query.limit)
-    count = f"{total:,} environment{'s' * (total != 1)}" + ("" if whole else " found")
+    count = counted(total, "environment") + ("" if whole else " found")
+    none = "" if entries else tag("p", "No environments." if whole else "No environments match this search.", "none")
     body = [
         tag("h1", text(hub)),
         tag("p", "Environments for evaluating and training language models.", "note"),
@@ -217,7 +224,7 @@ def front_page(
         f'<ul class="environments"{" data-whole" if whole else ""}>',
         *(_entry_item(entry, location) for entry in entries),
         "</ul>",
-        "" if entries else tag("p", "No environments" + ("." if whole else " match this search."), "none"),
+        none,
         _pagination(query, len(entries), total, location),
     ]
     return frame(f"{hub} · environments", hub, location, [], body)
@@ -227,17 +234,7 @@ def _search(query: Query, facets: Mapping[str, Mapping[str, int]], location: Pag
     words = f'<input type="search" name="q" id="q" maxlength="500" autocomplete="off" value="{text(query.q)}">'
     fields = [f'<label for="q">Search</label>{words}']
     for name in ("tag", "owner", "compatibility"):
-        chosen = getattr(query, name)
-        options = ['<option value="">any</option>']
-        counts = dict(facets[name])
-        if chosen:
-            counts.setdefault(chosen, 0)
-        for value, count in counts.items():
-            mark = " selected" if value == chosen else ""
-            options.append(f'<option value="{text(value)}"{mark}>{text(value)} ({count:,})</option>')
-        fields.append(
-            f'<label for="{name}">{name}</label><select name="{name}" id="{name}">{"".join(options)}</select>'
-        )
+        fields.append(_select(name, getattr(query, name), facets[name]))
     inputs = "".join(tag("div", field) for field in fields)
     button = tag("div", '<button type="submit">Search</button>' + link(location.front(), "Show all"), "act")
     chips = [link(location.front(tag=name), text(name), "chip") for name in list(facets["tag"])[:MAX_TAGS]]
@@ -245,15 +242,33 @@ def _search(query: Query, facets: Mapping[str, Mapping[str, int]], location: Pag
     return f'<form role="search" method="get" action="{text(location.front())}">{inputs}{button}</form>{tags}'
 
 
+def _select(name: str, chosen: str, facet: Mapping[str, int]) -> str:
+    """Return a filter with its label; a chosen value that no environment has is an option too."""
+    counts = dict(facet)
+    if chosen:
+        counts.setdefault(chosen, 0)
+    options = '<option value="">any</option>'
+    for value, count in counts.items():
+        mark = " selected" if value == chosen else ""
+        options += f'<option value="{text(value)}"{mark}>{text(value)} ({count:,})</option>'
+    return f'<label for="{name}">{name}</label><select name="{name}" id="{name}">{options}</select>'
+
+
 def _entry_item(entry: JsonMapping, location: PageLocation) -> str:
     name = f"{entry['owner']}/{entry['name']}"
     words = " ".join((entry["owner"], entry["name"], entry["description"], *entry["tags"])).casefold()
-    data = {"words": words, **{key: entry[key] for key in ("owner", "compatibility")}, "tags": " ".join(entry["tags"])}
+    data = {
+        "words": words,
+        "owner": entry["owner"],
+        "compatibility": entry["compatibility"],
+        "tags": " ".join(entry["tags"]),
+    }
     attributes = "".join(f' data-{key}="{text(value)}"' for key, value in data.items())
     address = location.environment(entry["owner"], entry["name"])
-    title = tag("h2", link(address, text(name)) + " " + tag("small", text(entry["version"])))
+    title = tag("h2", f"{link(address, text(name))} {tag('small', text(entry['version']))}")
+    description = tag("p", text(entry["description"]))
     facts = tag("p", "".join(entry_facts(entry, location)), "facts")
-    return f"<li{attributes}>{title}{tag('p', text(entry['description']))}{facts}</li>"
+    return f"<li{attributes}>{title}{description}{facts}</li>"
 
 
 def _pagination(query: Query, count: int, total: int, location: PageLocation) -> str:
@@ -291,8 +306,11 @@ class Site:
         listed = catalogue.entry(self.store, owner, name, reader)
         releases = catalogue.releases(self.store, owner, name, reader)
         folder = self.store.files / owner / name
-        version_folder, readme = folder / listed["version"], folder / listed["version"] / README
-        rows = [row for release in reversed(releases) for row in self.rows(owner, name, release.version, reader)]
+        version_folder = folder / listed["version"]
+        readme = version_folder / README
+        rows: list[Row] = []
+        for release in reversed(releases):
+            rows += self.rows(owner, name, release.version, reader)
         entry = EnvironmentPage(
             listed,
             read_manifest((version_folder / "manifest.json").read_bytes()),

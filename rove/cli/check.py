@@ -91,7 +91,9 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
     show_default=True,
     help="Number of examples per package.",
 )
-@click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; repeatable.")
+@click.option(
+    "-o", "--output", multiple=True, help="Write the compatibility matrix to FILE.md or FILE.json; repeatable."
+)
 @click.option("--json", "as_json_", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(

@@ -87,7 +87,7 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
     "--value", default="reward", show_default=True, help="Value to compare: reward, a reward function or a metric."
 )
 @json_option
-@click.option(ANY_FLAG, "any_environment", is_flag=True, help="Compare runs of different environments or data, too.")
+@click.option(ANY_FLAG, "any_environment", is_flag=True, help="Also compare runs of different environments or data.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the comparison as Markdown for a pull request.")
 def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: bool, as_markdown: bool) -> None:
     """Compare RUN_B with RUN_A, both run folders, example by example.

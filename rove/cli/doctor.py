@@ -176,7 +176,7 @@ def _rl_command(words: Sequence[str], options: JsonMapping) -> str:
     context_settings=SETTINGS,
     options_metavar="[CONFIG.toml | ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="A model folder, a name in endpoints.toml, or a model's name at -b.")
+@click.option("-m", "--model", help="Model to check: a folder, a name in endpoints.toml, or a model's name at -b.")
 @base_url_option
 @api_key_var_option
 @endpoints_option
@@ -184,14 +184,14 @@ def _rl_command(words: Sequence[str], options: JsonMapping) -> str:
 @device_option
 @env_args_option
 @click.option(
-    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="As for rove rl, like all its other settings."
+    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="Rollouts per example: the group size.  [default: 8]"
 )
-@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="As for rove rl.")
-@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="As for rove rl.")
+@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="Sampling temperature.  [default: 1]")
+@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="Maximum tokens per response.  [default: 512]")
 @click.option(
     "--groups", type=in_range(PositiveInt), default=GROUPS, show_default=True, help="Number of groups to sample."
 )
-@click.option("--quick", is_flag=True, help="Sample nothing: check only settings, memory and disk.")
+@click.option("--quick", is_flag=True, help="Check only settings, memory and disk; sample nothing.")
 @json_option
 @click.pass_context
 def command(

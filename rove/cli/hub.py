@@ -38,7 +38,7 @@ data_option = click.option(
     default=DATA,
     envvar="ROVE_HUB_DATA",
     show_default=True,
-    help="The hub's folder.",
+    help="Folder of the hub.",
 )
 
 
@@ -72,7 +72,7 @@ def command() -> None:
 @click.option(
     "--key", "keys", multiple=True, help="Public key (base64) that must sign this owner's packages; repeatable."
 )
-@click.option("--no-keys", is_flag=True, help="Accept unsigned packages again.")
+@click.option("--no-keys", is_flag=True, help="Accept unsigned packages of this owner again.")
 @data_option
 def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
     """Create OWNER, or set the keys that must sign the owner's packages."""
@@ -115,7 +115,7 @@ def check_key(text: str) -> None:
     "--scope",
     "scopes",
     multiple=True,
-    help="read, upload:OWNER/NAME, upload:OWNER/* or admin; repeatable.  [default: read and upload:OWNER/*]",
+    help="Permission: read, upload:OWNER/NAME, upload:OWNER/* or admin; repeatable.  [default: read, upload:OWNER/*]",
 )
 @click.option(
     "--days",
@@ -125,8 +125,10 @@ def check_key(text: str) -> None:
     help="Days until the token expires; 0 = never.",
 )
 @click.option("--note", default="", help="Purpose of the token.")
-@click.option("--list", "listed", is_flag=True, help="List tokens instead, of OWNER or of all owners.")
-@click.option("--revoke", type=in_range(NonNegativeInt), metavar="ID", help="Revoke a token instead.")
+@click.option("--list", "listed", is_flag=True, help="List the tokens of OWNER, or of all owners, and create none.")
+@click.option(
+    "--revoke", type=in_range(NonNegativeInt), metavar="ID", help="Revoke the token with this number, and create none."
+)
 @data_option
 @json_option
 def token(
@@ -195,24 +197,24 @@ def _list_tokens(stored: list[Any], as_json: bool) -> None:
     show_default=True,
     help="Port to listen on; 0 picks a free one.",
 )
-@click.option("--name", default="", help="Name of the hub.  [default: the folder's]")
+@click.option("--name", default="", help="Name of the hub.  [default: the folder's name]")
 @click.option(
     "--fallback",
     metavar="URL",
-    help="Package index for pip for everything an owner does not have, such as https://index.example/simple/.",
+    help="Index for projects that an owner does not have, such as https://index.example/simple/.  [default: none]",
 )
 @click.option(
     "--allow-shadow",
     multiple=True,
     metavar="NAME",
-    help="Name that owners may publish although the index of --fallback has it; repeatable.",
+    help="Let owners publish NAME although the index of --fallback has it; repeatable.",
 )
 @click.option(
     "--uploads",
     type=in_range(limits.ConcurrentUploads),
     default=8,
     show_default=True,
-    help="Maximum concurrent uploads.",
+    help="Maximum number of uploads received at once.",
 )
 @data_option
 def serve(
@@ -254,7 +256,7 @@ def serve(
 
 @command.command("export", epilog=examples("rove hub export public/"))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--name", default="", help="Name of the hub.  [default: the folder's]")
+@click.option("--name", default="", help="Name of the hub.  [default: the folder's name]")
 @data_option
 @json_option
 def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
@@ -286,7 +288,7 @@ def _data(data: Path) -> str:
 )
 @click.argument("hub", required=False, metavar="[URL_OR_FOLDER]")
 @click.option("--token", help="The API token.  [default: prompt, or read from a pipe]")
-@click.option("--no-token", is_flag=True, help="Store only the address: reading public environments needs no token.")
+@click.option("--no-token", is_flag=True, help="Store only the address; reading public environments needs no token.")
 def login(hub: str | None, token: str | None, no_token: bool) -> None:
     """Store the address of a hub and your token for it in a file that only you can read.
 
@@ -353,7 +355,7 @@ def key(as_json: bool) -> None:
     epilog=examples("rove hub yank me/my-task@1.0.0 --reason 'wrong answers'", "rove hub yank me/my-task@1.0.0 --undo"),
 )
 @click.argument("version", metavar="OWNER/NAME@VERSION")
-@click.option("--reason", help="Why the version should not be used; shown with it.")
+@click.option("--reason", help="Reason not to use the version, which is shown with it.")
 @click.option("--undo", is_flag=True, help="Undo a yank.")
 @hub_option
 def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:

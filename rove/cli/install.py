@@ -181,7 +181,7 @@ def _as_json(installed: Installed | Offer) -> JsonObject:
 @click.argument("targets", nargs=-1, metavar="[OWNER/NAME[@VERSION] | FOLDER | WHEEL | GIT_URL]...")
 @hub_option
 @click.option("--locked", is_flag=True, help=f"Install only versions in {LOCK}.")
-@click.option("--lock", "make_lock", is_flag=True, help=f"Create {LOCK} here, if it does not exist.")
+@click.option("--lock", "make_lock", is_flag=True, help=f"Create {LOCK} in this folder if it does not exist.")
 @click.option(
     "--into-current", is_flag=True, help="Install into this interpreter instead of a new virtual environment."
 )

@@ -113,7 +113,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 )
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")
 @click.option("--arch", help="Architecture: llama, lfm2 or qwen3.  [default: llama]")
-@click.option("--size", help="tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
+@click.option("--size", help="Size: tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
 @env_args_option
 @env_dir_option
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
@@ -135,7 +135,12 @@ def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -
 @click.argument("adapter")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @trust_option
-@click.option("--device", default="cpu", show_default=True, help="Device that merges: auto, cpu, cuda, cuda:N or mps.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Device on which the weights are merged: auto, cpu, cuda, cuda:N or mps.",
+)
 @json_option
 def merge(adapter: str, output: Path, trust_remote_code: bool | None, device: str, as_json: bool) -> None:
     """Merge ADAPTER into its base model and write an ordinary Hugging Face model folder.

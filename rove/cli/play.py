@@ -291,7 +291,7 @@ def check_options(
 )
 @click.argument("env_id", metavar="ENV")
 @click.option("-m", "--model", help="Model to play against.  [default: you play the model's role]")
-@click.option("--watch", is_flag=True, help="Only watch the model.")
+@click.option("--watch", is_flag=True, help="Watch the model instead of playing against it.")
 @click.option(
     "--model-role",
     "given_roles",
@@ -324,12 +324,14 @@ def check_options(
     default=None,
     help="Random seed that chooses the example.  [default: random]",
 )
-@click.option("--web", is_flag=True, help="Play in the browser, game after game.")
+@click.option("--web", is_flag=True, help="Play in the browser, one game after another.")
 @click.option(
     "--port", type=in_range(Port), default=8124, show_default=True, help="Port for --web; 0 picks a free one."
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="Folder for games kept with --web.  [default: runs/played--…]"
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for the games that --web records.  [default: runs/played--ENV--MODEL--hash]",
 )
 @click.option(
     "--replay",

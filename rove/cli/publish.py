@@ -29,7 +29,9 @@ from rove.utils.units import counted
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Parent folder of NAME-VERSION/.  [default: FOLDER/dist]"
 )
-@click.option("--no-play", is_flag=True, help="Run no code: the manifest has no scores, metrics and tools.")
+@click.option(
+    "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics and tools."
+)
 @click.option("--python", help="Interpreter that has the package's dependencies.  [default: this one]")
 @json_option
 def build_command(folder: Path, output: Path | None, no_play: bool, python: str | None, as_json: bool) -> None:
@@ -62,12 +64,14 @@ def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False), default=".", metavar="[FOLDER]")
 @hub_option
 @click.option("--owner", help="Publish as this owner.  [default: the token's owner]")
-@click.option("--no-build", is_flag=True, help="Publish what `rove build` wrote into FOLDER or its dist.")
+@click.option(
+    "--no-build", is_flag=True, help="Publish the package that `rove build` wrote into FOLDER or FOLDER/dist."
+)
 @click.option("--sign", is_flag=True, help="Sign the manifest with your key (rove hub key).")
 @click.option(
     "--with-run", "runs", multiple=True, metavar="RUN", help="Also publish the results of this run; repeatable."
 )
-@click.option("--private", is_flag=True, help="Make it visible only with a token for it.")
+@click.option("--private", is_flag=True, help="Make the environment private: visible only with a token for it.")
 @json_option
 def push_command(
     folder: str,

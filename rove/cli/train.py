@@ -85,12 +85,12 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 )
 @env_args_option
 @env_dir_option
-@click.option("--scorer", help="For a file of questions: exact, numeric, choice, …, or package.module:function.")
+@click.option("--scorer", help="Scorer for a file of questions: exact, numeric, choice, …, or package.module:function.")
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
 @device_option
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
-@click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
+@click.option("--dry-run", is_flag=True, help="Write and print only the recipe, with an estimate of time and memory.")
 @json_option
 def train_command(
     env: str,
@@ -169,8 +169,8 @@ def train_command(
     metavar="MODEL",
     help="Only evaluate MODEL in every possible game; repeatable.",
 )
-@click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model: less memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes: checks that everything runs, learns nothing.")
+@click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model, which needs less memory.")
+@click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
 @json_option
 def demo_command(
     env: str,

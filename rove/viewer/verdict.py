@@ -60,9 +60,9 @@ def _curve(rows: Rows, name: str) -> list[tuple[object, float]]:
     points: list[tuple[object, float]] = []
     for row in rows:
         step, value = row.get("step"), row.get(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # Below 1e150 squares do not overflow; a step that is a list cannot be shown.
-        if is_number and abs(value) < 1e150 and not isinstance(step, (list, dict)):
+        if isinstance(step, (list, dict)) or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if abs(value) < 1e150:  # the squares of larger ones overflow
             points.append((step, float(value)))
     return points
 

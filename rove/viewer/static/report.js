@@ -66,13 +66,11 @@ function heading(name) {
 
 function rollout(found) {
   const whole = found.example_key !== ""; // a hub has rollouts without their identity, turns, tokens and times
-  const identity = whole && `example ${number(found.example_id)}, rollout ${found.rollout_index}`;
   const size = whole ? [counted(found.steps.length, "turn"), `${number(found.usage.completion_tokens)} tokens`] : [];
-  const facts = [identity, found.stop_condition && `stop reason: ${plain(found.stop_condition)}`, ...size];
+  const facts = [whole && `example ${number(found.example_id)}, rollout ${found.rollout_index}`, found.stop_condition && `stop reason: ${plain(found.stop_condition)}`, ...size];
   const badge = found.error ? el("b", { class: "bad" }, "failed") : el("b", {}, number(found.reward));
   const cut = found.is_truncated ? el("b", { class: "bad" }, " truncated") : null;
-  const origin = `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`;
-  const beside = [outcome(found), whole && times(found), el("h2", {}, "More"), extras(found), whole && el("p", { class: "note" }, origin)];
+  const beside = [outcome(found), whole && times(found), el("h2", {}, "More"), extras(found), whole && el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`)];
   return el("details", { class: "rollout", id: `rollout-${found.line}` },
     el("summary", {}, badge, cut, ` ${facts.filter((fact) => fact).join(" · ") || NONE}`),
     el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, conversation(found, `${found.line}-`)), el("aside", { "aria-label": "About this rollout" }, beside)));

@@ -63,7 +63,7 @@ def print_report(report: Report, console: Console) -> None:
     done = f"{total - len(report.skipped)} of {total} check{'s' * (total > 1)} done"
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")
     for reason in dict.fromkeys(report.skipped.values()):
-        names = ", ".join(name for name, other in report.skipped.items() if other == reason)
+        names = ", ".join(name for name, other_reason in report.skipped.items() if other_reason == reason)
         console.print(f"  not done: {names} ({reason})", markup=False, soft_wrap=True)
 
 
@@ -110,30 +110,45 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     type=setting_range(AuditOptions, "num_examples"),
     default=60,
     show_default=True,
-    help="Examples per policy.",
+    help="Number of examples that each policy answers.",
 )
-@click.option("--only", multiple=True, help="Check to do; repeatable.  [default: all]")
-@click.option("--skip", multiple=True, help="Check to leave out; repeatable.")
+@click.option("--only", multiple=True, help="Run only this check; repeatable.  [default: all]")
+@click.option("--skip", multiple=True, help="Skip this check; repeatable.")
 @click.option(
-    "--seconds", type=setting_range(AuditOptions, "seconds"), default=600.0, show_default=True, help="Time budget."
+    "--seconds",
+    type=setting_range(AuditOptions, "seconds"),
+    default=600.0,
+    show_default=True,
+    help="Time budget in seconds.",
 )
 @click.option(
     "--seed", type=setting_range(AuditOptions, "seed"), default=0, show_default=True, help="Random seed of the search."
 )
 @click.option("-o", "--output", multiple=True, help="Write FILE.md, .json, .sarif or .xml (JUnit); repeatable.")
 @click.option(
-    "--fail-on", type=click.Choice(LEVELS), default="high", show_default=True, help="Severity of exit status 1."
+    "--fail-on",
+    type=click.Choice(LEVELS),
+    default="high",
+    show_default=True,
+    help="Lowest severity of a finding that sets exit status 1.",
 )
 @click.option("--learn", is_flag=True, help="Train a tiny model by RL, and compare its reward with what it does.")
-@click.option("--device", help="Device of the model of --learn.  [default: auto]")
-@click.option("--judge", metavar="MODEL", help="Also let MODEL answer as the environment's judge, and give it orders.")
+@click.option("--device", help="Device of the model that --learn trains.  [default: auto]")
+@click.option(
+    "--judge",
+    metavar="MODEL",
+    help="Also use MODEL as the environment's judge, and try to inject instructions into it.",
+)
 @click.option(
     "--run-dir", type=click.Path(), help="Folder for the learner's runs.  [default: one in runs/ for ENV and the seed]"
 )
 @click.option(
-    "--compare", nargs=2, metavar="OLD NEW", help="Compare two versions: names, paths, or reports (-o FILE.json)."
+    "--compare",
+    nargs=2,
+    metavar="OLD NEW",
+    help="Compare two versions: names, paths, or reports that -o FILE.json wrote.",
 )
-@click.option("--list", "list_", is_flag=True, help="List the checks.")
+@click.option("--list", "list_", is_flag=True, help="List the checks, and audit nothing.")
 @json_option
 @click.pass_context
 def command(
@@ -186,8 +201,8 @@ def command(
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, ConsoleReporter(console), learner, judge)
-    for one in output:
-        write(report, one, Severity(fail_on))
+    for output_report in output:
+        write(report, output_report, Severity(fail_on))
     if as_json:
         print_json(json_report(report))
     else:

@@ -47,15 +47,17 @@ def compare_audits(
         pair: Old and new version: a name, the path of a module or folder, or a report (FILE.json).
     """
     check_outputs(output, SUFFIXES)
-    old, new = (_report(one, env_dir, run) for one in pair)
-    failures = [finding.text for report in (old, new) for finding in report.findings if not _is_checked(report)]
+    old, new = (_report(source, env_dir, run) for source in pair)
+    failures: list[str] = []
+    for report in (old, new):
+        if not _is_checked(report):
+            failures += [finding.text for finding in report.findings]
     if len(failures) == len(pair):
         raise ConfigError(f"neither version works: {pair[0]}: {failures[0]}; {pair[1]}: {failures[1]}")
     comparison = compare(old, new, pair)
-    for one in output:
-        is_page = Path(one).suffix == ".md"
-        content = markdown_comparison(comparison).encode() if is_page else _json(comparison)
-        atomic_write(Path(one), content)
+    for file in map(Path, output):
+        is_page = file.suffix == ".md"
+        atomic_write(file, markdown_comparison(comparison).encode() if is_page else _json(comparison))
     if as_json:
         print_json(json_comparison(comparison))
     else:
@@ -65,8 +67,8 @@ def compare_audits(
 
 def _is_checked(report: Report) -> bool:
     """Return whether the environment has loaded, so that checks were done."""
-    others = set(report.checks) - {"load"}
-    return not any(finding.id == "load" for finding in report.findings) or bool(others - set(report.skipped))
+    other_checks = set(report.checks) - {"load"}
+    return not any(finding.id == "load" for finding in report.findings) or bool(other_checks - set(report.skipped))
 
 
 def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Report]) -> Report:
@@ -85,9 +87,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         table = Table(title=title, width=width)
         for name in ("", "severity", "check", "finding", "reward or share"):
             table.add_column(name, overflow="fold")
-        for one in comparison.changes:
-            status = styled((one.status, STYLES[one.status]))
-            cells = (severities_text(one), one.latest.id, text_of(one), rates_text(one))
+        for change in comparison.changes:
+            status = styled((change.status, STYLES[change.status]))
+            cells = (severities_text(change), change.latest.id, text_of(change), rates_text(change))
             table.add_row(status, *cells)
         console.print(table)
     else:

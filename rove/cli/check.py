@@ -53,8 +53,8 @@ def print_report(report: Report, console: Console) -> None:
     for name, text in lines.items():
         if text:
             console.print(f"  {name}: {text}", soft_wrap=True)
-    for one in report.deviations:
-        console.print(f"  differs: {one.text}: {one.remedy}", soft_wrap=True)
+    for deviation in report.deviations:
+        console.print(f"  differs: {deviation.text}: {deviation.remedy}", soft_wrap=True)
     for text in report_notes(report):
         console.print(f"  {text}", soft_wrap=True)
 
@@ -91,7 +91,9 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
     show_default=True,
     help="Number of examples per package.",
 )
-@click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; repeatable.")
+@click.option(
+    "-o", "--output", multiple=True, help="Write the compatibility matrix to FILE.md or FILE.json; repeatable."
+)
 @click.option("--json", "as_json_", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
@@ -112,10 +114,12 @@ def command(
     console = console_for(as_json_)
     args, limited = json_object(env_args, "-a") or {}, CheckLimits(num_examples=num_examples)
     check_outputs(output, (".md", ".json"))
-    found = [one for given in packages for one in packages_named(given, env_dir)]
+    named_packages: list[Package] = []
+    for argument in packages:
+        named_packages += packages_named(argument, env_dir)
     reports: list[Report] = []
-    with ConsoleReporter(console).progress("check", len(found)) as report_progress:
-        for package in found:
+    with ConsoleReporter(console).progress("check", len(named_packages)) as report_progress:
+        for package in named_packages:
 
             def step(words: str, name: str = package.name) -> None:
                 if console.is_terminal:
@@ -131,12 +135,12 @@ def command(
     else:
         print_summary(reports, console)
     if not as_json_:
-        _hints(packages, env_dir, found, reports, output, console)
+        _hints(packages, env_dir, named_packages, reports, output, console)
     ctx.exit(0 if all(report.runs for report in reports) else 1)
 
 
 def _hints(
-    given: Sequence[str],
+    arguments: Sequence[str],
     env_dir: str | None,
     packages: Sequence[Package],
     reports: Sequence[Report],
@@ -147,15 +151,15 @@ def _hints(
     if len(reports) > 1 and not output:
         steps.append("write a matrix with all details: repeat the command with -o matrix.md")
     if len(reports) == 1 and reports[0].runs:
-        steps.append(_next(given[0], env_dir, packages[0]))
+        steps.append(_next(arguments[0], env_dir, packages[0]))
     if steps:
         hint(console, *steps)
 
 
-def _next(given: str, env_dir: str | None, package: Package) -> str:
+def _next(argument: str, env_dir: str | None, package: Package) -> str:
     """Return a hint for a package that runs."""
-    if env_dir is None and Path(given).exists() and package.kind != "module":
-        return f"install it in its own virtual environment: rove install {given}"
+    if env_dir is None and Path(argument).exists() and package.kind != "module":
+        return f"install it in its own virtual environment: rove install {argument}"
     folder = env_dir or package.env_dir
-    where = f" --env-dir {folder}" if folder is not None else ""
-    return f"evaluate it in a separate process: rove eval --isolated {package.name}{where} -m MODEL"
+    env_dir_option = f" --env-dir {folder}" if folder is not None else ""
+    return f"evaluate it in a separate process: rove eval --isolated {package.name}{env_dir_option} -m MODEL"

@@ -65,8 +65,8 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
     steps: list[str] = []
     needed = comparison.needed_examples or 0
     if not comparison.main.direction and needed > comparison.main.examples and kinds == {"eval"}:
-        again = [f"rove eval --resume {run} -n {needed}" for run in (a, b)]
-        steps.append(f"evaluate more examples in both runs: {' && '.join(again)}")
+        commands = [f"rove eval --resume {run} -n {needed}" for run in (a, b)]
+        steps.append(f"evaluate more examples in both runs: {' && '.join(commands)}")
     if comparison.others:
         name = comparison.others[0].name
         steps.append(f"compare another value: rove compare {a} {b} --value {shlex.quote(name)}")
@@ -86,7 +86,7 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
     "--value", default="reward", show_default=True, help="Value to compare: reward, a reward function or a metric."
 )
 @json_option
-@click.option(ANY_FLAG, "any_environment", is_flag=True, help="Compare runs of different environments or data, too.")
+@click.option(ANY_FLAG, "any_environment", is_flag=True, help="Also compare runs of different environments or data.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the comparison as Markdown for a pull request.")
 def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: bool, as_markdown: bool) -> None:
     """Compare RUN_B with RUN_A, both run folders, example by example.
@@ -105,8 +105,8 @@ def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: 
     comparison = compare(a.outcomes, b.outcomes, value, names=run_names(Path(run_a), Path(run_b)))
     settings = differing(a.settings, b.settings)
     if as_json:
-        found = {"runs": [run_a, run_b], "settings": settings, "questions": read_questions(run_b, comparison)}
-        print_json({**msgspec.to_builtins(comparison), **found})
+        content = {"runs": [run_a, run_b], "settings": settings, "questions": read_questions(run_b, comparison)}
+        print_json({**msgspec.to_builtins(comparison), **content})
         return
     settings = named_models(settings, a, b)
     if as_markdown:

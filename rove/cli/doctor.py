@@ -67,7 +67,7 @@ def endpoint_clients(
     options: dict[str, Any] = {"timeout": TIMEOUT_S, "max_retries": MAX_RETRIES}
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if endpoint is not None:
-        return [(one.client(key if named else None, **options), one.model) for one in endpoint.addresses]
+        return [(address.client(key if named else None, **options), address.model) for address in endpoint.addresses]
     return [(OpenAIClient(base_url, key, **options), model)]
 
 
@@ -123,8 +123,8 @@ async def diagnose_training(config: RLConfig, groups: int, report: TaskProgress)
     """Return all findings about an RL run."""
     from rove.doctor.training import check_training
 
-    def on_progress(what: str, done: int, total: int) -> None:
-        report(done, what, total or None)
+    def on_progress(activity: str, done: int, total: int) -> None:
+        report(done, activity, total or None)
 
     return [finding async for finding in check_training(config, groups, RUNS, on_progress)]
 
@@ -157,11 +157,13 @@ def _mark_files(words: Sequence[str]) -> Iterator[str]:
         previous = word
 
 
-def _rl_command(words: Sequence[str], given: JsonMapping) -> str:
+def _rl_command(words: Sequence[str], options: JsonMapping) -> str:
     """Return the command that trains with these settings."""
-    given = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
-    flags = [[flag] if value is True else [flag, str(value)] for flag, value in given.items()]
-    return "rove rl " + shlex.join([*words, *(word for flag in flags for word in flag)])
+    options = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+    command = list(words)
+    for flag, value in options.items():
+        command += [flag] if value is True else [flag, str(value)]
+    return f"rove rl {shlex.join(command)}"
 
 
 @click.command(
@@ -174,7 +176,7 @@ def _rl_command(words: Sequence[str], given: JsonMapping) -> str:
     context_settings=SETTINGS,
     options_metavar="[CONFIG.toml | ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="A model folder, a name in endpoints.toml, or a model's name at -b.")
+@click.option("-m", "--model", help="Model to check: a folder, a name in endpoints.toml, or a model's name at -b.")
 @base_url_option
 @api_key_var_option
 @endpoints_option
@@ -182,14 +184,14 @@ def _rl_command(words: Sequence[str], given: JsonMapping) -> str:
 @device_option
 @env_args_option
 @click.option(
-    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="As for rove rl, like all its other settings."
+    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="Rollouts per example: the group size.  [default: 8]"
 )
-@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="As for rove rl.")
-@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="As for rove rl.")
+@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="Sampling temperature.  [default: 1]")
+@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="Maximum tokens per response.  [default: 512]")
 @click.option(
     "--groups", type=in_range(PositiveInt), default=GROUPS, show_default=True, help="Number of groups to sample."
 )
-@click.option("--quick", is_flag=True, help="Sample nothing: check only settings, memory and disk.")
+@click.option("--quick", is_flag=True, help="Check only settings, memory and disk; sample nothing.")
 @json_option
 @click.pass_context
 def command(
@@ -220,19 +222,19 @@ def command(
             raise ConfigError("-b is an endpoint, whose weights cannot be trained here; give a model folder with -m")
         with needs_train_extra():
             from rove.train.config import RLConfig
-        given = {
+        options = {
             **named,
             "model": model,
             "trust_remote_code": trust_remote_code,
             "device": device,
             "env_args": json_object(env_args, "-a"),
         }
-        config = settings(RLConfig, ctx, bare="env", **given)
+        config = settings(RLConfig, ctx, bare="env", **options)
         title = f"rl {config.env} · {short(config.model)}"
         show_device(config.device, reporter)
         with reporter.progress(f"doctor {title}") as report:
             findings = run_async(diagnose_training(config, 0 if quick else groups, report))
-        next_step = "train: " + _rl_command(ctx.args, given | {"env_args": env_args})
+        next_step = "train: " + _rl_command(ctx.args, options | {"env_args": env_args})
     elif model is not None:
         title = short(model) + (f" at {base_url}" if base_url else "")
         if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
@@ -243,9 +245,9 @@ def command(
                     model, base_url, api_key_var, endpoints, report, bool(trust_remote_code), device or "auto"
                 )
             )
-        where = f" -b {base_url}" if base_url else ""
-        where += f" -k {api_key_var}" if api_key_var != API_KEY_VAR else ""
-        next_step = f"evaluate it: rove eval reverse_text -m {model}{where}"
+        endpoint_options = f" -b {base_url}" if base_url else ""
+        endpoint_options += f" -k {api_key_var}" if api_key_var != API_KEY_VAR else ""
+        next_step = f"evaluate it: rove eval reverse_text -m {model}{endpoint_options}"
     else:
         raise click.UsageError(
             "give a model (-m MODEL, with -b URL for an endpoint), or the settings of a training run"

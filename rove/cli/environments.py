@@ -60,11 +60,11 @@ def _install_missing(reference: Reference) -> Installed | None:
     if name in _reported:
         return None
     context = click.get_current_context(silent=True)
-    given = None if context is None else context.meta.get(_HUB)
-    install = f"rove install {name}" + (f" --hub {shlex.quote(given)}" if given else "")
+    hub = None if context is None else context.meta.get(_HUB)
+    install = f"rove install {name}" + (f" --hub {shlex.quote(hub)}" if hub else "")
     console = console_for(True)
     other_version = find(reference._replace(version=None))
-    if resolve_hub(given) is None:
+    if resolve_hub(hub) is None:
         if other_version is not None:
             raise ConfigError(
                 f"{name} is not installed, {other_version.reference} is; install it: rove install {name} --hub HUB"
@@ -73,9 +73,9 @@ def _install_missing(reference: Reference) -> Installed | None:
         console.print(f"note: {name} is not installed; trying a module of that name", markup=False)
         return None
     question = f"{name} is not installed" + (f" ({other_version.version} is)." if other_version else ".")
-    if not confirmed(f"{question} Look it up on {resolve_hub(given)}?", f"install it first: {install}, or give --yes"):
+    if not confirmed(f"{question} Look it up on {resolve_hub(hub)}?", f"install it first: {install}, or give --yes"):
         raise ConfigError(f"{name} is not installed: {install}")
-    installed = Installer(console, given).from_hub(reference)
+    installed = Installer(console, hub).from_hub(reference)
     if installed is None:
         raise ConfigError(f"{name} is not installed: {install}")
     console.print(f"installed {installed.reference}", markup=False)

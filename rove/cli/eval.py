@@ -91,7 +91,9 @@ def _resume_words(folder: str) -> list[str]:
     context_settings=SETTINGS,
     options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at -b.")
+@click.option(
+    "-m", "--model", help="Model: scripted:NAME, a folder, a name in endpoints.toml, or a model's name at -b."
+)
 @click.option(
     "-n",
     "--num-examples",
@@ -112,7 +114,10 @@ def _resume_words(folder: str) -> list[str]:
 )
 @max_tokens_option
 @click.option(
-    "-T", "--temperature", type=setting_range(EvalConfig, "temperature"), help="Sampling temperature; 0 is greedy."
+    "-T",
+    "--temperature",
+    type=setting_range(EvalConfig, "temperature"),
+    help="Sampling temperature; 0 is greedy.  [default: the endpoint's]",
 )
 @env_args_option
 @env_dir_option
@@ -143,9 +148,9 @@ def _resume_words(folder: str) -> list[str]:
 @click.option(
     "--budget",
     type=setting_range(EvalConfig, "budget"),
-    help="Maximum cost of the run; no rollout starts beyond it (needs a price).",
+    help="Start no further rollouts once this much is spent (needs a price).  [default: no limit]",
 )
-@click.option("--resume", metavar="RUN", help="Resume this run folder with its settings.")
+@click.option("--resume", metavar="RUN", help="Continue the run in this folder with its settings.")
 @overwrite_option
 @click.option("--dry-run", is_flag=True, help="Print all settings as TOML and run nothing.")
 @json_option
@@ -176,16 +181,16 @@ def eval_command(
     scoring = {
         name: value for name, value in {"scorer": scorer, "judge_model": judge_model}.items() if value is not None
     }
-    given = json_object(env_args, "-a")
-    named |= {"env_args": {**(given or {}), **scoring} if scoring else given}
+    command_args = json_object(env_args, "-a")
+    named |= {"env_args": {**(command_args or {}), **scoring} if scoring else command_args}
     named |= {"sampling_args": json_object(sampling_args, "-S")}
-    evaluations, many = resolve(ctx, named)
-    if many or dry_run:
+    evaluations, is_suite = resolve(ctx, named)
+    if is_suite or dry_run:
         check(evaluations)
     if dry_run:
-        print_settings(evaluations, many, as_json)
+        print_settings(evaluations, is_suite, as_json)
         return
-    if many:
+    if is_suite:
         ctx.exit(run_suite(evaluations, run_eval, console, as_json))
     config = evaluations[0].config
     result, run = run_eval(config, ConsoleReporter(console))

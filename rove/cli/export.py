@@ -72,9 +72,12 @@ def print_rows(console: Console, run: Path, target: Path, form: str, count: int,
     "--filter", "expression", help="Filter, such as 'metrics.win > 0 and not is_truncated'.  [default: all rollouts]"
 )
 @click.option(
-    "--tag", "tags", multiple=True, help="Only rollouts with this tag (rove view --annotate); repeatable: any of them."
+    "--tag",
+    "tags",
+    multiple=True,
+    help="Export only rollouts with one of these tags (see rove view --annotate); repeatable.",
 )
-@click.option("--not-tag", "not_tags", multiple=True, help="Exclude rollouts with this tag; repeatable.")
+@click.option("--not-tag", "not_tags", multiple=True, help="Leave out rollouts with this tag; repeatable.")
 @click.option("--to", type=click.Choice(list(WRITERS)), help="File format.  [default: jsonl, or the suffix of -o]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder to write.  [default: RUN/data…]")
 @click.option("--push", "upload", metavar="OWNER/NAME", help="Also upload to the Hugging Face Hub; private if new.")

@@ -60,9 +60,9 @@ def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto")
 
 def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> JsonObject:
     """Evaluate the learner's model after a stage; return the row of the table."""
-    given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final"), "device": device}
-    where = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
-    config = convert(EvalConfig, {**given, **EVALUATION, **where, "max_tokens": LEARN["max_tokens"]})
+    settings = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final"), "device": device}
+    output = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
+    config = convert(EvalConfig, {**settings, **EVALUATION, **output, "max_tokens": LEARN["max_tokens"]})
     result, _ = run_eval(config, ConsoleReporter(console), f"{grader}, {STAGES[stage]}")
     summary = result.to_dict()
     return {"grader": grader, "model": STAGES[stage], "reward": summary["reward"], **summary["functions"]}

@@ -38,7 +38,7 @@ data_option = click.option(
     default=DATA,
     envvar="ROVE_HUB_DATA",
     show_default=True,
-    help="The hub's folder.",
+    help="Folder of the hub.",
 )
 
 
@@ -72,7 +72,7 @@ def command() -> None:
 @click.option(
     "--key", "keys", multiple=True, help="Public key (base64) that must sign this owner's packages; repeatable."
 )
-@click.option("--no-keys", is_flag=True, help="Accept unsigned packages again.")
+@click.option("--no-keys", is_flag=True, help="Accept unsigned packages of this owner again.")
 @data_option
 def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
     """Create OWNER, or set the keys that must sign the owner's packages."""
@@ -115,7 +115,7 @@ def check_key(text: str) -> None:
     "--scope",
     "scopes",
     multiple=True,
-    help="read, upload:OWNER/NAME, upload:OWNER/* or admin; repeatable.  [default: read and upload:OWNER/*]",
+    help="Permission: read, upload:OWNER/NAME, upload:OWNER/* or admin; repeatable.  [default: read, upload:OWNER/*]",
 )
 @click.option(
     "--days",
@@ -125,8 +125,10 @@ def check_key(text: str) -> None:
     help="Days until the token expires; 0 = never.",
 )
 @click.option("--note", default="", help="Purpose of the token.")
-@click.option("--list", "listed", is_flag=True, help="List tokens instead, of OWNER or of all owners.")
-@click.option("--revoke", type=in_range(NonNegativeInt), metavar="ID", help="Revoke a token instead.")
+@click.option("--list", "listed", is_flag=True, help="List the tokens of OWNER, or of all owners, and create none.")
+@click.option(
+    "--revoke", type=in_range(NonNegativeInt), metavar="ID", help="Revoke the token with this number, and create none."
+)
 @data_option
 @json_option
 def token(
@@ -145,26 +147,28 @@ def token(
     console = console_for(as_json)
     if revoke is not None:
         with opened(data) as store:
-            found = tokens.revoke(store.database, revoke)
-        console.print(f"token {revoke} of {found.owner} was revoked {found.revoked}", markup=False)
+            revoked_token = tokens.revoke(store.database, revoke)
+        console.print(f"token {revoke} of {revoked_token.owner} was revoked {revoked_token.revoked}", markup=False)
         return
     if listed:
         with opened(data) as store:
-            found = tokens.tokens(store.database, owner)
-        _list_tokens(found, as_json)
+            stored = tokens.tokens(store.database, owner)
+        _list_tokens(stored, as_json)
         return
     if owner is None:
         raise ConfigError("name the owner: rove hub token OWNER, or give --list")
     with opened(data, new=True) as store:
         new = store.add_owner(owner)
         text = tokens.make_token(store.database, owner, scopes, days or None, note)
-        made = tokens.tokens(store.database, owner)[-1]
+        created = tokens.tokens(store.database, owner)[-1]
     if as_json:
-        print_json({**made._asdict(), "token": text})
+        print_json({**created._asdict(), "token": text})
         return
     if new:
         _print(console, f"{owner}: new owner of the hub in {data}")
-    _print(console, f"{', '.join(made.scopes)}; valid until {made.expires or 'it is revoked'} (token {made.id})")
+    _print(
+        console, f"{', '.join(created.scopes)}; valid until {created.expires or 'it is revoked'} (token {created.id})"
+    )
     click.echo(text)
     hint(
         console,
@@ -173,12 +177,12 @@ def token(
     )
 
 
-def _list_tokens(found: list[Any], as_json: bool) -> None:
+def _list_tokens(stored: list[Any], as_json: bool) -> None:
     if as_json:
-        print_json([token._asdict() for token in found])
+        print_json([token._asdict() for token in stored])
         return
     table = Table("id", "owner", "scopes", "note", "until", box=None)
-    for token in found:
+    for token in stored:
         until = f"revoked {token.revoked}" if token.revoked else token.expires or "never"
         table.add_row(str(token.id), token.owner, ", ".join(token.scopes), token.note, until)
     console_for(False).print(table)
@@ -193,24 +197,24 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
     show_default=True,
     help="Port to listen on; 0 picks a free one.",
 )
-@click.option("--name", default="", help="Name of the hub.  [default: the folder's]")
+@click.option("--name", default="", help="Name of the hub.  [default: the folder's name]")
 @click.option(
     "--fallback",
     metavar="URL",
-    help="Package index for pip for everything an owner does not have, such as https://index.example/simple/.",
+    help="Index for projects that an owner does not have, such as https://index.example/simple/.  [default: none]",
 )
 @click.option(
     "--allow-shadow",
     multiple=True,
     metavar="NAME",
-    help="Name that owners may publish although the index of --fallback has it; repeatable.",
+    help="Let owners publish NAME although the index of --fallback has it; repeatable.",
 )
 @click.option(
     "--uploads",
     type=in_range(limits.ConcurrentUploads),
     default=8,
     show_default=True,
-    help="Maximum concurrent uploads.",
+    help="Maximum number of uploads received at once.",
 )
 @data_option
 def serve(
@@ -252,7 +256,7 @@ def serve(
 
 @command.command("export", epilog=examples("rove hub export public/"))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--name", default="", help="Name of the hub.  [default: the folder's]")
+@click.option("--name", default="", help="Name of the hub.  [default: the folder's name]")
 @data_option
 @json_option
 def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
@@ -261,11 +265,11 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
 
     console = console_for(as_json)
     with opened(data) as store:
-        made = write(store, folder, name)
+        exported = write(store, folder, name)
     if as_json:
-        print_json(made._asdict())
+        print_json(exported._asdict())
         return
-    counts = f"{counted(made.environments, 'environment')}, {counted(made.versions, 'version')}, {made.bytes:,} bytes"
+    counts = f"{counted(exported.environments, 'environment')}, {counted(exported.versions, 'version')}, {exported.bytes:,} bytes"
     _print(console, f"{folder}: {counts}")
     hint(
         console,
@@ -273,40 +277,6 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
         f"install: pip install --index-url file://{folder.resolve()}/OWNER/simple/ NAME",
         f"serve it with any web server: python -m http.server -d {folder}",
     )
-
-
-@command.command("mirror", epilog=examples("rove hub mirror https://hub.example --owner alice"))
-@click.argument("source", metavar="URL_OR_FOLDER")
-@click.argument("to", metavar="[DATA]", required=False, type=click.Path(path_type=Path))
-@click.option("--owner", "owners", multiple=True, help="Only this owner's environments; repeatable.")
-@data_option
-@json_option
-def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as_json: bool) -> None:
-    """Copy the public environments of another hub; later calls copy only what is new.
-
-    Hashes and archives are verified; manifests, signatures, results and yanked versions are kept. DATA is this hub's folder.
-    """
-    from rove.hub.server.mirror import Mirror, MirrorResult
-
-    console = console_for(as_json)
-    data = to or data
-
-    async def run(store: Any) -> MirrorResult:
-        async with Hub(source) as hub:
-            return await Mirror(hub, store, lambda words: console.print(words, markup=False)).run(owners)
-
-    with opened(data, new=True) as store:
-        store.recover()
-        done = run_async(run(store))
-    if as_json:
-        print_json(done._asdict())
-    else:
-        _print(console, f"{data}: {counted(done.new, 'new version')}, {done.known} already present")
-        hint(console, f"serve it: rove hub serve{_data(data)}")
-    for problem in done.problems:
-        _print(console, problem, "red")
-    if done.problems:
-        raise click.exceptions.Exit(1)
 
 
 def _data(data: Path) -> str:
@@ -318,28 +288,28 @@ def _data(data: Path) -> str:
 )
 @click.argument("hub", required=False, metavar="[URL_OR_FOLDER]")
 @click.option("--token", help="The API token.  [default: prompt, or read from a pipe]")
-@click.option("--no-token", is_flag=True, help="Store only the address: reading public environments needs no token.")
+@click.option("--no-token", is_flag=True, help="Store only the address; reading public environments needs no token.")
 def login(hub: str | None, token: str | None, no_token: bool) -> None:
     """Store the address of a hub and your token for it in a file that only you can read.
 
     Create tokens on the hub's machine: rove hub token OWNER --scope upload:OWNER/*
     """
     console = console_for(False)
-    where = normalize_address(hub) if hub else resolve_hub()
-    if where is None:
+    address = normalize_address(hub) if hub else resolve_hub()
+    if address is None:
         raise ConfigError("give the URL or folder of a hub: rove hub login http://localhost:8900")
-    if not is_url(where):
+    if not is_url(address):
         if token:
-            raise ConfigError(f"{where} is a folder and needs no token; omit --token")
+            raise ConfigError(f"{address} is a folder and needs no token; omit --token")
         no_token = True
     if not no_token and not token:
         token = click.prompt("token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     token = (token or "").strip() or None
-    account = run_async(_account(where, token))
-    file = save_hub(where, token)
-    _print(console, f"{where} is now your hub{account}; stored in {file}")
-    is_local = where.startswith(("http://localhost", "http://127.", "http://[::1]"))
-    if token and where.startswith("http://") and not is_local:
+    account = run_async(_account(address, token))
+    file = save_hub(address, token)
+    _print(console, f"{address} is now your hub{account}; stored in {file}")
+    is_local = address.startswith(("http://localhost", "http://127.", "http://[::1]"))
+    if token and address.startswith("http://") and not is_local:
         console.print("note: without https, others on the network can read the token", style="yellow")
     hint(
         console,
@@ -348,13 +318,13 @@ def login(hub: str | None, token: str | None, no_token: bool) -> None:
     )
 
 
-async def _account(where: str, token: str | None) -> str:
+async def _account(address: str, token: str | None) -> str:
     """Check the hub and the token; return a description of the token's owner."""
-    async with Hub(where, token or "") as one:
-        await one.index()
+    async with Hub(address, token or "") as client:
+        await client.index()
         if token is None:
             return ""
-        me = await one.me()
+        me = await client.me()
     scopes = ", ".join(map(str, me.get("scopes", []))) or "no scopes"
     return f", where you are '{me.get('owner', '?')}' ({scopes})"
 
@@ -385,7 +355,7 @@ def key(as_json: bool) -> None:
     epilog=examples("rove hub yank me/my-task@1.0.0 --reason 'wrong answers'", "rove hub yank me/my-task@1.0.0 --undo"),
 )
 @click.argument("version", metavar="OWNER/NAME@VERSION")
-@click.option("--reason", help="Why the version should not be used; shown with it.")
+@click.option("--reason", help="Reason not to use the version, which is shown with it.")
 @click.option("--undo", is_flag=True, help="Undo a yank.")
 @hub_option
 def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
@@ -396,7 +366,7 @@ def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
     if undo == (reason is not None):
         raise ConfigError("give --reason TEXT, or --undo to undo a yank")
     require_server(hub)
-    with_hub(hub, lambda one: one.yank(reference, reason))
+    with_hub(hub, lambda client: client.yank(reference, reason))
     console = console_for(False)
     _print(console, f"{reference} {'is available again' if undo else 'is yanked'}")
     if not undo:
@@ -413,5 +383,5 @@ def visibility(environment: str, to: str, hub: str | None) -> None:
     if reference.version is not None:
         raise ConfigError(f"{reference} is one version; visibility applies to all versions: name OWNER/NAME")
     require_server(hub)
-    with_hub(hub, lambda one: one.set_visibility(Reference(reference.owner, reference.name), to))
+    with_hub(hub, lambda client: client.set_visibility(Reference(reference.owner, reference.name), to))
     _print(console_for(False), f"{reference} is {to}")

@@ -22,19 +22,19 @@ hub_option = click.option("--hub", help="URL or folder of the hub.  [default: $R
 SHOWN_ARGUMENTS = 12
 
 
-def with_hub(where: str | None, call: Callable[[Hub], Awaitable[T]]) -> T:
+def with_hub(option: str | None, call: Callable[[Hub], Awaitable[T]]) -> T:
     """Call a function with the hub of --hub or of the settings, and return its result; without one, raise ConfigError."""
 
     async def query() -> T:
-        async with hub_at(require_hub(where), where) as hub:
+        async with hub_at(require_hub(option), option) as hub:
             return await call(hub)
 
     return run_async(query())
 
 
-def hub_at(where: str, given: str | None) -> Hub:
-    """Return a hub client with the user's token; `given` is the value of --hub, see `token_for`."""
-    return Hub(where, token_for(where, given))
+def hub_at(address: str, option: str | None) -> Hub:
+    """Return a hub client with the user's token; `option` is the value of --hub, see `token_for`."""
+    return Hub(address, token_for(address, option))
 
 
 def at(hub: str | None) -> str:
@@ -47,7 +47,7 @@ def plain(text: str) -> str:
     return inert(text).replace("\n", "\\n")
 
 
-def listing(found: Iterable[EnvironmentEntry]) -> Table:
+def listing(entries: Iterable[EnvironmentEntry]) -> Table:
     """Return a table of environments."""
     table = Table(width=100)
     table.add_column("environment", overflow="fold", ratio=3)
@@ -56,17 +56,20 @@ def listing(found: Iterable[EnvironmentEntry]) -> Table:
     table.add_column("tags", overflow="fold", ratio=2)
     table.add_column("written for", overflow="fold", width=12)
     table.add_column("downloads", justify="right", no_wrap=True)
-    for one in found:
-        words = (one.reference, one.version, one.description, ", ".join(one.tags), one.compatibility)
-        table.add_row(*map(plain, words), str(one.downloads))
+    for entry in entries:
+        words = (entry.reference, entry.version, entry.description, ", ".join(entry.tags), entry.compatibility)
+        table.add_row(*map(plain, words), str(entry.downloads))
     return table
 
 
-def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]] = ()) -> Table:
+def details_table(manifest: Manifest, title: str, details: Iterable[tuple[str, str]] = ()) -> Table:
     """Return a table of a package's details: rewards, scores of scripted policies, requirements."""
     table = Table(title=plain(title), show_header=False, width=100, title_justify="left")
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
+    source = manifest.source
+    policies = [f"{name} {policy.reward:.3g} (n={policy.n})" for name, policy in manifest.policies.items()]
+    builders = [source.builder, f"rove {manifest.rove}" if manifest.rove else ""]
     rows = [
         ("description", manifest.description),
         ("tags", ", ".join(manifest.tags)),
@@ -75,16 +78,16 @@ def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]
         ("written for", manifest.compatibility),
         ("reward", "" if manifest.reward_range is None else "{:g} to {:g}".format(*manifest.reward_range)),
         ("metrics", ", ".join(manifest.metrics)),
-        ("policies", ", ".join(f"{name} {one.reward:.3g} (n={one.n})" for name, one in manifest.policies.items())),
+        ("policies", ", ".join(policies)),
         ("tools", ", ".join(manifest.tools)),
         ("needs", needs_of(manifest)),
         ("data", ", ".join(manifest.data_sources)),
         ("arguments", _arguments(manifest)),
         ("depends on", ", ".join(manifest.dependencies)),
         ("python", manifest.requires_python),
-        ("from", " ".join(filter(None, (manifest.source.repository, manifest.source.commit)))),
-        ("built by", ", ".join(filter(None, (manifest.source.builder, manifest.rove and f"rove {manifest.rove}")))),
-        *more,
+        ("from", f"{source.repository} {source.commit}".strip()),
+        ("built by", ", ".join(filter(None, builders))),
+        *details,
     ]
     for name, words in rows:
         if words.strip():
@@ -95,7 +98,11 @@ def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]
 def needs_of(manifest: Manifest) -> str:
     """Return the requirements of an environment as text."""
     needs = manifest.needs
-    parts = ["network"] * needs.network + ["a sandbox"] * needs.sandbox + [f"key {name}" for name in needs.secrets]
+    parts = [f"key {name}" for name in needs.secrets]
+    if needs.sandbox:
+        parts.insert(0, "a sandbox")
+    if needs.network:
+        parts.insert(0, "network")
     return ", ".join(parts) or "no network, no key, no sandbox"
 
 
@@ -106,19 +113,21 @@ def versions(releases: Iterable[Release]) -> Table:
         table.add_column(name, no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("yanked", overflow="fold", ratio=1)
-    for one in reversed(list(releases)):
-        size = sum(file.size for file in one.files)
-        cells = (one.version, one.uploaded, one.manifest[:16], f"{size:,}", one.yanked or "")
-        table.add_row(*map(plain, cells), style="dim" if one.yanked else "")
+    for release in reversed(list(releases)):
+        size = sum(file.size for file in release.files)
+        cells = (release.version, release.uploaded, release.manifest[:16], f"{size:,}", release.yanked or "")
+        table.add_row(*map(plain, cells), style="dim" if release.yanked else "")
     return table
 
 
 def _arguments(manifest: Manifest) -> str:
-    shown = [
-        one.name + (f": {one.type}" if one.type else "") + (f" = {one.default}" if one.default is not None else "")
-        for one in manifest.arguments
-    ]
-    return ", ".join([*shown[:SHOWN_ARGUMENTS], *["…"] * (len(shown) > SHOWN_ARGUMENTS)])
+    descriptions = []
+    for argument in manifest.arguments[:SHOWN_ARGUMENTS]:
+        text = f"{argument.name}: {argument.type}" if argument.type else argument.name
+        descriptions.append(text if argument.default is None else f"{text} = {argument.default}")
+    if len(manifest.arguments) > SHOWN_ARGUMENTS:
+        descriptions.append("…")
+    return ", ".join(descriptions)
 
 
 def show_notes(console: Console, notes: Iterable[str]) -> None:

@@ -38,19 +38,19 @@ def command(name: str, folder: str, **flags: bool) -> None:
     """Create an environment package NAME that works and passes its own tests at once."""
     kinds = [kind for kind in KINDS if flags[kind]]
     if len(kinds) > 1:
-        given = " and ".join("--" + kind.replace("_", "-") for kind in kinds)
-        raise ConfigError(f"{given} exclude each other; choose one")
+        exclusive = " and ".join("--" + kind.replace("_", "-") for kind in kinds)
+        raise ConfigError(f"{exclusive} exclude each other; choose one")
     console = SafeConsole()
     target = scaffold(name, Path(folder), *kinds)
     for file in sorted(target.rglob("*.*")):
         if file.is_file():
             console.print(f"  {file}")
-    where = "" if folder == "environments" else f" --env-dir {folder}"
+    env_dir_option = "" if folder == "environments" else f" --env-dir {folder}"
     [module] = [path for path in (target / f"{target.name}.py", target / target.name / "__init__.py") if path.is_file()]
     hint(
         console,
-        f"try it: rove eval {target.name} -m scripted:oracle{where}",
-        f"train a small model in it: rove train {target.name}{where}",
+        f"try it: rove eval {target.name} -m scripted:oracle{env_dir_option}",
+        f"train a small model in it: rove train {target.name}{env_dir_option}",
         f"test it: pip install pytest; python -m pytest {target}; rove check {target}; rove audit {target}",
         f"edit it: {module}",
         f"package it: rove build {target}",

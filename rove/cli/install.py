@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -65,10 +66,10 @@ class Installer:
         if self.only_locked and (locked is None or reference.version not in (None, locked.version)):
             content = f"it has {locked.version}" if locked else "it has no such environment"
             raise ConfigError(f"{reference} is not in {self.lock} ({content}); omit --locked to add it")
-        where = require_hub(self.hub or (locked.hub if locked else None))
+        address = require_hub(self.hub or (locked.hub if locked else None))
 
         async def get(folder: Path) -> tuple[Offer, Path] | None:
-            async with hub_at(where, self.hub) as hub:
+            async with hub_at(address, self.hub) as hub:
                 offer = await look_up(hub, reference, locked, self.lock, self.trusted)
                 if not self._confirmed(offer):
                     return None
@@ -119,23 +120,23 @@ class Installer:
 
     def _confirmed(self, offer: Offer) -> bool:
         check_compatible(offer.manifest, str(offer.reference))
-        more = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; details are from the wheel")]
-        more.append(("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no"))
-        self.console.print(details_table(offer.manifest, str(offer.reference), more))
+        details = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; details are from the wheel")]
+        details.append(("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no"))
+        self.console.print(details_table(offer.manifest, str(offer.reference), details))
         show_notes(self.console, offer.notes)
         return confirmed(f"Install {offer.reference}?", "give --yes to confirm")
 
     def _install(self, offer: Offer, wheel: Path) -> Installed | Offer:
-        made = offer
+        result = offer
         if self.into_current:
             install_into_current(offer, wheel, self.allow_source)
         else:
-            made = install(offer, wheel, self.allow_source)
+            result = install(offer, wheel, self.allow_source)
         if offer.files and offer.sha256 and offer.reference.owner != sources.LOCAL and self.lock.is_file():
             content: dict[tuple[str, str], Locked] = read_lock(self.lock)
             content[offer.reference.owner, offer.reference.name] = offer.locked
             write_lock(self.lock, content.values())
-        return made
+        return result
 
 
 def install_one(target: str, installer: Installer) -> Installed | Offer | None:
@@ -154,12 +155,20 @@ def install_one(target: str, installer: Installer) -> Installed | Offer | None:
     return installer.from_hub(parse_reference(target))
 
 
-def _as_json(made: Installed | Offer) -> JsonObject:
-    if isinstance(made, Installed):
+def _as_json(installed: Installed | Offer) -> JsonObject:
+    if isinstance(installed, Installed):
         keys_of = ("version", "module", "origin", "manifest", "wheel", "compatibility")
-        return {"environment": f"{made.owner}/{made.name}", **{key: getattr(made, key) for key in keys_of}}
-    owner, name, version = made.reference
-    return {"environment": f"{owner}/{name}", "version": version, "module": made.manifest.module, "origin": made.origin}
+        return {
+            "environment": f"{installed.owner}/{installed.name}",
+            **{key: getattr(installed, key) for key in keys_of},
+        }
+    owner, name, version = installed.reference
+    return {
+        "environment": f"{owner}/{name}",
+        "version": version,
+        "module": installed.manifest.module,
+        "origin": installed.origin,
+    }
 
 
 @click.command(
@@ -172,7 +181,7 @@ def _as_json(made: Installed | Offer) -> JsonObject:
 @click.argument("targets", nargs=-1, metavar="[OWNER/NAME[@VERSION] | FOLDER | WHEEL | GIT_URL]...")
 @hub_option
 @click.option("--locked", is_flag=True, help=f"Install only versions in {LOCK}.")
-@click.option("--lock", "make_lock", is_flag=True, help=f"Create {LOCK} here, if it does not exist.")
+@click.option("--lock", "make_lock", is_flag=True, help=f"Create {LOCK} in this folder if it does not exist.")
 @click.option(
     "--into-current", is_flag=True, help="Install into this interpreter instead of a new virtual environment."
 )
@@ -203,17 +212,17 @@ def install_command(
         write_lock(lock, [])
     installer = Installer(console, hub, lock, locked, into_current, allow_source, trust_key)
     results = [install_one(target, installer) for target in targets] if targets else installer.from_lock()
-    done = [made for made in results if made is not None]
+    done = [result for result in results if result is not None]
     if as_json:
-        print_json([_as_json(made) for made in done])
-    for made in done:
-        name = f"{made.reference.owner}/{made.reference.name}"
-        console.print(styled(("installed", "green"), f" {made.reference}"), soft_wrap=True)
-        run = f"rove eval {name if isinstance(made, Installed) else made.manifest.module} -m MODEL"
+        print_json([_as_json(result) for result in done])
+    for result in done:
+        name = f"{result.reference.owner}/{result.reference.name}"
+        console.print(styled(("installed", "green"), f" {result.reference}"), soft_wrap=True)
+        run = f"rove eval {name if isinstance(result, Installed) else result.manifest.module} -m MODEL"
         hint(
             console,
             f"evaluate a model in it: {run}",
-            *([f"uninstall it: rove uninstall {name}"] * isinstance(made, Installed)),
+            *([f"uninstall it: rove uninstall {name}"] if isinstance(result, Installed) else []),
         )
     if len(done) < len(results):
         ctx.exit(1)
@@ -232,45 +241,58 @@ def list_command(env_dir: str | None, as_json: bool) -> None:
     if env_dir is not None and not Path(env_dir).is_dir():
         raise ConfigError(f"--env-dir {env_dir} is not a folder")
     folders = {folder: environments_in(folder) for folder in (env_dir, ENVIRONMENTS) if folder is not None}
-    found = all_installed()
+    environments = all_installed()
     if as_json:
         rows = [
-            {**msgspec.to_builtins(one), "environment": f"{one.owner}/{one.name}", "path": str(one.path)}
-            for one in found
+            {
+                **msgspec.to_builtins(environment),
+                "environment": f"{environment.owner}/{environment.name}",
+                "path": str(environment.path),
+            }
+            for environment in environments
         ]
-        rows += [
-            {"environment": name, "origin": folder, "path": str(file)}
-            for folder, files in folders.items()
-            for name, file in files.items()
-        ]
+        for folder, files in folders.items():
+            rows += [{"environment": name, "origin": folder, "path": str(file)} for name, file in files.items()]
         print_json(rows)
         return
-    if found:
-        table = Table(width=100)
-        table.add_column("environment", overflow="fold", ratio=3)
-        table.add_column("version", no_wrap=True)
-        table.add_column("written for", overflow="fold")
-        table.add_column("from", overflow="fold", ratio=4)
-        table.add_column("signed", no_wrap=True)
-        table.add_column("installed", no_wrap=True)
-        for one in found:
-            words = (f"{one.owner}/{one.name}", one.version, one.compatibility, one.origin, "yes" if one.key else "no")
-            table.add_row(*map(plain, words), one.installed[:10])
-        console.print(table)
+    if environments:
+        console.print(_installed_table(environments))
     else:
         console.print("no environment is installed from a hub")
     for folder, files in folders.items():
         if files:
             console.print(f"in {folder}: {', '.join(files)}", markup=False, soft_wrap=True)
     console.print(f"examples of rove: {', '.join(example_environments())}", soft_wrap=True)
-    if found:
-        folder = found[0].path.parents[2]
+    if environments:
+        folder = environments[0].path.parents[2]
         hint(
-            console, f"evaluate a model: rove eval {found[0].owner}/{found[0].name} -m MODEL", f"installed in {folder}"
+            console,
+            f"evaluate a model: rove eval {environments[0].owner}/{environments[0].name} -m MODEL",
+            f"installed in {folder}",
         )
     else:
         example = "try an example: rove eval tictactoe -m scripted:teacher"
         hint(console, example, "find more on a hub: rove search WORDS")
+
+
+def _installed_table(environments: Sequence[Installed]) -> Table:
+    table = Table(width=100)
+    table.add_column("environment", overflow="fold", ratio=3)
+    table.add_column("version", no_wrap=True)
+    table.add_column("written for", overflow="fold")
+    table.add_column("from", overflow="fold", ratio=4)
+    table.add_column("signed", no_wrap=True)
+    table.add_column("installed", no_wrap=True)
+    for environment in environments:
+        words = (
+            f"{environment.owner}/{environment.name}",
+            environment.version,
+            environment.compatibility,
+            environment.origin,
+            "yes" if environment.key else "no",
+        )
+        table.add_row(*map(plain, words), environment.installed[:10])
+    return table
 
 
 @click.command(epilog=examples("rove uninstall alice/my-task"))
@@ -292,25 +314,23 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
 @click.argument("words", nargs=-1)
 @hub_option
 @click.option("--tag", help="Only environments with this tag.")
-@click.option("--owner", help="Only environments of this owner.")
-@click.option("--compatibility", type=click.Choice(["rove", "verifiers v0"]), help="Only environments for this API.")
 @click.option("--limit", type=in_range(SearchLimit), default=25, show_default=True, help="Maximum results.")
 @json_option
-def search_command(words: tuple[str, ...], hub: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
-    """Search for environments with all WORDS in name, description or tags; without words, list all."""
+def search_command(words: tuple[str, ...], hub: str | None, tag: str | None, limit: int, as_json: bool) -> None:
+    """Search for environments with all WORDS in owner, name, description or tags; without words, list all."""
     console = console_for(as_json)
-    found, total = with_hub(hub, lambda one: one.search(" ".join(words), limit=limit, **wanted))
+    entries, total = with_hub(hub, lambda client: client.search(" ".join(words), tag, limit=limit))
     if as_json:
-        print_json({"environments": msgspec.to_builtins(found), "total": total})
+        print_json({"environments": msgspec.to_builtins(entries), "total": total})
         return
-    if not found:
+    if not entries:
         text = f"nothing found; try fewer words, or list everything: rove search{at(hub)}"
         console.print(text, markup=False, soft_wrap=True)
         return
-    console.print(listing(found))
-    if total > len(found):
-        console.print(f"{len(found)} of {total}; show more with --limit")
-    first = f"{found[0].reference}{at(hub)}"
+    console.print(listing(entries))
+    if total > len(entries):
+        console.print(f"{len(entries)} of {total}; show more with --limit")
+    first = f"{entries[0].reference}{at(hub)}"
     hint(console, f"show details: rove info {first}", f"install it: rove install {first}")
 
 
@@ -318,13 +338,11 @@ class _Info(NamedTuple):
     offer: Offer
     releases: Releases
     results: list[JsonObject]
-    readme: str
 
 
-async def _info(hub: Hub, reference: Reference, with_readme: bool) -> _Info:
+async def _info(hub: Hub, reference: Reference) -> _Info:
     offer = await look_up(hub, reference)
-    readme = await hub.readme(offer.reference) or "it has no README" if with_readme else ""
-    return _Info(offer, await hub.releases(reference), await hub.results(offer.reference), readme)
+    return _Info(offer, await hub.releases(reference), await hub.results(offer.reference))
 
 
 def _results(results: list[JsonObject]) -> Table:
@@ -333,27 +351,26 @@ def _results(results: list[JsonObject]) -> Table:
     for name in ("rollouts", "reward", "95% interval"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("pushed", no_wrap=True)
-    for one in results:
-        summary = one.get("summary") or {}
+    for result in results:
+        summary = result.get("summary") or {}
         reward = summary.get("reward")
         reward = reward if isinstance(reward, dict) else {}
         mean = reward.get("mean")
         figures = [number(mean) if isinstance(mean, (int, float)) else "–", interval(reward)]
-        words = (one.get("model", ""), summary.get("scored", "–"), *figures, str(one.get("uploaded", ""))[:10])
+        words = (result.get("model", ""), summary.get("scored", "–"), *figures, str(result.get("uploaded", ""))[:10])
         table.add_row(*(plain(str(word)) for word in words))
     return table
 
 
-@click.command(epilog=examples("rove info alice/my-task", "rove info alice/my-task@1.0.0 --readme"))
+@click.command(epilog=examples("rove info alice/my-task", "rove info alice/my-task@1.0.0"))
 @click.argument("name", metavar="OWNER/NAME[@VERSION]")
 @hub_option
-@click.option("--readme", is_flag=True, help="Also print the README.")
 @json_option
-def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
+def info_command(name: str, hub: str | None, as_json: bool) -> None:
     """Show an environment's rewards, scores of scripted policies, requirements, versions and results."""
     console = console_for(as_json)
-    reference, where = parse_reference(name), require_hub(hub)
-    offer, releases, results, text = with_hub(hub, lambda one: _info(one, reference, readme and not as_json))
+    reference, address = parse_reference(name), require_hub(hub)
+    offer, releases, results = with_hub(hub, lambda client: _info(client, reference))
     installed = find(offer.reference._replace(version=None))
     if as_json:
         content = {
@@ -361,16 +378,14 @@ def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> Non
             "index": msgspec.to_builtins(releases),
             "results": results,
         }
-        print_json({**content, "hub": where, "key": offer.key, "installed": installed and installed.version})
+        print_json({**content, "hub": address, "key": offer.key, "installed": installed and installed.version})
         return
-    more = [("hub", where), ("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no")]
-    more.append(("installed", installed.version if installed else "no"))
-    console.print(details_table(offer.manifest, str(offer.reference), more))
+    details = [("hub", address), ("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no")]
+    details.append(("installed", installed.version if installed else "no"))
+    console.print(details_table(offer.manifest, str(offer.reference), details))
     console.print(versions(releases.versions))
     if results:
         console.print(_results(results))
-    if readme:
-        console.print(text, soft_wrap=True)
     short = f"{reference.owner}/{reference.name}"
     install = f"install it: rove install {short}{at(hub)}"
     hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if installed else install)

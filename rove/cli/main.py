@@ -83,8 +83,8 @@ COMMON_OPTIONS = (
 
 def add_common_options(command: click.Command) -> click.Command:
     """Add the common options to the help of a command and of its subcommands; return the command."""
-    known = {name for param in command.params for name in param.opts}
-    command.params += [option for option in COMMON_OPTIONS if not known & {*option.opts}]
+    options: set[str] = set().union(*(param.opts for param in command.params))
+    command.params += [option for option in COMMON_OPTIONS if not options & {*option.opts}]
     for subcommand in getattr(command, "commands", {}).values():
         add_common_options(subcommand)
     return command
@@ -169,9 +169,9 @@ def main() -> None:
         status = cli(prog_name="rove", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # click returns the status of Exit
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(file=shown)
-        click.echo(inert(shown.getvalue()), err=True, nl=False)
+        output = io.StringIO()
+        error.show(file=output)
+        click.echo(inert(output.getvalue()), err=True, nl=False)
         sys.exit(error.exit_code)
     except Error as error:
         is_config = isinstance(error, ConfigError)

@@ -84,10 +84,10 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
     console = console_for(as_json)
     with needs_train_extra():
         from rove.models.gguf import convert_gguf
-    if known := CATALOG.get(source):
+    if catalog_entry := CATALOG.get(source):
         console.print(
-            f"{known.description}: {known.parameters / 1e6:.0f} M parameters, license {known.license}, "
-            f"{known.download_mb} MB to download, {known.folder_mb} MB on disk"
+            f"{catalog_entry.description}: {catalog_entry.parameters / 1e6:.0f} M parameters, license {catalog_entry.license}, "
+            f"{catalog_entry.download_mb} MB to download, {catalog_entry.folder_mb} MB on disk"
         )
     with ConsoleReporter(console).working(f"downloading and converting {source}"):
         path = get_model(source, output, convert=convert_gguf)
@@ -95,7 +95,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
         print_json({"path": str(path)})
         return
     console.print(f"{path} is ready", markup=False, soft_wrap=True)
-    name = source if known and output is None else path
+    name = source if catalog_entry and output is None else path
     hint(
         console,
         f"evaluate it: rove eval short_sentences -m {name} -n 20 -r 1 --max-tokens 40",
@@ -113,7 +113,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 )
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")
 @click.option("--arch", help="Architecture: llama, lfm2 or qwen3.  [default: llama]")
-@click.option("--size", help="tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
+@click.option("--size", help="Size: tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
 @env_args_option
 @env_dir_option
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
@@ -124,18 +124,23 @@ def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -
     """Train a tokenizer on an environment's text and write an ordinary Hugging Face model folder with random weights."""
     console = console_for(as_json)
     config = settings(ModelConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
-    made = run_model_new(config)
+    model = run_model_new(config)
     if as_json:
-        print_json({"path": str(made.path), "parameters": made.parameters, "vocabulary": made.vocabulary})
+        print_json({"path": str(model.path), "parameters": model.parameters, "vocabulary": model.vocabulary})
     else:
-        show_model(config, made, ConsoleReporter(console))
+        show_model(config, model, ConsoleReporter(console))
 
 
 @command.command("merge", epilog=examples("rove model merge runs/sft/final -o models/merged"))
 @click.argument("adapter")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @trust_option
-@click.option("--device", default="cpu", show_default=True, help="Device that merges: auto, cpu, cuda, cuda:N or mps.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Device on which the weights are merged: auto, cpu, cuda, cuda:N or mps.",
+)
 @json_option
 def merge(adapter: str, output: Path, trust_remote_code: bool | None, device: str, as_json: bool) -> None:
     """Merge ADAPTER into its base model and write an ordinary Hugging Face model folder.

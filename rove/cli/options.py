@@ -26,22 +26,7 @@ SETTINGS: dict[str, object] = {"ignore_unknown_options": True, "allow_extra_args
 """click settings of commands that take `@ file.toml` and `--key value`."""
 
 
-class _IntRange(click.IntRange):
-    """An integer option; the message for a wrong value is that of settings."""
-
-    def __init__(self, allowed: Range, **bounds: Any):
-        super().__init__(**bounds)
-        self.allowed = allowed
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, or fail."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(f"{value}; expected {self.allowed.expected()}", param, ctx)
-
-
-class _FloatRange(click.FloatRange):
+class _RangeOption(click.ParamType):
     """A number option that refuses nan and infinity; the message for a wrong value is that of settings."""
 
     def __init__(self, allowed: Range, **bounds: Any):
@@ -57,6 +42,14 @@ class _FloatRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value}; expected {self.allowed.expected(number)}", param, ctx)
         return number
+
+
+class _IntRange(_RangeOption, click.IntRange):
+    """An integer option."""
+
+
+class _FloatRange(_RangeOption, click.FloatRange):
+    """A number option."""
 
     def _describe_range(self) -> str:
         """Return the range for `--help`."""
@@ -100,7 +93,10 @@ device_option = click.option(
     help="Device of a model folder: auto (CUDA if available, else cpu), cpu, cuda, cuda:N or mps.  [default: auto]",
 )
 isolated_option = click.option(
-    "--isolated", is_flag=True, default=None, help="Run ENV in a separate process, which may crash or hang safely."
+    "--isolated",
+    is_flag=True,
+    default=None,
+    help="Run ENV in a separate process, so that its crash or hang does not stop rove.",
 )
 isolated_python_option = click.option(
     "--isolated-python", help="Python interpreter for --isolated.  [default: create a virtual environment]"
@@ -110,10 +106,10 @@ ray_option = click.option(
     metavar="ADDRESS",
     is_flag=False,
     flag_value="local",
-    help="Run rollouts in actors of this Ray cluster: HOST:PORT, auto or local (the default without ADDRESS).",
+    help="Run rollouts in actors of the Ray cluster at ADDRESS: HOST:PORT, auto or local (without ADDRESS).",
 )
 overwrite_option = click.option(
-    "--overwrite", is_flag=True, default=None, help="Discard an earlier run in this folder."
+    "--overwrite", is_flag=True, default=None, help="Discard an earlier run in the run folder."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -134,7 +130,8 @@ def examples(*lines: str, note: str = "") -> str:
 
 def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
     """Return a command's settings, from its named flags and the remaining words."""
-    flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
+    names: set[str] = set().union(*(param.opts for param in ctx.command.params))
+    flags = {name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")}
     named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
     for word in ctx.args:
         if word.startswith("-") and not word.startswith("--") and not isinstance(parse_value(word), (int, float)):
@@ -165,10 +162,10 @@ def confirm_foreign(file: Path, values: JsonMapping, kind: Any = None, overridde
     risky = foreign_settings(file, values, kind, overridden)
     if not risky:
         return
-    shown = "\n".join(f"  {name} = {as_json(value)}" for name, value in risky.items())
+    rows = "\n".join(f"  {name} = {as_json(value)}" for name, value in risky.items())
     question = (
         f"{file} was not written by rove for you. It names code, addresses, variables or files that this command would use:\n"
-        f"{shown}\nUse them?"
+        f"{rows}\nUse them?"
     )
     if not confirmed(question, f"check these settings, then pass {YES_FLAG} to use them"):
         raise ConfigError(f"{file} is not used; give the settings that you trust as flags")

@@ -58,9 +58,9 @@ TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).repl
 """The format in which a person types a tool call."""
 
 
-def show_new(messages: Sequence[JsonMapping], shown: int, console: Console, role: str = "") -> int:
-    """Print the environment's messages from number `shown` on; return the number of messages."""
-    for message in messages[shown if len(messages) > shown else 0 :]:
+def show_new(messages: Sequence[JsonMapping], num_printed: int, console: Console, role: str = "") -> int:
+    """Print the environment's messages from number `num_printed` on; return the number of messages."""
+    for message in messages[num_printed if len(messages) > num_printed else 0 :]:
         if message["role"] != "assistant":
             sender = f"{message['role']} to {role}" if role else message["role"]
             console.print(styled((sender, "cyan"), f"\n{text_of(message)}"))
@@ -104,11 +104,11 @@ class PrintingClient:
 
     max_concurrent = 1
 
-    def __init__(self, client: Client, name: str, console: Console, both: bool):
+    def __init__(self, client: Client, name: str, console: Console, with_environment: bool):
         self.client = client
         self.name = name
         self.console = console
-        self.both = both
+        self.both = with_environment
         self._shown = 0
         self._in_roles: dict[str, PrintingClient] = {}
 
@@ -190,11 +190,13 @@ def set_up_game(
     return GameSetup(env, printing, roles)
 
 
-def role_hints(roles: PlayRoles, given: RoleOptions) -> list[str]:
+def role_hints(roles: PlayRoles, options: RoleOptions) -> list[str]:
     """Return hints after a game: unused role names, or roles that the person could play."""
-    unused = unused_roles([*given.person, *given.models], roles.used)
-    free = [] if given.person or given.models else [f"--model-role {shlex.quote(role)}" for role in roles.used]
-    return [*unused, *([f"play one of its other roles yourself: {', '.join(free)}"] if free else [])]
+    hints = unused_roles([*options.person, *options.models], roles.used)
+    if roles.used and not options.person and not options.models:
+        free = ", ".join(f"--model-role {shlex.quote(role)}" for role in roles.used)
+        hints.append(f"play one of its other roles yourself: {free}")
+    return hints
 
 
 async def play(setup: GameSetup, model: str, sampling: SamplingParams, seed: int) -> RolloutRecord:
@@ -218,7 +220,8 @@ def print_result(record: RolloutRecord, model: str | None, console: Console) -> 
     elif record.scores is not None:
         subject = "your reward" if model is None else "reward of the model"
         values = {**record.scores.rewards, **record.scores.metrics}
-        console.print(f"{subject}: {record.scores.reward:.2f}  " + "  ".join(f"{n} {v:g}" for n, v in values.items()))
+        scores = "  ".join(f"{name} {value:g}" for name, value in values.items())
+        console.print(f"{subject}: {record.scores.reward:.2f}  {scores}")
 
 
 def replay(
@@ -252,10 +255,13 @@ def replay_table(cases: list[ReplayCase]) -> Table:
     for name in ("game", "example", "recorded", "now", ""):
         table.add_column(name, justify="right" if name else "left")
     for position, case in enumerate(cases, start=1):
-        now = "failed" if case.now.reward is None else number(case.now.reward)
-        better = case.now.reward is not None and case.now.reward > (case.then.reward or 0.0)
-        change = "worse" if case.is_worse else "better" if better else "the same"
-        table.add_row(str(position), str(case.then.example_id), number(case.then.reward or 0.0), now, change)
+        new_reward = "failed" if case.now.reward is None else number(case.now.reward)
+        change = "the same"
+        if case.is_worse:
+            change = "worse"
+        elif case.now.reward is not None and case.now.reward > (case.then.reward or 0.0):
+            change = "better"
+        table.add_row(str(position), str(case.then.example_id), number(case.then.reward or 0.0), new_reward, change)
     return table
 
 
@@ -286,7 +292,7 @@ def check_options(
 )
 @click.argument("env_id", metavar="ENV")
 @click.option("-m", "--model", help="Model to play against.  [default: you play the model's role]")
-@click.option("--watch", is_flag=True, help="Only watch the model.")
+@click.option("--watch", is_flag=True, help="Watch the model instead of playing against it.")
 @click.option(
     "--model-role",
     "given_roles",
@@ -319,12 +325,14 @@ def check_options(
     default=None,
     help="Random seed that chooses the example.  [default: random]",
 )
-@click.option("--web", is_flag=True, help="Play in the browser, game after game.")
+@click.option("--web", is_flag=True, help="Play in the browser, one game after another.")
 @click.option(
     "--port", type=in_range(Port), default=8124, show_default=True, help="Port for --web; 0 picks a free one."
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="Folder for games kept with --web.  [default: runs/played--…]"
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for the games that --web records.  [default: runs/played--ENV--MODEL--hash]",
 )
 @click.option(
     "--replay",
@@ -356,7 +364,7 @@ def command(
 ) -> None:
     """Play ENV against MODEL, watch MODEL play, or (without -m) play the model's role; the rubric scores every game."""
     console = SafeConsole()
-    given = read_roles(given_roles, watch, model is not None)
+    role_options = read_roles(given_roles, watch, model is not None)
     isolation = Isolation(bool(isolated) or isolated_python is not None, isolated_python)
     env = open_environment(env_id, env_dir, json_object(env_args, "-a"), isolation)
     check_options(env, env_id, model, watch, given_roles, cases)
@@ -386,13 +394,17 @@ def command(
         if replay(env, model_client, model, sampling, cases, console):
             raise click.exceptions.Exit(1)
         return
-    others = {name: NamedClient(client_of(other), other) for name, other in given.models.items()}
+    role_clients = {
+        name: NamedClient(client_of(role_model), role_model) for name, role_model in role_options.models.items()
+    }
     if web:
         from rove.cli.play_web import play_in_browser
 
-        play_in_browser(env, env_id, model_client, model, watch, given, others, sampling, seed, port, run_dir, console)
+        play_in_browser(
+            env, env_id, model_client, model, watch, role_options, role_clients, sampling, seed, port, run_dir, console
+        )
         return
-    setup = set_up_game(env, model_client, model, watch, given.person, others, console)
+    setup = set_up_game(env, model_client, model, watch, role_options.person, role_clients, console)
     chosen = random.randrange(1 << 30) if seed is None else seed
     try:
         record = run_async(play(setup, model or "", sampling, chosen))
@@ -400,4 +412,4 @@ def command(
         click.secho(f"\nstopped; play the same game again: --seed {chosen}", fg="yellow", err=True)
         raise click.exceptions.Exit(130) from None
     print_result(record, model, console)
-    hint(console, *role_hints(setup.roles, given), f"play the same game again: --seed {chosen}")
+    hint(console, *role_hints(setup.roles, role_options), f"play the same game again: --seed {chosen}")

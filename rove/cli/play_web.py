@@ -34,8 +34,8 @@ def play_in_browser(
     client: Client | None,
     model: str | None,
     watch: bool,
-    given: RoleOptions,
-    others: Mapping[str, Client],
+    role_options: RoleOptions,
+    role_clients: Mapping[str, Client],
     sampling: SamplingParams,
     seed: int | None,
     port: int,
@@ -43,21 +43,23 @@ def play_in_browser(
     console: Console,
 ) -> None:
     """Serve games until Ctrl-C; `seed` chooses the first example, and increases by one per game."""
-    table = set_up_table(env, env_id, model, watch, given.person)
-    kept: list[Path] = []
+    table = set_up_table(env, env_id, model, watch, role_options.person)
+    kept_in: list[Path] = []
 
     def keep(record: RolloutRecord) -> str:
         config = {"env": env_id, "model": "a person" if table.role == "model" else model, "role": table.role}
-        config |= {"model_roles": given.models} if given.models else {}
+        config |= {"model_roles": role_options.models} if role_options.models else {}
         folder = run_dir
         if run_dir is not None and table.role != table.model_roles[0]:
             folder = run_dir.with_name(f"{run_dir.name}-{folder_of(table.role)}")
-        kept.append(keep_game(folder, config, record))
-        return str(kept[-1])
+        kept_in.append(keep_game(folder, config, record))
+        return str(kept_in[-1])
 
     async def games() -> None:
         at_table = PlayClient(table, client)
-        roles = PlayRoles(others, lambda role: PlayClient(table, None, role) if table.is_person_role(role) else None)
+        roles = PlayRoles(
+            role_clients, lambda role: PlayClient(table, None, role) if table.is_person_role(role) else None
+        )
         chosen = random.randrange(1 << 30) if seed is None else seed
         try:
             async with listening(make_play_app(table, keep), "127.0.0.1", port) as runner:
@@ -80,7 +82,7 @@ def play_in_browser(
         run_async(games())
     except KeyboardInterrupt:
         console.print("stopped")
-        for folder in dict.fromkeys(kept):
+        for folder in dict.fromkeys(kept_in):
             hint(console, f"train on the recorded games: rove sft --data {folder} -m MODEL")
 
 

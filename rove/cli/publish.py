@@ -29,7 +29,9 @@ from rove.utils.units import counted
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Parent folder of NAME-VERSION/.  [default: FOLDER/dist]"
 )
-@click.option("--no-play", is_flag=True, help="Run no code: the manifest has no scores, metrics and tools.")
+@click.option(
+    "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics and tools."
+)
 @click.option("--python", help="Interpreter that has the package's dependencies.  [default: this one]")
 @json_option
 def build_command(folder: Path, output: Path | None, no_play: bool, python: str | None, as_json: bool) -> None:
@@ -62,12 +64,14 @@ def package_in(folder: Path) -> tuple[Manifest, dict[str, Path]]:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False), default=".", metavar="[FOLDER]")
 @hub_option
 @click.option("--owner", help="Publish as this owner.  [default: the token's owner]")
-@click.option("--no-build", is_flag=True, help="Publish what `rove build` wrote into FOLDER or its dist.")
+@click.option(
+    "--no-build", is_flag=True, help="Publish the package that `rove build` wrote into FOLDER or FOLDER/dist."
+)
 @click.option("--sign", is_flag=True, help="Sign the manifest with your key (rove hub key).")
 @click.option(
     "--with-run", "runs", multiple=True, metavar="RUN", help="Also publish the results of this run; repeatable."
 )
-@click.option("--private", is_flag=True, help="Make it visible only with a token for it.")
+@click.option("--private", is_flag=True, help="Make the environment private: visible only with a token for it.")
 @json_option
 def push_command(
     folder: str,
@@ -86,43 +90,45 @@ def push_command(
     version.
     """
     console = console_for(as_json)
-    where = require_server(hub)
+    address = require_server(hub)
     with tempfile.TemporaryDirectory(prefix="rove-push-") as built:
         if no_build:
             package = _built_package(Path(folder))
         else:
-            made = build(Path(folder), Path(built))
-            print_warnings(console, made.warnings)
-            package = made.folder
+            package_build = build(Path(folder), Path(built))
+            print_warnings(console, package_build.warnings)
+            package = package_build.folder
         if sign:
             (package / SIGNATURE).write_bytes(signing.sign((package / MANIFEST).read_bytes(), signing.load_key()))
         manifest, parts = package_in(package)
         results = [collect_results(run, manifest, parts["wheel"]) for run in runs]
         owner = check_owner(owner) if owner else with_hub(hub, _owner)
         reference = Reference(owner, manifest.name, manifest.version)
-        more = [("to", where), ("signed", "yes" if "signature" in parts else "no")]
-        console.print(details_table(manifest, str(reference), more))
+        details = [("to", address), ("signed", "yes" if "signature" in parts else "no")]
+        console.print(details_table(manifest, str(reference), details))
         if not confirmed(f"Publish {reference}?", "give --yes to confirm"):
             raise click.Abort
-        is_new = with_hub(hub, lambda one: _publish(one, reference, parts, results, private))
+        is_new = with_hub(hub, lambda client: _publish(client, reference, parts, results, private))
     if as_json:
         name = f"{owner}/{manifest.name}"
-        print_json({"environment": name, "version": manifest.version, "new": is_new, "hub": where})
+        print_json({"environment": name, "version": manifest.version, "new": is_new, "hub": address})
     status = "published" if is_new else "already published:"
     with_runs = f", with {counted(len(results), 'run')}" if results else ""
     console.print(styled((status, "green"), f" {reference}{with_runs}"), soft_wrap=True)
-    hint(console, f"install it anywhere: rove install {owner}/{manifest.name}{at(where)}")
+    hint(console, f"install it anywhere: rove install {owner}/{manifest.name}{at(address)}")
 
 
 def _built_package(folder: Path) -> Path:
     """Return the folder of a built package: the folder itself, or the only one in its `dist`."""
     if (folder / "manifest.json").is_file():
         return folder
-    found = sorted(file.parent for file in (folder / "dist").glob("*/manifest.json"))
-    if len(found) != 1:
-        names = f"{len(found)} packages ({', '.join(one.name for one in found)}); name one" if found else "no package"
+    packages = sorted(file.parent for file in (folder / "dist").glob("*/manifest.json"))
+    if len(packages) != 1:
+        names = "no package"
+        if packages:
+            names = f"{len(packages)} packages ({', '.join(path.name for path in packages)}); name one"
         raise ConfigError(f"{folder / 'dist'} has {names}; run `rove build`, or `rove push` without --no-build")
-    return found[0]
+    return packages[0]
 
 
 async def _owner(hub: Hub) -> str:
@@ -139,6 +145,6 @@ async def _publish(
     if private:
         await hub.set_visibility(reference, "private")
     is_new = await hub.upload(reference, parts)
-    for one in results:
-        await hub.push_run(reference, one)
+    for result in results:
+        await hub.push_run(reference, result)
     return is_new

@@ -76,10 +76,10 @@ def run_serve(config: ServeConfig, console: Console) -> int:
     return cut_off
 
 
-def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
+def _read_adapters(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str] | None:
     """Return NAME=FOLDER … as a dict; None without any."""
     adapters: dict[str, str] = {}
-    for text in given:
+    for text in values:
         name, equals, folder = text.partition("=")
         if not (name and equals and folder):
             raise ConfigError(f"--adapter is '{name}{equals}{folder}'; expected NAME=FOLDER")
@@ -101,7 +101,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     context_settings=SETTINGS,
     options_metavar="-m MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="A model folder, a name in endpoints.toml, or scripted:NAME.")
+@click.option("-m", "--model", help="Model to serve: a folder, a name in endpoints.toml, or scripted:NAME.")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1, this machine only]")
 @click.option(
     "--port", type=setting_range(ServeConfig, "port"), help="Port to listen on; 0 picks a free one.  [default: 8000]"
@@ -126,7 +126,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
 @click.option(
     "--drain-seconds",
     type=setting_range(ServeConfig, "drain_seconds"),
-    help="Seconds for running requests to finish on exit.  [default: 30]",
+    help="Time for running requests to finish on exit, in seconds.  [default: 30]",
 )
 @endpoints_option
 @click.option("--env", help="Environment that has the policy scripted:NAME.")

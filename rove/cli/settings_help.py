@@ -18,17 +18,17 @@ def help_all_option(load: Callable[[], type[msgspec.Struct]]) -> Callable[[Any],
         load: Imports and returns the settings struct; called only if the flag is given.
     """
 
-    def show(ctx: click.Context, _: click.Parameter, given: bool) -> None:
-        if not given or ctx.resilient_parsing:
+    def show(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+        if not requested or ctx.resilient_parsing:
             return
         formatter = ctx.make_formatter()
         formatter.write(f"Settings of {ctx.command_path}: --KEY VALUE on the command line, KEY = VALUE in @ FILE.\n\n")
-        for one in settings_of(load()):
-            default = "required" if one.default == "required" else f"default: {one.default}"
-            formatter.write(f"{one.name}  ({one.type}; {default})\n")
-            if one.meaning:
+        for setting in settings_of(load()):
+            default = "required" if setting.default == "required" else f"default: {setting.default}"
+            formatter.write(f"{setting.name}  ({setting.type}; {default})\n")
+            if setting.meaning:
                 with formatter.indentation():
-                    formatter.write_text(one.meaning)
+                    formatter.write_text(setting.meaning)
         click.echo(formatter.getvalue(), nl=False)
         ctx.exit()
 

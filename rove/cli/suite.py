@@ -48,39 +48,45 @@ def resolve(ctx: click.Context, named: JsonMapping) -> tuple[list[Evaluation], b
     if not suites:
         return [_resolved(ctx, ctx.args, named, "", complete)], False
     if len(suites) > 1:
-        given = " and ".join(files[i][0] for i in suites)
-        raise ConfigError(f"{given} both contain several evaluations; give one such file at a time")
+        suite_files = " and ".join(files[i][0] for i in suites)
+        raise ConfigError(f"{suite_files} both contain several evaluations; give one such file at a time")
     path, content = files[suites[0]]
     confirm_foreign(Path(path), content)
-    before, after = (
-        [word for path in part for word in ("@", path)] for part in (paths[: suites[0]], paths[suites[0] + 1 :])
-    )
-    found: dict[bytes, Evaluation] = {}
+    words_before, words_after = _file_words(paths[: suites[0]]), _file_words(paths[suites[0] + 1 :])
+    evaluations: dict[bytes, Evaluation] = {}
     with error_source(path, ", "):
         points = list(expand(content))
     for table, point, values in points:
         source = f"{path}, {table}" + (f" ({point})" if point else "")
-        words = [*before, *as_words(values), *after, *flags]
+        words = [*words_before, *as_words(values), *words_after, *flags]
         with error_source(source):
-            one = _resolved(ctx, words, named, source, complete)
+            evaluation = _resolved(ctx, words, named, source, complete)
         # A flag may override what a sweep varies; its points are then the same evaluation.
-        found.setdefault(table.encode() + msgspec.json.encode(one.config, order="sorted"), one)
-    return list(found.values()), True
+        evaluations.setdefault(table.encode() + msgspec.json.encode(evaluation.config, order="sorted"), evaluation)
+    return list(evaluations.values()), True
+
+
+def _file_words(paths: Sequence[str]) -> list[str]:
+    """Return the words that name these files of settings on a command line."""
+    words: list[str] = []
+    for path in paths:
+        words += ["@", path]
+    return words
 
 
 def _split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the files named after "@", and the other words."""
-    files, others = [], []
-    rest = iter(words)
-    for word in rest:
+    files, other_words = [], []
+    remaining = iter(words)
+    for word in remaining:
         if word.startswith("@"):
-            file = word[1:] or next(rest, None)
+            file = word[1:] or next(remaining, None)
             if file is None:
                 raise ConfigError("expected a file after @")
             files.append(file)
         else:
-            others.append(word)
-    return files, others
+            other_words.append(word)
+    return files, other_words
 
 
 def _resolved(
@@ -93,17 +99,17 @@ def _resolved(
     """Return the evaluation for these words; `complete` if they are the settings of a run, defaults included."""
     ctx.args = list(words)
     config = settings(EvalConfig, ctx, bare="env", **named)
-    where, table = ("", {}) if complete else _defaults(config)
+    file_name, table = ("", {}) if complete else _defaults(config)
     if not table:
         return Evaluation(source, config, "")
     for key in table:
         if key not in ENVIRONMENT_DEFAULTS:
-            raise ConfigError(f"{where}: unknown setting '{key}'; {nearest(key, ENVIRONMENT_DEFAULTS)}")
+            raise ConfigError(f"{file_name}: unknown setting '{key}'; {nearest(key, ENVIRONMENT_DEFAULTS)}")
     ctx.args = [*as_words(table), *words]
-    with error_source(where):
+    with error_source(file_name):
         whole = settings(EvalConfig, ctx, bare="env", **named)
     used = [key for key in table if getattr(whole, key) != getattr(config, key)]
-    return Evaluation(source, whole, f"{where}: {', '.join(used)}" if used else "")
+    return Evaluation(source, whole, f"{file_name}: {', '.join(used)}" if used else "")
 
 
 def _defaults(config: EvalConfig) -> tuple[str, JsonObject]:
@@ -115,16 +121,20 @@ def _defaults(config: EvalConfig) -> tuple[str, JsonObject]:
     return f"{file}, [tool.{compat.NAME}.eval]", {key: table[key] for key in compat.EVAL_DEFAULTS if key in table}
 
 
-def print_settings(evaluations: Sequence[Evaluation], many: bool, as_json: bool) -> None:
+def print_settings(evaluations: Sequence[Evaluation], is_suite: bool, as_json: bool) -> None:
     """Print all settings as an equivalent TOML file; several evaluations as `[[eval]]` tables."""
-    plain = [_without_none(msgspec.to_builtins(one.config)) for one in evaluations]
+    plain = [_without_none(msgspec.to_builtins(evaluation.config)) for evaluation in evaluations]
     if as_json:
-        print_json(plain if many else plain[0])
+        print_json(plain if is_suite else plain[0])
         return
-    for position, (one, values) in enumerate(zip(evaluations, plain)):
-        comments = [f"# {line}\n" for line in (one.source, f"from {one.defaults}" if one.defaults else "") if line]
-        text = tomli_w.dumps({"eval": [values]} if many else values)
-        click.echo("\n" * (position > 0) + inert("".join(comments)) + inert_toml(text), nl=False)
+    for position, (evaluation, values) in enumerate(zip(evaluations, plain)):
+        comments = f"# {evaluation.source}\n" if evaluation.source else ""
+        if evaluation.defaults:
+            comments += f"# from {evaluation.defaults}\n"
+        if position > 0:
+            comments = f"\n{comments}"
+        text = tomli_w.dumps({"eval": [values]} if is_suite else values)
+        click.echo(inert(comments) + inert_toml(text), nl=False)
 
 
 def _without_none(values: JsonMapping) -> JsonObject:
@@ -142,8 +152,8 @@ Runner = Callable[[EvalConfig, Reporter, str], tuple[JsonObject, Run | None]]
 def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, as_json: bool) -> int:
     """Run evaluations one after another, also after failures; print a summary and return the exit status."""
     rows: list[JsonObject] = []
-    for position, (one, differing) in enumerate(zip(evaluations, varied(evaluations)), start=1):
-        config = one.config
+    for position, (evaluation, differing) in enumerate(zip(evaluations, varied(evaluations)), start=1):
+        config = evaluation.config
         for name in ("env", "model", "run_dir"):
             differing.pop(name, None)
         row = {"env": config.env, "model": config.model, "settings": differing}
@@ -153,8 +163,8 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
             rows.append({**row, **result.to_dict(), "run": str(folder.path) if folder else None})
         except Exception as error:
             message = str(error) if isinstance(error, Error) else traceback_text(error)
-            console.print(f"{one.source}: {message}", style="red", soft_wrap=True)
-            rows.append({**row, "place": one.source, "error": f"{type(error).__name__}: {error}", "run": None})
+            console.print(f"{evaluation.source}: {message}", style="red", soft_wrap=True)
+            rows.append({**row, "place": evaluation.source, "error": f"{type(error).__name__}: {error}", "run": None})
         release_memory()
     if as_json:
         print_json(rows)

@@ -60,8 +60,8 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
     condition = recipe.conditions[0].name
     steps = [f"curves: {recipe.folder}/*/curves.png"]
     if len(rows) > 1:
-        before, after = (pipeline.eval_folder(row.name, condition) for row in rows[-2:])
-        steps.append(f"compare the last two rows on the same examples: rove compare {before} {after}")
+        first, last = (pipeline.eval_folder(row.name, condition) for row in rows[-2:])
+        steps.append(f"compare the last two rows on the same examples: rove compare {first} {last}")
     return [
         *steps,
         f"evaluate the model: rove eval {env} -m {rows[-1].model}",
@@ -85,13 +85,13 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 )
 @env_args_option
 @env_dir_option
-@click.option("--scorer", help="For a file of questions: exact, numeric, choice, …, or package.module:function.")
+@click.option("--scorer", help="Scorer for a file of questions: exact, numeric, choice, …, or package.module:function.")
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
 @device_option
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
-@click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes: checks that everything runs, learns nothing.")
+@click.option("--dry-run", is_flag=True, help="Write and print only the recipe, with an estimate of time and memory.")
+@click.option("--smoke", is_flag=True, help="Use tiny sizes: check that everything runs, and learn nothing.")
 @json_option
 def train_command(
     env: str,
@@ -177,8 +177,8 @@ def train_command(
     metavar="MODEL",
     help="Only evaluate MODEL in every possible game; repeatable.",
 )
-@click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model: less memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes: checks that everything runs, learns nothing.")
+@click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model, which needs less memory.")
+@click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
 @json_option
 def demo_command(
     env: str,
@@ -260,13 +260,13 @@ def _run_demo(
     show_results(pipeline)
     if recipe.answers:
         console.print(pipeline.answers_table())
-    shown: JsonObject = {"rows": rows, "folder": str(folder)}
+    result: JsonObject = {"rows": rows, "folder": str(folder)}
     if full and recipe.exhaustive is not None:
         trained = {row.name: row.model for row in rows if row.name.startswith("+ ")}
-        shown["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
+        result["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
     console.print(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}", soft_wrap=True)
     if as_json:
-        print_json(shown)
+        print_json(result)
     play = [f"play against it: rove play {env} -m {rows[-1].model}"] if recipe.conditions[0].name else []
     hint(
         console,

@@ -26,8 +26,6 @@ class Estimate(TypedDict, total=False):
     """A mean with its interval, and the weight of a reward function."""
 
     mean: float | None
-    half_width: float | None
-    """In summaries of older versions, instead of `low` and `high`."""
     low: float | None
     high: float | None
     caveat: str | None
@@ -56,6 +54,7 @@ Summary = TypedDict(
         "scored": int,
         "failed": int,
         "truncated": int,
+        "examples": int | None,
         "reward": Estimate | None,
         "functions": dict[str, Estimate] | None,
         "pass@k": dict[str, Estimate] | None,

@@ -56,17 +56,17 @@ class QueryParams:
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return the last value of a parameter."""
-        found = [value for key, value in self.pairs if key == name]
-        if not found and default is None:
+        values = [value for key, value in self.pairs if key == name]
+        if not values and default is None:
             raise ConfigError(f"the parameter '{name}' is missing; add {name}=… to the address")
-        return found[-1] if found else default or ""
+        return values[-1] if values else default or ""
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return a parameter as a non-negative integer."""
-        given = self.text(name, None if default is None else str(default))
-        if not given.isascii() or not given.isdecimal() or len(given) > 15:
-            raise ConfigError(f"{name} is '{given[:40]}'; expected a whole number, 0 or more")
-        return int(given)
+        text = self.text(name, None if default is None else str(default))
+        if not text.isascii() or not text.isdecimal() or len(text) > 15:
+            raise ConfigError(f"{name} is '{text[:40]}'; expected a whole number, 0 or more")
+        return int(text)
 
 
 def runs(store: RunStore, params: QueryParams) -> JsonObject:
@@ -75,36 +75,41 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
     Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (`run_table.Wanted`); `column=metric.win` for values to
     include; `base`, a run to compare with; `view=matrix`.
     """
-    shown = {value for key, value in params.pairs if key == "column"}
-    known: set[str] = set()
-    found: list[JsonObject] = []
+    columns = {value for key, value in params.pairs if key == "column"}
+    value_names: set[str] = set()
+    rows: list[JsonObject] = []
     for name in store.names():
         try:
             row = store.run_summary(name)
         except (ConfigError, OSError):  # deleted since
             continue
-        known |= row.get("values", {}).keys()
-        found.append(row)
-    text = {name: params.text(name, "") for name in ("q", "kind", "tag", "measurements", "sort", "order", "base")}
-    wanted = run_table.Wanted(
-        text["q"], text["kind"], text["tag"], text["measurements"] != "0", text["sort"], text["order"] != "up"
+        value_names |= row.get("values", {}).keys()
+        rows.append(row)
+    selection = run_table.Wanted(
+        text=params.text("q", ""),
+        kind=params.text("kind", ""),
+        tag=params.text("tag", ""),
+        measurements=params.text("measurements", "") != "0",
+        sort=params.text("sort", ""),
+        descending=params.text("order", "") != "up",
     )
-    listed = run_table.arrange(found, wanted)
-    base = next((row for row in found if row["name"] == text["base"]), None)
+    listed = run_table.arrange(rows, selection)
+    base_name = params.text("base", "")
+    base = next((row for row in rows if row["name"] == base_name), None)
     if base is not None:
         listed = [run_table.with_difference(row, base) for row in listed]
     return {
         "folder": utf8_text(store.base.name),
         "annotate": store.annotate,
-        "columns": sorted(known),
-        "ranges": run_table.reward_ranges(found),
-        "total": len(found),
-        "measurements": sum(bool(run_table.MEASUREMENT.search(row["name"])) for row in found),
-        "kinds": sorted({row["kind"] for row in found}),
-        "tags": sorted({tag for row in found for tag in row.get("tags", [])}),
+        "columns": sorted(value_names),
+        "ranges": run_table.reward_ranges(rows),
+        "total": len(rows),
+        "measurements": sum(bool(run_table.MEASUREMENT.search(row["name"])) for row in rows),
+        "kinds": sorted({row["kind"] for row in rows}),
+        "tags": sorted(set().union(*(row.get("tags", []) for row in rows))),
         "matrix": run_table.matrix(listed) if params.text("view", "") == "matrix" else None,
         "runs": [
-            {**row, "values": {key: row["values"][key] for key in shown & row.get("values", {}).keys()}}
+            {**row, "values": {key: row["values"][key] for key in columns & row.get("values", {}).keys()}}
             for row in listed
         ],
     }
@@ -115,7 +120,7 @@ def run(store: RunStore, params: QueryParams) -> JsonObject:
     name = params.text("run")
     folder = store.run(name)
     index, progress = store.index(name)
-    known = queries.columns(index) if progress.size else {}
+    columns = queries.columns(index) if progress.size else {}
     return {
         "name": name,
         **_state(folder),
@@ -128,8 +133,8 @@ def run(store: RunStore, params: QueryParams) -> JsonObject:
         "known_tags": index.annotations.tags(),
         "annotated": bool(index.annotations.rollouts),
         "bad_annotations": len(index.annotations.bad),
-        "values": [name for name in known if name not in queries.TEXT_COLUMNS],
-        "sorts": list(known),
+        "values": [name for name in columns if name not in queries.TEXT_COLUMNS],
+        "sorts": list(columns),
         "scores": list(index.columns()) if progress.size else [],
         "range": queries.reward_range(index) if progress.size else [0, 1],
         "threshold": index.pass_threshold,
@@ -143,12 +148,16 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
     folder = store.run(name)
     index, progress = store.index(name)
     store.prepare(name)
-    found = describe_overview(folder, index, progress.size > 0)
+    overview = describe_overview(folder, index, progress.size > 0)
     try:
-        msgspec.json.encode(found)
+        msgspec.json.encode(overview)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{folder.path} has values that cannot be shown: {error}") from error
-    return {**found, "progress": _progress(progress), "range": queries.reward_range(index) if progress.size else [0, 1]}
+    return {
+        **overview,
+        "progress": _progress(progress),
+        "range": queries.reward_range(index) if progress.size else [0, 1],
+    }
 
 
 def settings(store: RunStore, params: QueryParams) -> JsonObject:
@@ -165,8 +174,8 @@ def reasons(store: RunStore, params: QueryParams) -> dict[str, object]:
 
 def _state(folder: Run) -> dict[str, str]:
     """Return the status of a run and why it stopped."""
-    now = status(folder)
-    return {"status": now, **_read_or(lambda: {"why": stop_reason(folder, now)}, {"why": ""})}
+    current_status = status(folder)
+    return {"status": current_status, **_read_or(lambda: {"why": stop_reason(folder, current_status)}, {"why": ""})}
 
 
 def _read_or(read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
@@ -174,7 +183,9 @@ def _read_or(read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
     try:
         return read()
     except (RunError, OSError) as error:
-        return otherwise if otherwise is None else {**otherwise, "trouble": utf8_text(str(error))[:MAX_TROUBLE_CHARS]}
+        if otherwise is None:
+            return None
+        return {**otherwise, "trouble": utf8_text(str(error))[:MAX_TROUBLE_CHARS]}
 
 
 def _progress(progress: Progress) -> JsonObject:
@@ -196,16 +207,16 @@ def rollouts(store: RunStore, params: QueryParams) -> JsonObject:
     if order not in ("up", "down"):
         raise ConfigError(f"order is '{order[:40]}'; expected up or down")
     empty = {"total": 0, "rows": []}
-    found = queries.page(index, rows_filter, sort, order == "down", offset, limit) if progress.size else empty
-    return {**found, "progress": _progress(progress)}
+    page = queries.page(index, rows_filter, sort, order == "down", offset, limit) if progress.size else empty
+    return {**page, "progress": _progress(progress)}
 
 
 def facet(store: RunStore, params: QueryParams) -> JsonObject:
     """Count the rollouts per value of a column; `others=1` ignores the filter of the column itself."""
     name = params.text("name")
     if params.text("others", "") == "1":
-        both = [("is.superseded", "0"), ("is.superseded", "1")] if name == "superseded" else []
-        params = QueryParams([pair for pair in params.pairs if pair[0] != f"is.{name}"] + both)
+        all_rollouts = [("is.superseded", "0"), ("is.superseded", "1")] if name == "superseded" else []
+        params = QueryParams([pair for pair in params.pairs if pair[0] != f"is.{name}"] + all_rollouts)
     index, progress, rows_filter = _filtered(store, params)
     return queries.facet(index, rows_filter, name) if progress.size else {"name": name, "values": [], "others": 0}
 
@@ -221,18 +232,18 @@ def bad_lines(store: RunStore, params: QueryParams) -> JsonObject:
     """List the lines that are not rollouts, with the reason and their start."""
     index, progress = store.index(params.text("run"))
     sql = "SELECT line, offset, size, why FROM bad ORDER BY line LIMIT ?"
-    found = []
+    lines = []
     for line, offset, size, why in index.query(sql, [MAX_BAD_LINES]) if progress.size else []:
         text = read_line(index.file, offset, size).decode("utf-8", "replace")
-        found.append({"line": line, "why": why, "text": shortened(text, MAX_BAD_CHARS)})
-    return {"bad": progress.bad, "lines": found}
+        lines.append({"line": line, "why": why, "text": shortened(text, MAX_BAD_CHARS)})
+    return {"bad": progress.bad, "lines": lines}
 
 
 def _line(index: Index, progress: Progress, number: int) -> bytes:
-    found = index.query("SELECT offset, size FROM rollouts WHERE line = ?", [number]) if progress.size else []
-    if not found:
+    locations = index.query("SELECT offset, size FROM rollouts WHERE line = ?", [number]) if progress.size else []
+    if not locations:
         raise ConfigError(f"no rollout in line {number}")
-    return read_line(index.file, *found[0])
+    return read_line(index.file, *locations[0])
 
 
 def rollout(store: RunStore, params: QueryParams) -> JsonObject:
@@ -244,36 +255,41 @@ def rollout(store: RunStore, params: QueryParams) -> JsonObject:
     name, number = params.text("run"), params.integer("line")
     index, progress = store.index(name, READ_TIMEOUT_S)
     line = _line(index, progress, number)
-    found = describe_rollout(line, token_decoder(store, name), whole=params.text("whole", "") == "1")
-    members = _group_members(index, found["example_key"], found["step"])
+    content = describe_rollout(line, token_decoder(store, name), whole=params.text("whole", "") == "1")
+    members = _group_members(index, content["example_key"], content["step"])
     rewards = [row["reward"] for row in members if row["reward"] is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
-    advantage = None if found["reward"] is None or mean is None else found["reward"] - mean
-    annotation = index.annotations.rollouts.get(
-        (found["step"], found["example_key"], found["rollout_index"]), Annotation()
-    )
-    trained = {(one.example_key, one.rollout_index): one for one in store.tokens(name, found["step"])}
-    trained_tokens = trained.get((found["example_key"], found["rollout_index"]))
+    advantage = None if content["reward"] is None or mean is None else content["reward"] - mean
+    group_member = (content["example_key"], content["rollout_index"])
+    annotation = index.annotations.rollouts.get((content["step"], *group_member), Annotation())
+    trained = {
+        (statistics.example_key, statistics.rollout_index): statistics
+        for statistics in store.tokens(name, content["step"])
+    }
+    trained_tokens = trained.get(group_member)
     if trained_tokens is not None:
-        add_trained(found["tokens"], trained_tokens)
-    with_tokens = queries.rows(index, _lines_of(index, found["step"], [] if trained_tokens else list(trained)))
-    known = {"line": number, "size": len(line), "advantage": advantage, "members": members, "kept": with_tokens}
-    return {**found, **known, "tags": annotation.tags, "note": annotation.note}
+        add_trained(content["tokens"], trained_tokens)
+    with_tokens = queries.rows(index, _lines_of(index, content["step"], [] if trained_tokens else list(trained)))
+    details = {"line": number, "size": len(line), "advantage": advantage, "members": members, "kept": with_tokens}
+    return {**content, **details, "tags": annotation.tags, "note": annotation.note}
 
 
 def tokens(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the tokens of a rollout, colored (`rove.viewer.token_colors`)."""
-    found = rollout(store, params)
-    return color_tokens(found["tokens"], found["advantage"], params.text("color", ""))
+    content = rollout(store, params)
+    return color_tokens(content["tokens"], content["advantage"], params.text("color", ""))
 
 
-def _lines_of(index: Index, step: int | None, places: Sequence[tuple[str, int]]) -> list[int]:
+def _lines_of(index: Index, step: int | None, members: Sequence[tuple[str, int]]) -> list[int]:
     """Return the lines of these rollouts of a step, given by example key and index."""
     sql = (
         "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ? "
         "AND superseded = 0"
     )
-    return [line for place in places[:MAX_GROUP_MEMBERS] for (line,) in index.query(sql, [*place, step])]
+    lines: list[int] = []
+    for member in members[:MAX_GROUP_MEMBERS]:
+        lines += [line for (line,) in index.query(sql, [*member, step])]
+    return lines
 
 
 def _group_members(index: Index, key: str, step: int | None) -> list[JsonObject]:
@@ -290,34 +306,24 @@ def group(store: RunStore, params: QueryParams) -> JsonObject:
     `with` names another run: then this rollout stands beside those of the same example there, which have that `run`.
     """
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
-    number, other = params.integer("line"), params.text("with", "")
+    number, other_run = params.integer("line"), params.text("with", "")
     first = group_of(_line(index, progress, number))
     members: list[tuple[Index, Progress, JsonObject]]
-    if other:
-        beside = store.index(other, READ_TIMEOUT_S)
+    if other_run:
+        other_index = store.index(other_run, READ_TIMEOUT_S)
         members = [(index, progress, row) for row in queries.rows(index, [number])]
-        members += (
-            [(*beside, {**row, "run": other}) for row in _example_rows(beside[0], first[0])] if beside[1].size else []
-        )
+        if other_index[1].size:
+            members += [(*other_index, {**row, "run": other_run}) for row in _example_rows(other_index[0], first[0])]
     else:
         members = [(index, progress, row) for row in _group_members(index, *first)]
-    shown, completions = [], []
-    for place, known, row in members[:MAX_GROUP_MEMBERS]:
-        line = _line(place, known, row["line"])
+    described, completions = [], []
+    for member_index, member_progress, row in members[:MAX_GROUP_MEMBERS]:
+        line = _line(member_index, member_progress, row["line"])
         record = describe_rollout(line)
         completions.append(msgspec.json.decode(line)["record"]["completion"])
-        parts = first_difference(completions[0], completions[-1])
-        shown.append(
-            {
-                **row,
-                "prompt": record["prompt"],
-                "completion": record["completion"],
-                "renderings": record["renderings"],
-                "results": record["results"],
-                "parts": parts,
-            }
-        )
-    return {"rollouts": shown, "left_out": len(members) - len(shown)}
+        shown_fields = {name: record[name] for name in ("prompt", "completion", "renderings", "results")}
+        described.append({**row, **shown_fields, "parts": first_difference(completions[0], completions[-1])})
+    return {"rollouts": described, "left_out": len(members) - len(described)}
 
 
 def _example_rows(index: Index, key: str) -> list[JsonObject]:
@@ -344,8 +350,8 @@ def copied(store: RunStore, params: QueryParams) -> JsonObject:
     name = params.text("run")
     index, progress = store.index(name, READ_TIMEOUT_S)
     line = _line(index, progress, params.integer("line"))
-    about = _read_or(lambda: describe_run(store.run(name)), {"env": "", "model": ""})
-    return {"text": copied_text(line, params.text("as"), about["env"], about["model"])}
+    description = _read_or(lambda: describe_run(store.run(name)), {"env": "", "model": ""})
+    return {"text": copied_text(line, params.text("as"), description["env"], description["model"])}
 
 
 def metrics(store: RunStore, params: QueryParams) -> JsonObject:
@@ -355,24 +361,24 @@ def metrics(store: RunStore, params: QueryParams) -> JsonObject:
     """
     name = params.text("run")
     folder, lines = store.run(name), store.metrics(name)
-    after = params.integer("after", 0) if params.integer("life", lines.life) == lines.life else 0
+    first_row = params.integer("after", 0) if params.integer("life", lines.life) == lines.life else 0
     index, progress = store.index(name)
     band = params.text("band", "spread")
     alerts, damaged_alerts = alert_rows(folder.path)
     state = _state(folder)
-    about = _read_or(lambda: describe_run(folder), {"kind": "unreadable", "config": {}})
+    description = _read_or(lambda: describe_run(folder), {"kind": "unreadable", "config": {}})
     rows = [with_derived(row) for row in lines.rows]
     return {
         "life": lines.life,
-        "after": min(after, len(rows)),
-        "rows": rows[after:],
-        "panels": panels(lines.rows) if after < len(rows) else None,
+        "after": min(first_row, len(rows)),
+        "rows": rows[first_row:],
+        "panels": panels(lines.rows) if first_row < len(rows) else None,
         "bad": lines.bad + damaged_alerts,
         "alerts": alerts,
         "steps": index.cached(("steps", band), lambda: training_steps.steps(index, band)) if progress.size else [],
         **state,
-        **{name: about[name] for name in ("kind", "trouble") if name in about},
-        "left": time_left(rows, about["config"].get("steps")) if state["status"] == "running" else "",
+        **{name: description[name] for name in ("kind", "trouble") if name in description},
+        "left": time_left(rows, description["config"].get("steps")) if state["status"] == "running" else "",
         "progress": _progress(progress),
     }
 
@@ -393,8 +399,8 @@ def compare(store: RunStore, params: QueryParams) -> dict[str, object]:
         missing = names[0] if not readings[0].size else names[1]
         raise ConfigError(f"'{missing}' has no rollouts to compare")
     comparisons = max(1, min(100, params.integer("comparisons", 1)))
-    found = compare_runs(indexes[0], indexes[1], params.text("value", "reward"), names, comparisons)
-    return {**found, "reading": not all(progress.done for progress in readings)}
+    comparison = compare_runs(indexes[0], indexes[1], params.text("value", "reward"), names, comparisons)
+    return {**comparison, "reading": not all(progress.done for progress in readings)}
 
 
 def token_decoder(store: RunStore, name: str) -> TokenDecoder | None:
@@ -459,18 +465,18 @@ def annotate(store: RunStore, body: bytes) -> JsonObject:
 def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, object]:
     """Tag a run or a rollout, or write a note; return its tags and note."""
     index, progress = store.index(request.run)
-    about = None
+    rollout_id = None
     if request.line is not None:
         record = msgspec.json.decode(_line(index, progress, request.line))["record"]
-        about = RolloutId(record["example_key"], record["rollout_index"], record.get("step"))
+        rollout_id = RolloutId(record["example_key"], record["rollout_index"], record.get("step"))
     try:
-        change = Change(request.add, request.remove, request.note, about)
+        change = Change(request.add, request.remove, request.note, rollout_id)
     except ValueError as error:
         raise ConfigError(f"not an annotation: {error}") from error
     write_annotation(index.file.parent, change)
     annotation = Annotations(index.file.parent)
-    now = annotation.rollouts.get(about.key, Annotation()) if about else annotation.run
-    return {"tags": now.tags, "note": now.note, "known_tags": annotation.tags()}
+    stored = annotation.rollouts.get(rollout_id.key, Annotation()) if rollout_id else annotation.run
+    return {"tags": stored.tags, "note": stored.note, "known_tags": annotation.tags()}
 
 
 ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], JsonObject]] = {

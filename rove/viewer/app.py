@@ -65,8 +65,8 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
         if function is None:
             raise RejectedError(404, f"no route {request.path[:100]}; expected one of {', '.join(sorted(ENDPOINTS))}")
         params = QueryParams(list(request.query.items()))
-        found = await asyncio.to_thread(function, store, params)
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        result = await asyncio.to_thread(function, store, params)
+        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
     async def search(request: web.Request) -> web.StreamResponse:
         return await _search(request, store)
@@ -173,8 +173,8 @@ def _check_origin(request: web.Request, host: str) -> None:
 def _check_token(request: web.Request, token: str) -> web.Response | None:
     """If the URL has the token, return a redirect that stores it as a cookie."""
 
-    def is_correct(given: str) -> bool:
-        return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+    def is_correct(key: str) -> bool:
+        return hmac.compare_digest(key.encode(errors="replace"), token.encode())
 
     if is_correct(request.query.get("token", "")):
         answer = web.Response(status=303, headers={"Location": "/", **HEADERS})

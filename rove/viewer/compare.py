@@ -57,6 +57,6 @@ def scored_outcomes(index: Index) -> Iterator[Outcome]:
     selected = ", ".join(["example_key", "example", "rollout", "reward", *columns.values()])
     sql = f"SELECT {selected} FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL ORDER BY line"
     for key, example, rollout, reward, *values in index.query(sql):
-        given = {name: value for name, value in zip(names, values) if value is not None}
-        scores = Scores(reward, given, weights)
+        rewards = {name: value for name, value in zip(names, values) if value is not None}
+        scores = Scores(reward, rewards, weights)
         yield Outcome(key, example, rollout, None, False, scores, None)

@@ -8,8 +8,10 @@ import html
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,12 +48,18 @@ def shown(value: JsonValue) -> str:
     return f"{value:,}" if isinstance(value, int) else number(value)
 
 
+def finite(value: object) -> float | None:
+    """Return a finite number as a float; None for anything else."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
 def cut(value: str, limit: int) -> str:
     """Shorten a text to about `limit` characters by leaving out its middle, with a note."""
     if len(value) <= limit:
         return value
     head = limit * 2 // 3
-    return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[len(value) - (limit - head) :]}"
+    tail_start = len(value) - (limit - head)
+    return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[tail_start:]}"
 
 
 def utf8_text(value: str) -> str:
@@ -71,21 +79,37 @@ def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:
     Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own
     style and script.
     """
+    code = page_code()
+    inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    texts = {"title": html.escape(title), "plain_text": html.escape(plain_text)}
+    return PAGE.format(**texts, **code._asdict(), data=inert)
+
+
+class PageCode(NamedTuple):
+    """The code of `whole_page`, which is the same for every run."""
+
+    style: str
+    script: str
+    policy: str
+    """Content security policy: no other style or script runs, and nothing is loaded."""
+
+
+@cache  # a hub serves such a page for each run: bundling 170 kB takes longer than the rest of the page
+def page_code() -> PageCode:
+    """Return the style and the script of `whole_page`, and the policy that allows only them."""
     files = {name: content.decode() for name, content in static_files().items()}
     style = files["vendor/uplot.css"] + files["style.css"]
     script = bundled("report", {Path(name).stem: text for name, text in files.items() if name.endswith(".js")})
-    inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     sources = f"style-src {_digest(style)}; script-src {_digest(script)}; img-src data:"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
-    texts = {"title": html.escape(title), "plain_text": html.escape(plain_text), "policy": policy}
-    return PAGE.format(**texts, style=style, data=inert, script=script)
+    return PageCode(style, script, policy)
 
 
 def static_files() -> dict[str, bytes]:
     """Return the pages' files by name; those of other projects are in `vendor/` (tests/support/viewer_libraries.py)."""
     folder = resources.files("rove.viewer") / "static"
-    own = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    return own | {f"vendor/{file.name}": file.read_bytes() for file in (folder / "vendor").iterdir()}
+    own_files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return own_files | {f"vendor/{file.name}": file.read_bytes() for file in (folder / "vendor").iterdir()}
 
 
 def bundled(entry: str, files: Mapping[str, str]) -> str:

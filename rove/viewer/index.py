@@ -61,11 +61,11 @@ class JsonlTail:
         with self._lock:
             try:
                 with open_regular(self.file) as lines:
-                    found = os.fstat(lines.fileno())
-                    now = (found.st_ino, found.st_size, found.st_mtime_ns)
-                    if now != self._seen:
+                    stat = os.fstat(lines.fileno())
+                    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                    if stamp != self._seen:
                         self._read(lines)
-                        self._seen = now
+                        self._seen = stamp
             except FileNotFoundError:
                 self._start_over()
 
@@ -234,7 +234,7 @@ class Index:
 
     def columns(self) -> dict[str, str]:
         """Return scores by name → their columns in the table `rollouts`."""
-        return {name: f"v{place}" for place, name in self.query("SELECT place, name FROM names ORDER BY place")}
+        return {name: f"v{number}" for number, name in self.query("SELECT place, name FROM names ORDER BY place")}
 
     def cached(self, name: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find`, cached until lines or annotations change; callers must not modify it.
@@ -245,11 +245,11 @@ class Index:
             [stamp] = self.query("SELECT bytes, lines, ? FROM seen", [str(self._annotated)])
             if stamp != self._stamp:
                 self._cache, self._stamp = {}, stamp
-            found = self._cache.pop(name) if name in self._cache else find()
-            self._cache[name] = found  # now the last one
+            result = self._cache.pop(name) if name in self._cache else find()
+            self._cache[name] = result  # now the last one
             while len(self._cache) > MAX_CACHED_RESULTS:
                 del self._cache[next(iter(self._cache))]
-            return found
+            return result
 
     # the database
 
@@ -260,9 +260,9 @@ class Index:
         return self._database
 
     def _connect(self) -> sqlite3.Connection:
-        where = ":memory:" if self.store is None or self._in_memory else str(self.store)
-        is_new = where != ":memory:" and not os.path.exists(where)
-        database = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False)
+        address = ":memory:" if self.store is None or self._in_memory else str(self.store)
+        is_new = address != ":memory:" and not os.path.exists(address)
+        database = sqlite3.connect(address, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
             database.executescript(f"PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF; {ANNOTATION_TABLES}")
             self._annotated = ()
@@ -288,8 +288,8 @@ class Index:
             return 0
 
     def _empty(self, database: sqlite3.Connection) -> None:
-        found = database.execute("SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
-        drops = [f'DROP {kind} "{name}";' for kind, name in found if '"' not in name]
+        objects = database.execute("SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+        drops = [f'DROP {kind} "{name}";' for kind, name in objects if '"' not in name]
         database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
         database.execute("INSERT INTO source VALUES (?)", (os.fsencode(self.file.absolute()),))
         self._annotated = ()
@@ -304,58 +304,58 @@ class Index:
             return Progress(0, 0, True, 0, (0, 0))
         database = self._connected()
         with open_regular(self.file) if os.path.lexists(self.file) else open(os.devnull, "rb") as lines:
-            found = os.fstat(lines.fileno())
-            now = (found.st_ino, found.st_size, found.st_mtime_ns)
-            done = now == self._checked
-            if now == self._unreadable[0]:
+            stat = os.fstat(lines.fileno())
+            stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            done = stamp == self._checked
+            if stamp == self._unreadable[0]:
                 raise RunError(self._unreadable[1])
             if not done:
                 database.execute("BEGIN IMMEDIATE")
                 try:
-                    if not self._is_same(database, lines, found):
+                    if not self._is_same(database, lines, stat):
                         database.execute("ROLLBACK")
                         self._empty(database)
                         database.execute("BEGIN IMMEDIATE")
-                    done = self._read(database, lines, found, deadline)
+                    done = self._read(database, lines, stat, deadline)
                 except RunError as error:
-                    self._unreadable = now, str(error)
+                    self._unreadable = stamp, str(error)
                     raise
                 finally:
                     if database.in_transaction:
                         database.execute("COMMIT")
-                self._checked = now if done else ()
+                self._checked = stamp if done else ()
         [(read, count)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
         [(bad,)] = database.execute("SELECT COUNT(*) FROM bad").fetchall()
         self._store_annotations(database, read)
-        return Progress(read, found.st_size, done, bad, (read, count))
+        return Progress(read, stat.st_size, done, bad, (read, count))
 
     def _store_annotations(self, database: sqlite3.Connection, read: int) -> None:
         """Store the lines of rollouts that have tags or notes."""
-        now = (self.annotations.stamp, read if self.annotations.rollouts else 0)
-        if now == self._annotated:
+        stamp = (self.annotations.stamp, read if self.annotations.rollouts else 0)
+        if stamp == self._annotated:
             return
         database.executescript("BEGIN; DELETE FROM tagged; DELETE FROM noted;")
         lines = "SELECT line, ? FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ?"
         for (step, key, rollout), annotation in self.annotations.rollouts.items():
-            where = (utf8_text(key), rollout, step)
+            identity = (utf8_text(key), rollout, step)
             for tag in annotation.tags:
-                database.execute(f"INSERT OR IGNORE INTO tagged {lines}", (tag, *where))
+                database.execute(f"INSERT OR IGNORE INTO tagged {lines}", (tag, *identity))
             if annotation.note:
-                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (utf8_text(annotation.note), *where))
+                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (utf8_text(annotation.note), *identity))
         database.execute("COMMIT")
-        self._annotated = now
+        self._annotated = stamp
 
-    def _is_same(self, database: sqlite3.Connection, lines: BinaryIO, found: os.stat_result) -> bool:
+    def _is_same(self, database: sqlite3.Connection, lines: BinaryIO, stat: os.stat_result) -> bool:
         """Return whether the file still starts with the indexed bytes: it is unchanged, or longer with the same fingerprint.
 
         Resumed training cuts and extends the file; another run may have replaced it.
         """
-        [(read, known, *then)] = database.execute("SELECT bytes, mark, inode, size, changed FROM seen").fetchall()
-        now = [_inode_of(found), found.st_size, found.st_mtime_ns]
-        grown = then[0] == now[0] and found.st_size > then[1]
-        return read == 0 or ((grown or then == now) and prefix_fingerprint(lines, read) == known)
+        [(read, mark, *recorded)] = database.execute("SELECT bytes, mark, inode, size, changed FROM seen").fetchall()
+        current = [_inode_of(stat), stat.st_size, stat.st_mtime_ns]
+        grown = recorded[0] == current[0] and stat.st_size > recorded[1]
+        return read == 0 or ((grown or recorded == current) and prefix_fingerprint(lines, read) == mark)
 
-    def _read(self, database: sqlite3.Connection, lines: BinaryIO, found: os.stat_result, deadline: float) -> bool:
+    def _read(self, database: sqlite3.Connection, lines: BinaryIO, stat: os.stat_result, deadline: float) -> bool:
         [(read, number)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
         batch = _Batch(database)
         lines.seek(read)
@@ -369,13 +369,13 @@ class Index:
                 done = False
                 break
         batch.store()
-        now = (read, number, prefix_fingerprint(lines, read), _inode_of(found), found.st_size, found.st_mtime_ns)
-        database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?, inode = ?, size = ?, changed = ?", now)
+        state = (read, number, prefix_fingerprint(lines, read), _inode_of(stat), stat.st_size, stat.st_mtime_ns)
+        database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?, inode = ?, size = ?, changed = ?", state)
         return done
 
 
-def _inode_of(found: os.stat_result) -> str:
-    return f"{found.st_dev}:{found.st_ino}"
+def _inode_of(stat: os.stat_result) -> str:
+    return f"{stat.st_dev}:{stat.st_ino}"
 
 
 class _Batch:
@@ -383,7 +383,7 @@ class _Batch:
 
     def __init__(self, database: sqlite3.Connection):
         self.database = database
-        self.places = {name: place for place, name in database.execute("SELECT place, name FROM names")}
+        self.places = {name: number for number, name in database.execute("SELECT place, name FROM names")}
         self.rows: list[list[JsonValue]] = []
         self.questions: list[tuple[int, str, str | None, str | None]] = []
         self.bad: list[tuple[int, int, int, str]] = []
@@ -406,10 +406,10 @@ class _Batch:
     def _add_names(self, names: Sequence[str]) -> None:
         for name in names[: MAX_SCORE_COLUMNS - len(self.places)]:
             self.store()
-            place = len(self.places)
-            self.places[name] = place
-            self.database.execute("INSERT INTO names VALUES (?, ?)", (place, utf8_text(name)))
-            self.database.execute(f"ALTER TABLE rollouts ADD COLUMN v{place} REAL")
+            number = len(self.places)
+            self.places[name] = number
+            self.database.execute("INSERT INTO names VALUES (?, ?)", (number, utf8_text(name)))
+            self.database.execute(f"ALTER TABLE rollouts ADD COLUMN v{number} REAL")
 
     def store(self) -> None:
         if self.rows:
@@ -462,7 +462,7 @@ def _reply(listed: RolloutListing) -> str | None:
 
     For example, "<think>2 + 2</think>The answer is <answer>4</answer>" gives "4". None if the model did not respond.
     """
-    last = next((one for one in reversed(listed.completion) if one.get("role") == "assistant"), None)
+    last = next((message for message in reversed(listed.completion) if message.get("role") == "assistant"), None)
     if last is None:
         return None
     try:
@@ -521,9 +521,9 @@ def drop_indexes(folder: Path, keep: Path, max_indexes: int = MAX_INDEXES, max_b
             if store != keep and not _has_source(store):
                 remove_index(store)
                 continue
-            found = store.stat()
-            existing.append((store == keep, found.st_mtime_ns, found.st_size, store))
-    size = sum(one[2] for one in existing)
+            stat = store.stat()
+            existing.append((store == keep, stat.st_mtime_ns, stat.st_size, store))
+    size = sum(entry[2] for entry in existing)
     existing.sort(reverse=True)
     while len(existing) > 1 and (len(existing) > max_indexes or size > max_bytes):
         _, _, freed, store = existing.pop()
@@ -535,9 +535,9 @@ def _has_source(store: Path) -> bool:
     """Return whether the file of an index still exists; True if the index is locked."""
     try:
         with closing(sqlite3.connect(f"{store.as_uri()}?mode=ro", uri=True, timeout=0.0)) as database:
-            found = database.execute("SELECT file FROM source").fetchone()
+            row = database.execute("SELECT file FROM source").fetchone()
     except sqlite3.OperationalError:  # another process is writing it
         return True
     except sqlite3.DatabaseError:
         return False
-    return found is not None and os.path.lexists(found[0])
+    return row is not None and os.path.lexists(row[0])

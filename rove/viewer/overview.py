@@ -12,7 +12,7 @@ from rove.statistics.format import duration
 from rove.viewer import queries
 from rove.viewer.html import shown
 from rove.viewer.index import Index, alert_rows
-from rove.viewer.report import RunReport, cards, table_rows
+from rove.viewer.report import TABLE_HEAD, RunReport, cards, table_rows
 from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict
 
@@ -24,20 +24,20 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
     """Return the contents of a run's first page."""
     report = RunReport(run)
     training = report.kind != "eval"
-    found = report.training() if training else _evaluation(report)
+    content = report.training() if training else _evaluation(report)
     weights = queries.reward_weights(index) if has_rollouts else {}
-    metrics = found.pop("training")["rows"] if training else []
+    metrics = content.pop("training")["rows"] if training else []
     taken = sum(row.get(SECONDS) or 0.0 for row in metrics)
     if taken:
-        found["cards"].append((duration(taken), "time of all steps"))
+        content["cards"].append((duration(taken), "time of all steps"))
     spent = _seconds(index) if has_rollouts else None
     if spent is not None:
-        found["cards"].append((duration(spent), "time of all rollouts together"))
-    if not any(words.startswith("cost") for _, words in found["cards"]):
-        found["cards"].append((shown(None), "cost: the settings have no price"))
+        content["cards"].append((duration(spent), "time of all rollouts together"))
+    if not any(words.startswith("cost") for _, words in content["cards"]):
+        content["cards"].append((shown(None), "cost: the settings have no price"))
     alerts, _ = alert_rows(run.path)
     return {
-        **found,
+        **content,
         "verdict": training_verdict(metrics, weights, alerts) if training else [],
         "alerts": alerts[-12:],
         "outcomes": queries.facet(index, queries.parse_filter(queries.columns(index), []), "outcome")["values"]
@@ -55,9 +55,14 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
 
 
 def _evaluation(report: RunReport) -> JsonObject:
-    head, values = table_rows(report)
-    counted: dict[str, object] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
-    return {"cards": list(cards(report.summary)), "head": head, "values": values, **counted}
+    summary = report.summary
+    return {
+        "cards": list(cards(summary)),
+        "head": TABLE_HEAD,
+        "values": list(table_rows(summary)),
+        "stops": summary.get("stops") or {},
+        "errors": summary.get("errors") or {},
+    }
 
 
 def _seconds(index: Index) -> float | None:
@@ -68,8 +73,8 @@ def _seconds(index: Index) -> float | None:
 
 def _env_version(run: Run) -> str:
     """Return the name, version and content hash of the environment that the run recorded; "" if it did not."""
-    found = masked(run.config().get("identity", {}).get("env", ""))
-    return found if isinstance(found, str) else ""
+    identity = masked(run.config().get("identity", {}).get("env", ""))
+    return identity if isinstance(identity, str) else ""
 
 
 def _files(run: Run) -> Iterator[tuple[str, int]]:

@@ -26,10 +26,10 @@ class RoleOptions(NamedTuple):
     """Roles that models play → model, as for `-m`."""
 
 
-def read_roles(given: Sequence[str], watch: bool, has_model: bool) -> RoleOptions:
+def read_roles(options: Sequence[str], watch: bool, has_model: bool) -> RoleOptions:
     """Parse the values of `--model-role`: NAME for the person, NAME=MODEL for a model."""
     roles = RoleOptions([], {})
-    for text in given:
+    for text in options:
         name, equals, model = (part.strip() for part in text.partition("="))
         if not name or (equals and not model):
             raise ConfigError(
@@ -96,9 +96,11 @@ class PlayRoles:
     def get(self, role: str, client: Client, /) -> Client:
         """Return the person, the model that was named for the role, or the environment's own client."""
         self.used.setdefault(role)
-        found = self.person(role) or next((one for name, one in self.models.items() if fnmatchcase(role, name)), None)
-        if found is not None:
-            return found
+        player = self.person(role) or next(
+            (client for name, client in self.models.items() if fnmatchcase(role, name)), None
+        )
+        if player is not None:
+            return player
         return client.in_role(role) if isinstance(client, RoleAware) else client
 
     async def close(self) -> None:
@@ -109,12 +111,12 @@ class PlayRoles:
 
 def unused_roles(names: Iterable[str], used: Iterable[str]) -> list[str]:
     """Return a message for each name given to `--model-role` that the environment never queried."""
-    known = list(used)
-    actual = f"it queried: {', '.join(known)}" if known else "it queried no model role (rove.query)"
+    used_names = list(used)
+    actual = f"it queried: {', '.join(used_names)}" if used_names else "it queried no model role (rove.query)"
     return [
         f"the environment never queried the role '{name}'; {actual}"
         for name in names
-        if not any(fnmatchcase(role, name) for role in known)
+        if not any(fnmatchcase(role, name) for role in used_names)
     ]
 
 

@@ -109,14 +109,12 @@ class PlaySession:
             "fields": self.fields,
             "answer_field": self.answer_field,
             "messages": shortened(self.messages, MAX_TEXT_CHARS),
-            "renderings": {str(place): board for place, board in self.renderings.items()},
+            "renderings": {str(position): board for position, board in self.renderings.items()},
             "results": tool_results(self.messages),
             "prompt": None if self.prompt is None else shortened(self.prompt._asdict(), MAX_TEXT_CHARS),
             "over": record is not None,
             "scores": None if record is None else msgspec.to_builtins(record.scores),
-            "error": None
-            if record is None or record.error is None
-            else shortened(msgspec.to_builtins(record.error), MAX_TEXT_CHARS),
+            "error": shortened(msgspec.to_builtins(record.error), MAX_TEXT_CHARS) if record else None,
             "kept": self.saved_as,
             "status": self._status(),
             "role_words": self._role_words(self.role),
@@ -125,12 +123,12 @@ class PlaySession:
 
     def _role_words(self, role: str) -> str:
         """Return in words who has which role."""
-        known = {
+        fields = {
             "opponent": f"you against {self.model}",
             "model": "you in the model's role",
             "none": f"{self.model}, you watch",
         }
-        return known.get(role, f"you as {role}, {self.model} as the model")
+        return fields.get(role, f"you as {role}, {self.model} as the model")
 
     def _status(self) -> str:
         """Return in words whose turn it is, or how the game ended."""
@@ -151,10 +149,11 @@ class PlaySession:
             if [" ".join(line.split()) for line in lines[-len(rows) :]] == rows:
                 lines = lines[: -len(rows)] or [""]
         words = lines[-1 if board is not None else 0]
-        who = "you" if self.role == "model" else "the model"
-        told = f"; {who} {'are' if who == 'you' else 'is'} told: {words}" if re.search("[A-Za-z]", words) else "."
+        reader = "you" if self.role == "model" else "the model"
+        told = f"; {reader} {'are' if reader == 'you' else 'is'} told: {words}"
+        ending = told if re.search("[A-Za-z]", words) else "."
         reward = "–" if record.reward is None else f"{record.reward:.4g}"
-        return f"The game is over{told} Reward of {who}: {reward}"
+        return f"The game is over{ending} Reward of {reader}: {reward}"
 
     async def state_after(self, number: str) -> dict[str, object]:
         """Return the state once its version differs from `number`, or after `POLL_TIMEOUT_S`."""
@@ -197,7 +196,9 @@ class PlaySession:
 
     def add_roles(self, roles: Iterable[str]) -> None:
         """Add roles for later games."""
-        self.model_roles += [role for role in roles if not any(fnmatchcase(role, one) for one in self.model_roles)]
+        self.model_roles += [
+            role for role in roles if not any(fnmatchcase(role, pattern) for pattern in self.model_roles)
+        ]
 
     async def finish(self, record: RolloutRecord) -> None:
         """Show the finished game and wait for a request for another one."""

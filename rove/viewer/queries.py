@@ -19,6 +19,7 @@ from typing import NamedTuple
 from rove.core.errors import ConfigError, RunError, nearest
 from rove.core.plain import JsonObject, JsonValue
 from rove.runs.serialization import decode_outcome
+from rove.viewer.html import finite
 from rove.viewer.index import FIXED, Index
 from rove.viewer.rollouts import read_line
 
@@ -97,15 +98,15 @@ def columns(index: Index) -> dict[str, str]:
     )
 
 
-def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Filter:
+def parse_filter(available: Mapping[str, str], conditions: Iterable[tuple[str, str]]) -> Filter:
     """Return the filter of URL parameters; without another condition it excludes superseded rollouts, as statistics do.
 
     Args:
-        wanted: Names and values; other parameters are ignored.
+        conditions: Names and values; other parameters are ignored.
     """
     any_of: dict[str, list[object]] = {}
     parts, values = [], []
-    for key, value in wanted:
+    for key, value in conditions:
         kind, dot, name = key.partition(".")
         if not dot or kind not in ("is", "from", "to"):
             continue
@@ -119,16 +120,19 @@ def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]
             parts.append(f"{column} {'>=' if kind == 'from' else '<'} ?")
             values.append(_number(name, value))
     for name, listed in any_of.items():
-        given = [value for value in listed if value is not None]
-        marks = ", ".join("?" * len(given))
+        listed_values = [value for value in listed if value is not None]
+        marks = ", ".join("?" * len(listed_values))
         if name == TAG:
-            tests = [f"line IN (SELECT line FROM tagged WHERE tag IN ({marks}))"] if given else []
-            tests += ["line NOT IN (SELECT line FROM tagged)"] if len(given) < len(listed) else []
+            is_listed = f"line IN (SELECT line FROM tagged WHERE tag IN ({marks}))"
+            has_none = "line NOT IN (SELECT line FROM tagged)"
         else:
-            tests = [f"{available[name]} IN ({marks})"] if given else []
-            tests += [f"{available[name]} IS NULL"] if len(given) < len(listed) else []
+            is_listed = f"{available[name]} IN ({marks})"
+            has_none = f"{available[name]} IS NULL"
+        tests = [is_listed] if listed_values else []
+        if len(listed_values) < len(listed):
+            tests.append(has_none)
         parts.append(f"({' OR '.join(tests)})")
-        values += given
+        values += listed_values
     if "superseded" not in any_of:
         parts.append(CURRENT_ROLLOUTS)
     return Filter(" AND ".join(parts), values)
@@ -183,8 +187,10 @@ def page(
         sql = f"SELECT line {selected} ORDER BY {order} LIMIT ? OFFSET ?"
         lines = [line for (line,) in index.query(sql, [*rows_filter.values, limit, offset])]
     else:  # somebody scrolls far: sort once
-        found = index.cached(("sorted", column, *rows_filter.key), partial(_sorted_lines, index, rows_filter, column))
-        lines = found[::-1][offset : offset + limit] if descending else found[offset : offset + limit]
+        sorted_lines = index.cached(
+            ("sorted", column, *rows_filter.key), partial(_sorted_lines, index, rows_filter, column)
+        )
+        lines = sorted_lines[::-1][offset : offset + limit] if descending else sorted_lines[offset : offset + limit]
     return {"total": index.cached(("count", *rows_filter.key), count), "rows": rows(index, lines)}
 
 
@@ -212,16 +218,17 @@ def rows(index: Index, lines: Sequence[int]) -> list[JsonObject]:
     marks = ", ".join("?" * len(lines))
     sql = f"SELECT {columns} FROM rollouts LEFT JOIN questions USING (line) WHERE rollouts.line IN ({marks})"
     fixed = len(FIXED) + 3
-    found: dict[int, JsonObject] = {}
+    rows: dict[int, JsonObject] = {}
     for row in index.query(sql, lines):
         row_values = dict(zip(names[:fixed], row))
-        row_values["scores"] = {name: value for name, value in zip(names[fixed:], row[fixed:]) if value is not None}
-        found[row[0]] = row_values | {"tags": [], "note": ""}
+        row_scores = zip(names[fixed:], row[fixed:])
+        row_values["scores"] = {name: value for name, value in row_scores if value is not None}
+        rows[row[0]] = row_values | {"tags": [], "note": ""}
     for line, tag in index.query(f"SELECT line, tag FROM tagged WHERE line IN ({marks}) ORDER BY line, tag", lines):
-        found[line]["tags"].append(tag)
+        rows[line]["tags"].append(tag)
     for line, note in index.query(f"SELECT line, note FROM noted WHERE line IN ({marks})", lines):
-        found[line]["note"] = note
-    return [found[line] for line in lines if line in found]
+        rows[line]["note"] = note
+    return [rows[line] for line in lines if line in rows]
 
 
 def facet(index: Index, rows_filter: Filter, name: str) -> JsonObject:
@@ -238,12 +245,12 @@ def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
     available = _column_values(index, column)
     if available is None:
         sql = f"SELECT {column}, COUNT(*) FROM {TABLE_SCAN} WHERE {rows_filter.where} GROUP BY {column} ORDER BY 2 DESC, 1"
-        found = index.query(sql, rows_filter.values)
+        counted = index.query(sql, rows_filter.values)
     else:
         counts = available.counts(_mask(index, rows_filter))
-        found = [(value, count) for value, count in zip(available.values, counts, strict=True) if count]
-        found.sort(key=lambda one: (-one[1], one[0] is not None, one[0]))
-    return {"name": name, "values": found[:MAX_FACET_VALUES], "others": max(0, len(found) - MAX_FACET_VALUES)}
+        counted = [(value, count) for value, count in zip(available.values, counts, strict=True) if count]
+        counted.sort(key=lambda pair: (-pair[1], pair[0] is not None, pair[0]))
+    return {"name": name, "values": counted[:MAX_FACET_VALUES], "others": max(0, len(counted) - MAX_FACET_VALUES)}
 
 
 def prepare(index: Index) -> Iterator[str]:
@@ -251,14 +258,14 @@ def prepare(index: Index) -> Iterator[str]:
 
     A first facet, histogram or `reasons` then takes as long as any later one.
     """
-    known = columns(index)
-    scores = [name for name in known if name.startswith(SCORE_PREFIX)][:MAX_PREPARED_SCORES]
+    available = columns(index)
+    scores = [name for name in available if name.startswith(SCORE_PREFIX)][:MAX_PREPARED_SCORES]
     for name in ("reward", *scores, "turns", "completion_tokens", "seconds"):
         yield name
-        _bar_column(index, known[name])
+        _bar_column(index, available[name])
     for name in ("outcome", "stop", "error", "env", *FLAG_COLUMNS, "reply", *scores):
         yield name
-        _column_values(index, known[name])
+        _column_values(index, available[name])
 
 
 class _CodedColumn(NamedTuple):
@@ -273,8 +280,8 @@ class _CodedColumn(NamedTuple):
 
     def counts(self, mask: bytes) -> list[int]:
         """Count the selected rollouts per value."""
-        rows_filter = bytes(compress(self.codes, mask))
-        return [rows_filter.count(code) for code in range(len(self.values))]
+        selected_codes = bytes(compress(self.codes, mask))
+        return [selected_codes.count(code) for code in range(len(self.values))]
 
 
 def _mask(index: Index, rows_filter: Filter) -> bytes:
@@ -297,10 +304,10 @@ def _column_values(index: Index, column: str) -> _CodedColumn | None:
 def _code(values: Sequence[object]) -> _CodedColumn | None:
     if len(set(values[: 2 * MAX_CODED_VALUES])) > MAX_CODED_VALUES:
         return None
-    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
-    return (
-        _CodedColumn(bytes(map(places.__getitem__, values)), list(places)) if len(places) <= MAX_CODED_VALUES else None
-    )
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    if len(codes) > MAX_CODED_VALUES:
+        return None
+    return _CodedColumn(bytes(map(codes.__getitem__, values)), list(codes))
 
 
 def _tags(index: Index, rows_filter: Filter) -> dict[str, object]:
@@ -308,11 +315,11 @@ def _tags(index: Index, rows_filter: Filter) -> dict[str, object]:
         "SELECT tag, COUNT(*) FROM tagged JOIN (SELECT line AS seen FROM rollouts "
         f"WHERE line IN (SELECT line FROM tagged) AND {rows_filter.where}) ON seen = line GROUP BY tag ORDER BY 2 DESC, 1"
     )
-    found = index.query(sql, rows_filter.values)
-    if found:
+    counted = index.query(sql, rows_filter.values)
+    if counted:
         none = f"SELECT COUNT(*) FROM {TABLE_SCAN} WHERE line NOT IN (SELECT line FROM tagged) AND {rows_filter.where}"
-        found += [(None, count) for (count,) in index.query(none, rows_filter.values) if count]
-    return {"name": TAG, "values": found[:MAX_FACET_VALUES], "others": max(0, len(found) - MAX_FACET_VALUES)}
+        counted += [(None, count) for (count,) in index.query(none, rows_filter.values) if count]
+    return {"name": TAG, "values": counted[:MAX_FACET_VALUES], "others": max(0, len(counted) - MAX_FACET_VALUES)}
 
 
 def histogram(index: Index, rows_filter: Filter, name: str) -> JsonObject:
@@ -335,9 +342,9 @@ def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, object
     mask = _mask(index, rows_filter)
     *counts, _ = available.coded.counts(mask)
     count, total = sum(counts), _sum(compress(available.numbers, mask))
-    bars = [_bar(place, available.low, available.width, count) for place, count in enumerate(counts)]
+    bars = [_bar(position, available.low, available.width, count) for position, count in enumerate(counts)]
     if available.single is not None:
-        bars = [{**bars[place], "value": value} for place, value in sorted(available.single.items())]
+        bars = [{**bars[position], "value": value} for position, value in sorted(available.single.items())]
     return {
         "name": name,
         "count": count,
@@ -377,37 +384,39 @@ def _bar_column(index: Index, column: str) -> _BarColumn | None:
 
 def _bars(index: Index, column: str) -> _BarColumn | None:
     values = [value for (value,) in index.query(f"SELECT CAST({column} AS REAL) FROM {TABLE_SCAN}")]
-    finite = [value for value in values if value is not None and -math.inf < value < math.inf]
+    is_finite = [value is not None and -math.inf < value < math.inf for value in values]
+    finite = list(compress(values, is_finite))
     if not finite:
         return None
     low, high = min(finite), max(finite)
     width = high / NUM_BARS - low / NUM_BARS or 1.0
-    edges = [_edge(place, low, width) for place in range(1, NUM_BARS)]
+    edges = [_edge(position, low, width) for position in range(1, NUM_BARS)]
     codes = bytes(map(partial(bisect_right, edges), finite))
-    single = None
-    if (
-        len(set(finite[:MAX_CODED_VALUES])) <= NUM_BARS
-        and len(different := dict(zip(finite, codes, strict=True))) <= NUM_BARS
-    ):
-        bars = {bar: value for value, bar in different.items()}
-        single = bars if len(bars) == len(different) else None
+    single = _single_values(finite, codes)
     if len(finite) < len(values):
-        shown = zip(codes, finite, strict=True)
-        pairs = [
-            next(shown) if value is not None and -math.inf < value < math.inf else (NUM_BARS, 0.0) for value in values
-        ]
+        finite_pairs = zip(codes, finite, strict=True)
+        pairs = [next(finite_pairs) if can_be_drawn else (NUM_BARS, 0.0) for can_be_drawn in is_finite]
         codes, finite = bytes([code for code, _ in pairs]), [value for _, value in pairs]
     return _BarColumn(_CodedColumn(codes, list(range(NUM_BARS + 1))), array("d", finite), low, high, width, single)
 
 
-def _bar(place: int, low: float, width: float, count: int) -> dict[str, object]:
-    bar: dict[str, object] = {"from": _edge(place, low, width), "count": count}
-    return {**bar, "to": _edge(place + 1, low, width)} if place < NUM_BARS - 1 else bar
+def _single_values(values: Sequence[JsonValue], bars: bytes) -> dict[int, JsonValue] | None:
+    """Return the value of each bar that has values; None if a bar has two different ones."""
+    if len(set(values[:MAX_CODED_VALUES])) > NUM_BARS:  # spares a large column the dictionary below
+        return None
+    bar_of = dict(zip(values, bars, strict=True))
+    single = {bar: value for value, bar in bar_of.items()}
+    return single if len(single) == len(bar_of) else None
 
 
-def _edge(place: int, low: float, width: float) -> float:
-    edge = low + place * width
-    return edge if math.isfinite(edge) else 2 * (low / 2 + place * (width / 2))
+def _bar(position: int, low: float, width: float, count: int) -> dict[str, object]:
+    bar: dict[str, object] = {"from": _edge(position, low, width), "count": count}
+    return {**bar, "to": _edge(position + 1, low, width)} if position < NUM_BARS - 1 else bar
+
+
+def _edge(position: int, low: float, width: float) -> float:
+    edge = low + position * width
+    return edge if math.isfinite(edge) else 2 * (low / 2 + position * (width / 2))
 
 
 def reward_range(index: Index) -> tuple[float, float]:
@@ -418,13 +427,13 @@ def reward_range(index: Index) -> tuple[float, float]:
 
     def find() -> tuple[float, float]:
         sql = f"SELECT MIN(reward), MAX(reward) FROM rollouts WHERE {CURRENT_ROLLOUTS}"
-        seen = [value for value in index.query(sql)[0] if value is not None and math.isfinite(value)]
+        bounds = [value for value in index.query(sql)[0] if finite(value) is not None]
         try:
             weights = [value for value in reward_weights(index).values() if math.isfinite(value)]
         except RunError:  # the run has just been restarted
             weights = []
-        low = min([0.0, sum(value for value in weights if value < 0), *seen])
-        high = max([0.0, sum(value for value in weights if value > 0), *seen])
+        low = min([0.0, sum(value for value in weights if value < 0), *bounds])
+        high = max([0.0, sum(value for value in weights if value > 0), *bounds])
         return (low, high) if low < high else (0.0, 1.0)
 
     return index.cached("range", find)
@@ -433,10 +442,10 @@ def reward_range(index: Index) -> tuple[float, float]:
 def reward_weights(index: Index) -> dict[str, float]:
     """Return the weights of the reward functions in the last scored rollout; {} without one."""
     sql = f"SELECT offset, size FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL ORDER BY line DESC LIMIT 1"
-    found = index.query(sql)
-    if not found:
+    rows = index.query(sql)
+    if not rows:
         return {}
-    scores = decode_outcome(read_line(index.file, *found[0])).scores
+    scores = decode_outcome(read_line(index.file, *rows[0])).scores
     if scores is None:
         raise RunError(f"{index.file} does not match its index; delete the index {index.store}, rove rebuilds it")
     return scores.weights
@@ -453,10 +462,10 @@ def reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
 
 
 def _reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
-    known = columns(index)
+    available = columns(index)
     weighted = [SCORE_PREFIX + name for name, weight in reward_weights(index).items() if weight]
-    scores = [name for name in known if name.startswith(SCORE_PREFIX)]
-    scores = ([name for name in weighted if name in known] or scores)[: 2 * MAX_PATTERN_SCORES]
+    scores = [name for name in available if name.startswith(SCORE_PREFIX)]
+    scores = ([name for name in weighted if name in available] or scores)[: 2 * MAX_PATTERN_SCORES]
     error, outcome, stop, reply, *patterns = _coded_columns(index, ["error", "outcome", "stop", "reply", *scores])
     failing = _both(_mask(index, rows_filter), _is_any(outcome, ("failed", "below")))
     stopped = _both(failing, _is_any(error, (None,)))
@@ -482,39 +491,43 @@ def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
 
     Columns that are not in memory are read together.
     """
-    known = columns(index)
+    available = columns(index)
     read: dict[str, Sequence[object]] = {}
 
     def together(name: str) -> _CodedColumn | None:
         if not read:
-            found = index.query(f"SELECT {', '.join(known[name] for name in names)} FROM {TABLE_SCAN}")
-            read.update(zip(names, zip(*found), strict=True) if found else dict.fromkeys(names, ()))
+            expressions = ", ".join(available[name] for name in names)
+            rows = index.query(f"SELECT {expressions} FROM {TABLE_SCAN}")
+            read.update(zip(names, zip(*rows), strict=True) if rows else dict.fromkeys(names, ()))
         return _code(read[name])
 
     def uncoded(name: str) -> Sequence[object]:
         if read or name.startswith(SCORE_PREFIX):
             return read.get(name, ())
-        sql = (
-            "SELECT reply FROM questions ORDER BY line"
-            if name == "reply"
-            else f"SELECT {known[name]} FROM {TABLE_SCAN}"
-        )
+        sql = f"SELECT {available[name]} FROM {TABLE_SCAN}"
+        if name == "reply":
+            sql = "SELECT reply FROM questions ORDER BY line"
         return [value for (value,) in index.query(sql)]
 
-    found = ((name, index.cached(("values", known[name]), partial(together, name))) for name in names)
-    return [_Values(uncoded(name)) if coded is None else _Values(coded.codes, coded.values) for name, coded in found]
+    columns_by_name = []
+    for name in names:
+        coded = index.cached(("values", available[name]), partial(together, name))
+        columns_by_name.append(_Values(uncoded(name)) if coded is None else _Values(coded.codes, coded.values))
+    return columns_by_name
 
 
-def _is_any(column: _Values, wanted: Sequence[object]) -> bytes:
+def _is_any(column: _Values, values: Sequence[object]) -> bytes:
     """Return one byte per rollout: 1 if the column has one of the values, else 0."""
     if column.values is None:
-        return bytes(value in wanted for value in column.codes)
-    return bytes(column.codes).translate(bytes(value in wanted for value in column.values).ljust(256, b"\0"))
+        return bytes(value in values for value in column.codes)
+    is_selected = bytes(value in values for value in column.values)
+    return bytes(column.codes).translate(is_selected.ljust(256, b"\0"))  # a translation table has 256 bytes
 
 
-def _both(one: bytes, other: bytes) -> bytes:
+def _both(left_mask: bytes, right_mask: bytes) -> bytes:
     """Return the mask of the rollouts that both masks select."""
-    return (int.from_bytes(one, "big") & int.from_bytes(other, "big")).to_bytes(len(one), "big")
+    both = int.from_bytes(left_mask, "big") & int.from_bytes(right_mask, "big")
+    return both.to_bytes(len(left_mask), "big")
 
 
 def _largest(
@@ -523,46 +536,48 @@ def _largest(
     """Yield the largest groups of selected rollouts, on these lines, with equal values; a missing value is no value."""
     parts = [compress(column.codes, mask) for column in chosen.values()]
     keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])
-    found: list[tuple[JsonValue, int, list[JsonValue]]] = []
+    combinations: list[tuple[JsonValue, int, list[JsonValue]]] = []
     for key, count in Counter(keys).most_common():
         codes: Sequence[JsonValue] = key if len(parts) != 1 else [key]
         values = [
-            code if one.values is None else one.values[code] for code, one in zip(codes, chosen.values(), strict=True)
+            code if column.values is None else column.values[code]
+            for code, column in zip(codes, chosen.values(), strict=True)
         ]
         if count >= fewest and None not in values:
-            found.append((key, count, values))
-        if count < fewest or len(found) == MAX_REASONS:
+            combinations.append((key, count, values))
+        if count < fewest or len(combinations) == MAX_REASONS:
             break
-    for key, count, values in found:
+    for key, count, values in combinations:
         pairs = list(zip(chosen, values, strict=True))
-        shown = (
-            [f"{name.removeprefix(SCORE_PREFIX)} = {value:g}" for name, value in pairs] if kind == "scores" else values
-        )
-        chosen_by = [[f"is.{name}", str(value)] for name, value in pairs]
+        parts_of_label = values
+        if kind == "scores":
+            parts_of_label = [f"{name.removeprefix(SCORE_PREFIX)} = {value:g}" for name, value in pairs]
         yield {
             "kind": kind,
-            "label": ", ".join(shown),
+            "label": ", ".join(parts_of_label),
             "count": count,
             "line": lines[keys.index(key)],
-            "filter": chosen_by,
+            "filter": [[f"is.{name}", str(value)] for name, value in pairs],
         }
 
 
 def _lines(index: Index, mask: bytes) -> Sequence[int]:
     """Return the lines of the selected rollouts. The rollouts are all lines of the file but the unreadable ones."""
     bad = {line for (line,) in index.query("SELECT line FROM bad")}
-    lines = range(len(mask) + len(bad))
-    return list(compress((line for line in lines if line not in bad) if bad else lines, mask))
+    lines: Iterable[int] = range(len(mask) + len(bad))
+    if bad:  # without, a range is several times as fast as a generator
+        lines = (line for line in lines if line not in bad)
+    return list(compress(lines, mask))
 
 
 def _pattern_scores(scores: Mapping[str, _Values], mask: bytes) -> dict[str, _Values]:
     """Return the first scores with few different values among some rollouts."""
-    found = {}
+    values = {}
     for name, column in scores.items():
-        if column.values is None or len(found) == MAX_PATTERN_SCORES:
+        if column.values is None or len(values) == MAX_PATTERN_SCORES:
             continue
         counts = _CodedColumn(bytes(column.codes), list(column.values)).counts(mask)
         different = sum(value is not None and count > 0 for value, count in zip(column.values, counts, strict=True))
         if 1 <= different <= MAX_PATTERN_VALUES:
-            found[name] = column
-    return found
+            values[name] = column
+    return values

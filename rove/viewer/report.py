@@ -23,10 +23,10 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
-from rove.statistics.format import caveats, duration, limits
+from rove.statistics.format import caveats, duration, interval
 from rove.utils.files import atomic_write
 from rove.viewer import queries, training_steps
-from rove.viewer.html import shown, utf8_text, whole_page
+from rove.viewer.html import finite, shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
@@ -77,28 +77,38 @@ class RunReport:
         metrics = JsonlTail(self.run.path / "metrics.jsonl")
         metrics.catch_up()
         alerts, damaged = alert_rows(self.run.path)
-        found = training_data(metrics.rows, alerts, self.config.get("steps"), steps)
+        data = training_data(metrics.rows, alerts, self.config.get("steps"), steps)
         for name, bad in (("metrics.jsonl", metrics.bad), ("alerts.jsonl", damaged)):
             if bad:
-                found["counts"].append(f"{bad:,} damaged lines of {name} are omitted")
-        return found
+                data["counts"].append(f"{bad:,} damaged lines of {name} are omitted")
+        return data
 
     def _tally(self) -> Tally:
         price = self.config.get("price")
         try:
-            known = msgspec.convert(price, Price, strict=False) if price else None
+            checked_price = msgspec.convert(price, Price, strict=False) if price else None
         except msgspec.ValidationError as error:
             raise RunError(
                 f"{self.run.path}/config.toml: `price` is invalid: {error}; restore the file that rove wrote"
             ) from error
-        tally = Tally(pass_threshold=self.config.get("pass_threshold", 1.0), price=known)
+        tally = Tally(pass_threshold=self.config.get("pass_threshold", 1.0), price=checked_price)
         counted = {line.number for line in self.run.ledger()[0].values()}
         self.num_rollouts = len(counted)
         if not self.complete:
-            for place, outcome in enumerate(self.run.outcomes()):
-                if place in counted:
+            for line, outcome in enumerate(self.run.outcomes()):
+                if line in counted:
                     tally.add(outcome)
         return tally
+
+    @property
+    def progress(self) -> str:
+        """A phrase about rollouts that the summary does not count; "" without any."""
+        if not self.complete:
+            planned = self.config.get("num_examples", -1) * self.config.get("rollouts_per_example", 1)
+            return f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
+        if self.summary.get("rollouts") != self.num_rollouts:
+            return f"the run folder has {self.num_rollouts:,} rollouts, all shown below"
+        return ""
 
     @property
     def title(self) -> str:
@@ -117,9 +127,8 @@ class RunReport:
     @property
     def repeat_command(self) -> str:
         """The command that repeats the run."""
-        model = (
-            "" if self.config.get("model", "?") else "-m FOLDER "
-        )  # an evaluation during training may have no model folder
+        # An evaluation during training may have no model folder.
+        model = "" if self.config.get("model", "?") else "-m FOLDER "
         settings = shlex.quote(utf8_text(str(self.run.path / "config.toml")))
         return f"rove {self.kind} @ {settings} {model}--run-dir runs/again"
 
@@ -137,7 +146,7 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     try:
         data = {**_common(report), **(_evaluation if report.kind == "eval" else _training)(report, index)}
         data |= _rollouts(report, index, rollouts)
-        lines = {one["example_key"]: one["line"] for one in reversed(data["rollouts"])}
+        lines = {rollout["example_key"]: rollout["line"] for rollout in reversed(data["rollouts"])}
         for example in data["examples"]:
             example["line"] = lines.get(example["key"])
         data = without_secrets(
@@ -168,13 +177,14 @@ def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list
 
     Failures take at most half of the places, unless there are too few others.
     """
-    failed = [place for place, reward in rewards if reward is None]
-    scored = [place for _, place in sorted((reward, place) for place, reward in rewards if reward is not None)]
+    failed = [line for line, reward in rewards if reward is None]
+    scored = [number for _, number in sorted((reward, line) for line, reward in rewards if reward is not None)]
     if len(rewards) <= limit:
         return failed + scored
     failed = failed[: max(limit // 2, limit - len(scored))]
-    rest = limit - len(failed)
-    return failed + scored[: rest - rest // 2] + scored[::-1][: rest // 2]
+    num_scored = limit - len(failed)
+    num_highest = num_scored // 2
+    return failed + scored[: num_scored - num_highest] + scored[::-1][:num_highest]
 
 
 def markdown(run: Run) -> str:
@@ -183,24 +193,22 @@ def markdown(run: Run) -> str:
 
 
 def _to_markdown(report: RunReport) -> str:
-    if report.kind == "eval":
-        rows, counts = list(_values(report.summary)), list(_counts(report))
-        head = TABLE_HEAD
-    else:
-        measured = report.training()
-        rows, counts, head = measured["values"], measured["counts"], measured["head"]
+    data = summary_data(report.summary, report.progress) if report.kind == "eval" else report.training()
     versions = [f"{name} {report.versions[name]}" for name in ("rove", "python") if name in report.versions]
-    aligned = ["---", *["---:"] * (len(head) - 1)]
-    lines = [
-        f"### {_plain(report.title)}",
-        "",
-        *(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in (head, aligned, *rows)),
-        "",
-        _plain("; ".join(counts)),
-        "",
-        f"Repeat: {_code(report.repeat_command)} ({_plain(', '.join([*versions, report.when]))})",
-    ]
-    return utf8_text("\n".join(lines)) + "\n"
+    origin = _plain(", ".join([*versions, report.when]))
+    repeat = utf8_text(f"Repeat: {_code(report.repeat_command)} ({origin})")
+    return f"{summary_markdown(report.title, data)}\n{repeat}\n"
+
+
+def summary_markdown(title: str, data: JsonMapping) -> str:
+    """Return the title, the table and the counts of `summary_data` or `training_data` as Markdown."""
+    head = data["head"]
+    alignment = ["---", *["---:"] * (len(head) - 1)]
+    lines = [f"### {_plain(title)}", ""]
+    for row in (head, alignment, *data["values"]):
+        lines.append(f"| {' | '.join(_plain(cell) for cell in row)} |")
+    lines += ["", _plain("; ".join(data["counts"])), ""]
+    return utf8_text("\n".join(lines))
 
 
 def _plain(cell: str) -> str:
@@ -222,65 +230,68 @@ def _on_one_line(text: str) -> str:
 # Summaries of older versions lack some keys; these are omitted.
 
 
-def _values(summary: Mapping[str, object]) -> Iterator[tuple[str, str, str, str]]:
+def summary_data(summary: JsonMapping, progress: str = "") -> JsonObject:
+    """Return the numbers of an evaluation's summary for `static/report.js` and Markdown.
+
+    Args:
+        progress: A phrase about rollouts that the summary does not count; "" without any.
+    """
+    return {
+        "cards": list(cards(summary)),
+        "head": TABLE_HEAD,
+        "values": list(table_rows(summary)),
+        "counts": list(_counts(summary, progress)),
+    }
+
+
+def table_rows(summary: JsonMapping) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, mean, interval and weight of every estimate, the reward first."""
-    for name, seen, weight in _estimates(summary):
-        yield name, shown(seen.get("mean")), _interval(seen), weight
+    for name, estimate, weight in _estimates(summary):
+        yield name, shown(estimate.get("mean")), interval(estimate), weight
 
 
 def _estimates(summary: JsonMapping) -> Iterator[tuple[str, Mapping[str, object], str]]:
     """Yield name, estimate and weight of every estimate, the reward first."""
     yield "reward", summary.get("reward") or {}, ""
     functions: JsonObject = summary.get("functions") or {}
-    for name, seen in sorted(functions.items(), key=lambda item: -abs(item[1].get("weight") or 0.0)):
-        weight = seen.get("weight")
-        yield name, seen, f"{weight:g}" if weight else "metric"
+    for name, estimate in sorted(functions.items(), key=lambda item: -abs(item[1].get("weight") or 0.0)):
+        weight = estimate.get("weight")
+        yield name, estimate, f"{weight:g}" if weight else "metric"
     for kind in ("pass@k", "pass^k"):
-        for k, seen in (summary.get(kind) or {}).items():
-            yield f"{kind[:-1]}{k}", seen, ""
+        for k, estimate in (summary.get(kind) or {}).items():
+            yield f"{kind[:-1]}{k}", estimate, ""
 
 
-def _interval(seen: Mapping[str, object]) -> str:
-    found, mark = limits(seen), "*" if seen.get("caveat") else ""
-    return f"[{shown(found[0])}, {shown(found[1])}]{mark}" if found else f"–{mark}"
-
-
-def _counts(report: RunReport) -> Iterator[str]:
+def _counts(summary: JsonMapping, progress: str) -> Iterator[str]:
     """Yield phrases on the number of rollouts, failures and stop reasons."""
-    summary, config = report.summary, report.config
     yield f"{summary.get('scored', 0):,} of {summary.get('rollouts', 0):,} rollouts scored"
-    if not report.complete:
-        planned = config.get("num_examples", -1) * config.get("rollouts_per_example", 1)
-        yield f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
-    elif summary.get("rollouts") != report.num_rollouts:
-        yield f"the run folder has {report.num_rollouts:,} rollouts, all shown below"
-    for kind, one in (("errors", "failed"), ("stops", "stop reason")):
-        found: dict[str, int] = summary.get(kind) or {}
-        if found:
-            counts = ", ".join(f"{name} ({count:,})" for name, count in sorted(found.items(), key=lambda i: -i[1]))
-            yield f"{summary.get('failed', 0):,} {one}: {counts}" if kind == "errors" else f"{one}: {counts}"
+    if progress:
+        yield progress
+    if summary.get("errors"):
+        yield f"{summary.get('failed', 0):,} failed: {_most_frequent_first(summary['errors'])}"
+    if summary.get("stops"):
+        yield f"stop reason: {_most_frequent_first(summary['stops'])}"
     if summary.get("truncated"):
         yield f"{summary['truncated']:,} truncated"
-    if noted := caveats(seen for _, seen, _ in _estimates(summary)):
-        yield noted
+    if caveat_line := caveats(estimate for _, estimate, _ in _estimates(summary)):
+        yield caveat_line
 
 
-def table_rows(report: RunReport) -> tuple[Sequence[str], list[tuple[str, str, str, str]]]:
-    """Return the head and the rows of the table of an evaluation's estimates."""
-    return TABLE_HEAD, list(_values(report.summary))
+def _most_frequent_first(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count:,})" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
     """Yield the main numbers with their labels."""
     reward = summary.get("reward") or {}
-    yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95% interval"
+    yield f"{shown(reward.get('mean'))} {interval(reward)}", "reward, 95% interval"
     yield f"{shown(summary.get('scored'))} / {shown(summary.get('rollouts'))}", "rollouts scored"
     if summary.get("failed"):
         yield shown(summary["failed"]), "failed"
     yield shown(summary.get("prompt_tokens")), "prompt tokens"
     yield shown(summary.get("completion_tokens")), "completion tokens"
-    for name, seen in (summary.get("latency") or {}).items():
-        yield duration(seen.get("p50")), f"median {name}, 90% within {duration(seen.get('p90'))}"
+    for name, quantiles in (summary.get("latency") or {}).items():
+        yield duration(quantiles.get("p50")), f"median {name}, 90% within {duration(quantiles.get('p90'))}"
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
@@ -289,22 +300,34 @@ def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
 # What the page shows, see static/report.js
 
 
+PAGE_DEFAULTS: JsonMapping = {
+    "complete": True,
+    "links": [],
+    "versions": "",
+    "again": "",
+    "training": None,
+    "note": "",
+    "verdict": [],
+    "histograms": [],
+    "examples": [],
+    "examples_note": "",
+}
+"""Data of a page that has nothing of the kind; `links` are pairs of address and text."""
+
+
 def _common(report: RunReport) -> JsonObject:
-    rove = report.versions.get("rove")
+    facts = [report.when]
+    if "rove" in report.versions:
+        facts.append(f"rove {report.versions['rove']}")
     return {
+        **PAGE_DEFAULTS,
         "title": report.title,
-        "env": str(report.config.get("env") or ""),
         "complete": report.complete,
-        "facts": [report.when, *([f"rove {rove}"] if rove else [])],
+        "facts": facts,
         "settings": tomli_w.dumps(report.config),
         "versions": "\n".join(f"{name} {version}" for name, version in report.versions.items()),
         "again": report.repeat_command,
-        "training": None,
         "note": report.summary.get("too_few", ""),
-        "verdict": [],
-        "histograms": [],
-        "examples": [],
-        "examples_note": "",
     }
 
 
@@ -313,10 +336,7 @@ def _evaluation(report: RunReport, index: Index) -> JsonObject:
     note = f"{left_out:,} examples with higher rewards are omitted. " if left_out else ""
     note += "The spread is the standard deviation of the rewards of one example."
     return {
-        "cards": list(cards(report.summary)),
-        "head": TABLE_HEAD,
-        "values": list(_values(report.summary)),
-        "counts": list(_counts(report)),
+        **summary_data(report.summary, report.progress),
         "histograms": _histograms(index) if report.num_rollouts else [],
         "examples": listed,
         "examples_note": note,
@@ -336,15 +356,15 @@ def _training(report: RunReport, index: Index) -> JsonObject:
 
 def _histograms(index: Index) -> list[JsonObject]:
     """Return the histograms of the reward, every score, and the turns of scored rollouts."""
-    known = queries.columns(index)
-    scored = queries.parse_filter(known, [("is.error", "")])
-    names = ["reward", *sorted(name for name in known if name.startswith(queries.SCORE_PREFIX)), "turns"]
+    columns = queries.columns(index)
+    scored = queries.parse_filter(columns, [("is.error", "")])
+    names = ["reward", *sorted(name for name in columns if name.startswith(queries.SCORE_PREFIX)), "turns"]
     histograms = [queries.histogram(index, scored, name) for name in names]
     titles = {"score.reward": "reward (function)", "score.turns": "turns (function)"}
     return [
-        {**one, "title": titles.get(one["name"], one["name"].removeprefix(queries.SCORE_PREFIX))}
-        for one in histograms
-        if one["count"]
+        {**histogram, "title": titles.get(histogram["name"], histogram["name"].removeprefix(queries.SCORE_PREFIX))}
+        for histogram in histograms
+        if histogram["count"]
     ]
 
 
@@ -354,16 +374,16 @@ def _examples(index: Index) -> tuple[list[JsonObject], int]:
         f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {TABLE_SCAN} "
         f"WHERE {CURRENT_ROLLOUTS} GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
     )
-    found = index.query(sql)
+    examples = index.query(sql)
     rewards = f"SELECT reward FROM rollouts INDEXED BY places WHERE example_key = ? AND {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
     listed = []
-    for key, number, count, mean, failed, first in found[:MAX_EXAMPLES]:
+    for key, number, count, mean, failed, first in examples[:MAX_EXAMPLES]:
         values = [reward for (reward,) in index.query(rewards, [key])]
         [(question,)] = index.query("SELECT text FROM questions WHERE line = ?", [first])
         spread = stdev(values) if len(values) > 1 else None
         row = {"number": number, "key": key, "question": question, "rollouts": count, "mean": mean, "spread": spread}
         listed.append({**row, "failed": failed})
-    return listed, max(0, len(found) - MAX_EXAMPLES)
+    return listed, max(0, len(examples) - MAX_EXAMPLES)
 
 
 def _rollouts(report: RunReport, index: Index, limit: int) -> JsonObject:
@@ -378,18 +398,26 @@ def _rollouts(report: RunReport, index: Index, limit: int) -> JsonObject:
         note += f", then those with the highest; {len(rewards) - len(chosen):,} of {len(rewards):,} are omitted"
     return {
         "rollouts": [_rollout(index, line) for line in chosen],
-        "rollouts_note": f"{'Rollouts of the last step. ' * bool(of_step)}{note}.",
+        "rollouts_note": f"Rollouts of the last step. {note}." if of_step else f"{note}.",
     }
 
 
 def _rollout(index: Index, number: int) -> JsonObject:
     [(offset, size)] = index.query("SELECT offset, size FROM rollouts WHERE line = ?", [number])
-    found = describe_rollout(read_line(index.file, offset, size), max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
-    return {
-        "line": number,
-        "size": size,
-        **{name: value for name, value in found.items() if name not in OMITTED_FIELDS},
-    }
+    return rollout_data(number, read_line(index.file, offset, size), size)
+
+
+def rollout_data(number: int, line: bytes, size: int) -> JsonObject:
+    """Return a rollout for `static/report.js`.
+
+    Args:
+        number: Position of the rollout, for links to it.
+        line: The rollout as in rollouts.jsonl, without the line's end.
+        size: Bytes of the line with its end.
+    """
+    content = describe_rollout(line, max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
+    shown_fields = {name: value for name, value in content.items() if name not in OMITTED_FIELDS}
+    return {"line": number, "size": size, **shown_fields}
 
 
 def _last_versions(run: Run) -> dict[str, str]:
@@ -422,7 +450,8 @@ def training_data(
     seconds = sum(_seconds(row) for row in rows)
     of = f" of {planned:,}" if planned else ""
     counts = [f"{taken:,}{of} steps taken", f"{len(alerts):,} alerts" if alerts else "no alert"]
-    counts += [f"{seconds / 60:,.0f} minutes in all"] if seconds >= 60 else []
+    if seconds >= 60:
+        counts.append(f"{seconds / 60:,.0f} minutes in all")
     counts += [f"step {alert['step']}: {alert['line']}" for alert in alerts[-3:] if {"step", "line"} <= alert.keys()]
     return {
         "cards": [(f"{taken:,}{of}", "steps"), *((row[2], f"{row[0]}, last") for row in values)],
@@ -441,30 +470,33 @@ def training_data(
 
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the main metrics that the rows have, then the held-out rewards."""
-    known = {name for row in rows for name in row}
-    measured = ([name for name in names if name in known] for names in MAIN_METRICS)
-    return next(filter(None, measured), []) + sorted(filter(HELD_OUT.fullmatch, known))
+    measured: set[str] = set().union(*rows)
+    held_out = sorted(filter(HELD_OUT.fullmatch, measured))
+    for names in MAIN_METRICS:
+        main = [name for name in names if name in measured]
+        if main:
+            return main + held_out
+    return held_out
 
 
 def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | None:
     """Return a row of `METRICS_HEAD`; the best loss is the lowest."""
-    found = [(value, row.get("step")) for row in rows if (value := _number(row.get(name))) is not None]
-    if not found:
+    points = [(value, row.get("step")) for row in rows if (value := finite(row.get(name))) is not None]
+    if not points:
         return None
-    best, step = (min if "loss" in name else max)(found, key=lambda one: one[0])
+    best_of = min if "loss" in name else max
+    best, step = best_of(points, key=lambda point: point[0])
+    title = "reward" if name == "reward/mean" else name.replace("_", " ")
     held_out = HELD_OUT.fullmatch(name)
-    title = f"{held_out[1]} (held out)" if held_out else {"reward/mean": "reward"}.get(name, name.replace("_", " "))
-    return title, shown(found[0][0]), shown(found[-1][0]), shown(best), shown(step)
+    if held_out:
+        title = f"{held_out[1]} (held out)"
+    return title, shown(points[0][0]), shown(points[-1][0]), shown(best), shown(step)
 
 
 def _seconds(row: Mapping[str, object]) -> float:
     """Return the seconds of a step. `time/step` counts overlapping sampling and training once."""
     names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
-    return sum(_number(row.get(name)) or 0.0 for name in names)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return sum(finite(row.get(name)) or 0.0 for name in names)
 
 
 def _rounded(value: object) -> object:

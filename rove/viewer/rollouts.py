@@ -16,6 +16,7 @@ from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
 from rove.statistics.format import version_words
 from rove.utils.files import open_regular
+from rove.utils.units import counted
 from rove.viewer.html import cut
 
 MAX_TEXT_CHARS = 20_000
@@ -59,16 +60,15 @@ def describe_rollout(
     texts = max(1, len(record.prompt) + len(record.completion))
     limit = 1 << 24 if whole else max(MIN_TEXT_CHARS, min(max_chars[0], max_chars[1] // texts))
     plain = msgspec.to_builtins(msgspec.structs.replace(record, steps=[], model_roles={}))
-    shown = {name: shortened(value, limit) for name, value in plain.items() if name not in ("steps", "model_roles")}
-    roles = {
-        role: [shortened(dict(message), limit) for step in steps for message in (*step.prompt[-1:], *step.completion)]
-        for role, steps in record.model_roles.items()
-    }
-    spans = [span for step in record.steps if step.tokens for span in step.tokens.versions]
+    fields = {name: shortened(value, limit) for name, value in plain.items() if name not in ("steps", "model_roles")}
+    roles = {role: _role_messages(steps, limit) for role, steps in record.model_roles.items()}
+    spans: list[tuple[int, int]] = []
+    for step in record.steps:
+        spans += step.tokens.versions if step.tokens else []
     updated = any(version for version, _ in spans)
     return {
-        **shown,
-        "renderings": renderings_of([*record.prompt, *record.completion], shown["renderings"]),
+        **fields,
+        "renderings": renderings_of([*record.prompt, *record.completion], fields["renderings"]),
         "results": tool_results([*record.prompt, *record.completion]),
         "stopped": stop_words(record),
         "reward": record.reward,
@@ -85,6 +85,14 @@ def describe_rollout(
     }
 
 
+def _role_messages(steps: Sequence[TrajectoryStep], limit: int) -> list[JsonValue]:
+    """Return what a model role was asked last in each step, and its replies."""
+    messages: list[JsonValue] = []
+    for step in steps:
+        messages += [shortened(dict(message), limit) for message in (*step.prompt[-1:], *step.completion)]
+    return messages
+
+
 def copied_text(line: bytes, form: str, env: str, model: str) -> str:
     """Return a rollout as a text to copy.
 
@@ -95,29 +103,33 @@ def copied_text(line: bytes, form: str, env: str, model: str) -> str:
     if form == "json":
         return msgspec.json.format(line, indent=2).decode("utf-8", "replace")
     if form == "test":
-        replies = [one.get("content") for one in record.completion if one.get("role") == "assistant"]
-        known = {"prompt": record.prompt, "answer": record.answer, "info": record.info}
-        case = {"env": env, **known, "replies": replies, "reward": record.reward}
+        replies = [message.get("content") for message in record.completion if message.get("role") == "assistant"]
+        example = {"prompt": record.prompt, "answer": record.answer, "info": record.info}
+        case = {"env": env, **example, "replies": replies, "reward": record.reward}
         return msgspec.json.format(msgspec.json.encode(case), indent=2).decode()
     if form != "curl":
         raise ConfigError(f"as is '{form[:40]}'; expected curl, json or test")
     body = {"model": model, "messages": record.prompt, "tools": record.tools, "temperature": record.temperature}
-    sent = msgspec.json.encode({name: value for name, value in body.items() if value is not None}).decode()
+    body_without_none = {name: value for name, value in body.items() if value is not None}
+    sent = msgspec.json.encode(body_without_none).decode()
     head = "-H \"Authorization: Bearer $OPENAI_API_KEY\" -H 'Content-Type: application/json'"
     return f'curl "$BASE_URL/chat/completions" {head} -d {shlex.quote(sent)}'
 
 
 def stop_words(record: RolloutRecord) -> str:
     """Return in words after how many turns a rollout stopped, and why."""
-    turns = f"{len(record.steps):,} turn{'s' * (len(record.steps) != 1)}"
+    turns = counted(len(record.steps), "turn")
     if record.error is not None:
         return f"Failed after {turns}."
     stop = (record.stop_condition or "nothing").replace("_", " ")
     if record.stop_condition == "has_final_env_response":
         stop = "the environment sent a final response"
     cut_at_length = bool(record.steps) and record.steps[-1].finish_reason == "length"
-    note = ": the last response reached its maximum length" if cut_at_length else ""
-    return f"After {turns}: {stop}{f'; truncated{note}' if record.is_truncated else ''}."
+    if record.is_truncated:
+        stop += "; truncated"
+        if cut_at_length:
+            stop += ": the last response reached its maximum length"
+    return f"After {turns}: {stop}."
 
 
 def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int | None]]:
@@ -126,21 +138,21 @@ def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int
     The result of a call is the first tool message with its id before the next message of the model; None if there is none.
     For example, a message at position 1 with two calls, of which only the second has a result, gives {"1": [None, 2]}.
     """
-    found: dict[str, list[int | None]] = {}
+    results: dict[str, list[int | None]] = {}
     waiting: dict[str, deque[tuple[str, int]]] = {}
-    for place, message in enumerate(messages):
+    for position, message in enumerate(messages):
         calls, role = message.get("tool_calls"), message.get("role")
         if role == "assistant":
             waiting = {}
         if isinstance(calls, list) and calls:
-            found[str(place)] = [None] * len(calls)
+            results[str(position)] = [None] * len(calls)
             for number, call in enumerate(calls):
-                known = str(call.get("id")) if isinstance(call, Mapping) else ""
-                waiting.setdefault(known, deque()).append((str(place), number))
+                call_id = str(call.get("id")) if isinstance(call, Mapping) else ""
+                waiting.setdefault(call_id, deque()).append((str(position), number))
         elif role == "tool" and (queue := waiting.get(str(message.get("tool_call_id")))):
-            made, number = queue.popleft()
-            found[made][number] = place
-    return found
+            caller, number = queue.popleft()
+            results[caller][number] = position
+    return results
 
 
 def renderings_of(messages: Sequence[Mapping[str, object]], recorded: Mapping[object, object]) -> JsonObject:
@@ -149,20 +161,25 @@ def renderings_of(messages: Sequence[Mapping[str, object]], recorded: Mapping[ob
     Records of Tic-Tac-Toe from before environments recorded renderings have the board as text; it is read from there.
     """
     if recorded:
-        return {str(place): rendering for place, rendering in recorded.items()}
-    found = (
-        (place, _board(_text(message))) for place, message in enumerate(messages) if message.get("role") != "assistant"
+        return {str(position): rendering for position, rendering in recorded.items()}
+    boards = (
+        (position, _board(_text(message)))
+        for position, message in enumerate(messages)
+        if message.get("role") != "assistant"
     )
-    return {str(place): {"rows": rows} for place, rows in found if rows}
+    return {str(position): {"rows": rows} for position, rows in boards if rows}
 
 
 def _board(text: str) -> list[list[tuple[str, str]]]:
     """Return the Tic-Tac-Toe board in the last three lines of a text: free squares are numbered; [] if there is none."""
     rows = [line.split() for line in text[-MIN_TEXT_CHARS:].rstrip().split("\n")[-3:]]
-    cells = [cell for row in rows for cell in row]
-    if [len(row) for row in rows] != [3, 3, 3] or any(cell not in ("X", "O", str(i)) for i, cell in enumerate(cells)):
+    if [len(row) for row in rows] != [3, 3, 3]:
         return []
-    return [[(cell, {"X": "first", "O": "second"}.get(cell, "free")) for cell in row] for row in rows]
+    cells = [*rows[0], *rows[1], *rows[2]]
+    if any(cell not in ("X", "O", str(i)) for i, cell in enumerate(cells)):
+        return []
+    marks = {"X": "first", "O": "second"}
+    return [[(cell, marks.get(cell, "free")) for cell in row] for row in rows]
 
 
 def shortened(value: object, limit: int, depth: int = MAX_DEPTH) -> JsonValue:
@@ -197,14 +214,14 @@ def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> lis
     [1, 2] + [7] and [3] + [8]. Joined they are the training sequence, in which [7] and [8] are trained.
     """
     turns: list[dict[str, object]] = []
-    before: list[int] = []
+    previous_ids: list[int] = []
     budget = MAX_TOKENS
     for turn, step in enumerate(steps):
         if step.tokens is None or budget <= 0:
             continue
         prompt, sampled = step.tokens.prompt_ids, step.tokens.completion_ids
-        extends = prompt[: len(before)] == before
-        new = prompt[len(before) :] if extends else prompt
+        extends = prompt[: len(previous_ids)] == previous_ids
+        new = prompt[len(previous_ids) :] if extends else prompt
         turns.append(
             {
                 "turn": turn,
@@ -217,19 +234,23 @@ def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> lis
             }
         )
         budget -= len(new) + len(sampled)
-        before = step.tokens.ids
+        previous_ids = step.tokens.ids
     return turns
 
 
 def add_trained(tokens: Sequence[JsonObject], trained: TrainedRollout) -> None:
     """Add the trainer's statistics of sampled tokens as `trained` to the turns that have them."""
     of_turn = {turn.turn: turn for turn in trained.turns}
-    for shown in tokens:
-        turn = of_turn.get(shown["turn"])
+    for shown_turn in tokens:
+        turn = of_turn.get(shown_turn["turn"])
         if turn is not None:
-            known = slice(len(shown["sampled"]))
-            found = {"logprobs": turn.logprobs[known], "entropies": turn.entropies[known], "advantage": turn.advantage}
-            shown["trained"] = found
+            shown_part = slice(len(shown_turn["sampled"]))
+            statistics = {
+                "logprobs": turn.logprobs[shown_part],
+                "entropies": turn.entropies[shown_part],
+                "advantage": turn.advantage,
+            }
+            shown_turn["trained"] = statistics
 
 
 def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[object]]:
@@ -237,17 +258,17 @@ def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[obj
 
 
 def first_difference(
-    one: Sequence[Mapping[str, object]], other: Sequence[Mapping[str, object]]
+    first: Sequence[Mapping[str, object]], second: Sequence[Mapping[str, object]]
 ) -> tuple[int, int] | None:
     """Return the message and the character where two conversations first differ; None if they are equal.
 
     A message that only one of them has differs at character 0.
     """
-    for place in range(max(len(one), len(other))):
-        if place >= len(one) or place >= len(other):
-            return place, 0
-        if one[place] != other[place]:
-            return place, _common_prefix_length(_text(one[place]), _text(other[place]))
+    for position in range(max(len(first), len(second))):
+        if position >= len(first) or position >= len(second):
+            return position, 0
+        if first[position] != second[position]:
+            return position, _common_prefix_length(_text(first[position]), _text(second[position]))
     return None
 
 

@@ -50,26 +50,31 @@ def _without_passwords(value: object) -> object:
 def settings_of(run: Run) -> list[JsonObject]:
     """Return the settings of a run: `name`, `value`, `default` (None if there is none) and `changed`; changed ones first."""
     content = describe_run(run)
-    known = _defaults_of(content["kind"], content["config"])
-    given = dict(flat(content["config"]))
+    known_defaults = _defaults_of(content["kind"], content["config"])
+    settings = dict(flat(content["config"]))
     rows = [
-        {"name": name, "value": value, "default": known.get(name), "changed": _is_changed(name, value, known)}
-        for name, value in list(given.items())[:MAX_SETTINGS]
+        {
+            "name": name,
+            "value": value,
+            "default": known_defaults.get(name),
+            "changed": _is_changed(name, value, known_defaults),
+        }
+        for name, value in list(settings.items())[:MAX_SETTINGS]
     ]
     return sorted(rows, key=lambda row: (not row["changed"], row["name"] not in ("env", "model"), row["name"]))
 
 
 def _defaults_of(kind: str, config: Mapping[str, object]) -> dict[str, str]:
     """Return the defaults of a run's settings by dotted name, those of its `[[evaluation]]` tables included."""
-    known = dict(flat(defaults().get(kind, {})))
+    known_defaults = dict(flat(defaults().get(kind, {})))
     tables = config.get("evaluation")
-    for place in range(len(tables) if isinstance(tables, list) else 0):
-        known |= flat(defaults()["evaluation"], f"evaluation[{place}]")
-    return known
+    for position in range(len(tables) if isinstance(tables, list) else 0):
+        known_defaults |= flat(defaults()["evaluation"], f"evaluation[{position}]")
+    return known_defaults
 
 
-def _is_changed(name: str, value: str, known: Mapping[str, str]) -> bool:
-    return name not in OUTSIDE_SETTINGS and value != known.get(name, "")
+def _is_changed(name: str, value: str, known_defaults: Mapping[str, str]) -> bool:
+    return name not in OUTSIDE_SETTINGS and value != known_defaults.get(name, "")
 
 
 def flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
@@ -78,8 +83,8 @@ def flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from flat(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        for place, item in enumerate(value):
-            yield from flat(item, f"{name}[{place}]")
+        for position, item in enumerate(value):
+            yield from flat(item, f"{name}[{position}]")
     elif value is not None and value != []:
         yield name, value if isinstance(value, str) else _written(value)
 
@@ -98,12 +103,15 @@ def defaults() -> dict[str, dict[str, object]]:
 
 def differences(runs: Sequence[tuple[str, Run]]) -> JsonObject:
     """Return the settings in which runs differ: their names, and a row of `name` and `values` for each."""
-    found = []
+    settings_by_run = []
     for _, run in runs:
         try:
-            found.append({row["name"]: row["value"] for row in settings_of(run)})
+            settings_by_run.append({row["name"]: row["value"] for row in settings_of(run)})
         except (RunError, OSError):
-            found.append({})
-    names = sorted({name for settings in found for name in settings} - set(OUTSIDE_SETTINGS))
-    rows = [{"name": name, "values": [settings.get(name) for settings in found]} for name in names]
-    return {"runs": [name for name, _ in runs], "rows": [row for row in rows if len(set(row["values"])) > 1]}
+            settings_by_run.append({})
+    rows = []
+    for name in sorted(set().union(*settings_by_run) - set(OUTSIDE_SETTINGS)):
+        values = [settings.get(name) for settings in settings_by_run]
+        if len(set(values)) > 1:
+            rows.append({"name": name, "values": values})
+    return {"runs": [name for name, _ in runs], "rows": rows}

@@ -194,27 +194,28 @@ class RunStore:
             self._summaries[name] = stamp, row
         return self._summaries[name][1]
 
-    def _summarize(self, name: str, run: Run, now: str) -> JsonObject:
-        row: dict[str, object] = {"name": name, "status": now, "changed": last_changed(run.path)}
+    def _summarize(self, name: str, run: Run, current_status: str) -> JsonObject:
+        row: dict[str, object] = {"name": name, "status": current_status, "changed": last_changed(run.path)}
         content = describe_run(run)
         summary = run.summary()
-        row["why"] = stop_reason(run, now)
+        row["why"] = stop_reason(run, current_status)
         row |= {key: content[key] for key in ("kind", "env", "model")}
         row["values"] = {f"setting.{name}": value for name, value in list(flat(content["config"]))[:MAX_ROW_VALUES]}
         row["tags"] = Annotations(run.path).run.tags
         if content["kind"] in ("rl", "sft"):
-            more = self._training_summary(name, content)
+            details = self._training_summary(name, content)
         else:
-            more = self._evaluation_summary(name, summary)
-        more["values"] = row["values"] | {f"metric.{key}": value for key, value in more["values"].items()}
-        return row | more
+            details = self._evaluation_summary(name, summary)
+        details["values"] = row["values"] | {f"metric.{key}": value for key, value in details["values"].items()}
+        return row | details
 
     def _training_summary(self, name: str, content: JsonMapping) -> JsonObject:
         rows = self.metrics(name).rows
         main = "reward/mean" if content["kind"] == "rl" else "loss"
         curve = [row[main] for row in rows if isinstance(row.get(main), (int, float))]
-        held_out = sorted(key for row in rows[-200:] for key in row if re.fullmatch(r"eval/.*/reward/mean", key))
-        last = {key: next(row[key] for row in reversed(rows) if key in row) for key in dict.fromkeys(held_out)}
+        recent_names: set[str] = set().union(*rows[-200:])
+        held_out = sorted(name for name in recent_names if re.fullmatch(r"eval/.*/reward/mean", name))
+        last = {name: next(row[name] for row in reversed(rows) if name in row) for name in held_out}
         return {
             "reward": {"mean": curve[-1] if curve else None, "low": None, "high": None, "caveat": None},
             "measure": main,
@@ -235,25 +236,30 @@ class RunStore:
             row |= {"rollouts": count, "failed": failed, "passed": passed or 0, "reading": not progress.done}
             histogram_data = histogram(index, parse_filter(columns(index), []), "reward")
             row |= {"bars": bar_heights(histogram_data), "range": reward_range(index)}
-        known = summary.get("reward") if summary else None
-        row["reward"] = known if isinstance(known, dict) else mean_reward(index) if progress.size else None
+        estimate = summary.get("reward") if summary else None
+        if not isinstance(estimate, dict):
+            estimate = mean_reward(index) if progress.size else None
+        row["reward"] = estimate
         return row
 
 
 def _numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the finite numbers among some values."""
-    found = [(key, value) for key, value in values.items() if isinstance(value, (int, float)) and abs(value) < 1e300]
-    return dict(found[:MAX_ROW_VALUES])
+    numbers: dict[str, float] = {}
+    for key, value in values.items():
+        if isinstance(value, (int, float)) and abs(value) < 1e300 and len(numbers) < MAX_ROW_VALUES:
+            numbers[key] = value
+    return numbers
 
 
 def _estimates(summary: Mapping[str, object] | None) -> dict[str, float]:
     """Return the means of an evaluation's scores and of pass@k."""
-    found: JsonObject = {}
+    values: JsonObject = {}
     for kind, prefix in (("functions", ""), ("pass@k", "pass@"), ("pass^k", "pass^")):
         estimates = (summary or {}).get(kind)
         for name, estimate in (estimates if isinstance(estimates, dict) else {}).items():
-            found[f"{prefix}{name}"] = estimate.get("mean") if isinstance(estimate, dict) else None
-    return _numbers(found)
+            values[f"{prefix}{name}"] = estimate.get("mean") if isinstance(estimate, dict) else None
+    return _numbers(values)
 
 
 def _unreadable(name: str, error: Exception) -> dict[str, object]:
@@ -287,12 +293,12 @@ def _pass_threshold(run: Run) -> float:
 
 def mean_reward(index: Index) -> JsonObject:
     """Return the mean reward with its interval over examples, for a run without a summary."""
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     rewards = Column()
     for key, reward in index.query(
         f"SELECT example_key, reward FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
     ):
-        rewards.add(places.setdefault(str(key), len(places)), float(reward))  # pyright: ignore[reportArgumentType]
+        rewards.add(positions.setdefault(str(key), len(positions)), float(reward))  # pyright: ignore[reportArgumentType]
     try:
         return msgspec.structs.asdict(rewards.estimate)
     except OverflowError as error:
@@ -307,8 +313,8 @@ def bar_heights(histogram_data: JsonMapping) -> dict[str, object]:
     counts = [0] * NUM_BARS
     width = high / NUM_BARS - low / NUM_BARS  # divide first: the difference may overflow
     for bar in histogram_data["bars"]:
-        place = min(NUM_BARS - 1, round(bar["from"] / width - low / width) if width else 0)
-        counts[place] += bar["count"]
+        position = min(NUM_BARS - 1, round(bar["from"] / width - low / width) if width else 0)
+        counts[position] += bar["count"]
     return {"low": low, "high": high, "counts": counts if width else [sum(counts)]}
 
 
@@ -343,15 +349,15 @@ def status(run: Run) -> str:
     return "running" if not locks_visible and time.time() - last_changed(run.path) < RUNNING_WINDOW_S else "stopped"
 
 
-def stop_reason(run: Run, now: str) -> str:
+def stop_reason(run: Run, current_status: str) -> str:
     """Return why a stopped run ended; "" if it could not record it (`kill -9`, power failure)."""
-    return masked(run.why_stopped())[:MAX_REASON_CHARS] if now == "stopped" else ""
+    return masked(run.why_stopped())[:MAX_REASON_CHARS] if current_status == "stopped" else ""
 
 
 def _is_locked(file: os.stat_result) -> bool:
     """Return whether a process holds a lock on the file. Trying to lock it could make a starting run fail."""
-    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     try:
-        return any(place in line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines())
+        return any(inode in line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines())
     except OSError:
         return False

@@ -13,6 +13,7 @@ from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.statistics import Estimate
 from rove.statistics.compare import difference_estimate
 from rove.statistics.format import limits
+from rove.viewer.html import finite
 
 MEASUREMENT = re.compile(r"/evaluations/")
 """Runs with this in their names are evaluations that a training run has made."""
@@ -43,46 +44,44 @@ class Wanted(NamedTuple):
     descending: bool = True
 
 
-def arrange(rows: Sequence[Row], wanted: Wanted) -> list[Row]:
+def arrange(rows: Sequence[Row], selection: Wanted) -> list[Row]:
     """Return the wanted rows in the wanted order; rows without the value to sort by come last."""
-    listed = [row for row in rows if _is_wanted(row, wanted)]
-    if not wanted.sort:
+    listed = [row for row in rows if _is_wanted(row, selection)]
+    if not selection.sort:
         return listed
-    value = SORTS.get(wanted.sort) or (lambda row: row.get("values", {}).get(wanted.sort))
-    known = [row for row in listed if value(row) is not None]
-    known.sort(key=lambda row: _sort_key(value(row)), reverse=wanted.descending)
-    return known + [row for row in listed if value(row) is None]
+    value = SORTS.get(selection.sort) or (lambda row: row.get("values", {}).get(selection.sort))
+    with_value = [row for row in listed if value(row) is not None]
+    with_value.sort(key=lambda row: _sort_key(value(row)), reverse=selection.descending)
+    return with_value + [row for row in listed if value(row) is None]
 
 
 def _sort_key(value: object) -> tuple[bool, float, str]:
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return (False, value, "")
-    return (True, 0.0, str(value))
+    number = finite(value)
+    return (True, 0.0, str(value)) if number is None else (False, number, "")
 
 
-def _is_wanted(row: Row, wanted: Wanted) -> bool:
+def _is_wanted(row: Row, selection: Wanted) -> bool:
     tags = row.get("tags", [])
-    if not wanted.measurements and MEASUREMENT.search(row["name"]):
+    if not selection.measurements and MEASUREMENT.search(row["name"]):
         return False
-    if (wanted.kind and row["kind"] != wanted.kind) or (wanted.tag and wanted.tag not in tags):
+    if (selection.kind and row["kind"] != selection.kind) or (selection.tag and selection.tag not in tags):
         return False
     fields = " ".join(str(row.get(name, "")) for name in ("name", "env", "model", "status"))
     words = f"{fields} {' '.join(tags)}".lower()
-    return all(_fits(row, words, word) for word in wanted.text.lower().split())
+    return all(_fits(row, words, word) for word in selection.text.lower().split())
 
 
 def _fits(row: Row, words: str, word: str) -> bool:
     name, is_condition, value = word.partition("=")
     if not is_condition or not name:
         return word in words
-    known = {str(key).lower(): one for key, one in {**row.get("values", {}), **row}.items()}
-    found = [known[key] for key in (name, f"setting.{name}", f"metric.{name}") if key in known]
-    return any(str(one).lower() == value for one in found)
+    values = {str(key).lower(): item for key, item in {**row.get("values", {}), **row}.items()}
+    candidates = [values[key] for key in (name, f"setting.{name}", f"metric.{name}") if key in values]
+    return any(str(candidate).lower() == value for candidate in candidates)
 
 
 def _mean(row: Row) -> float | None:
-    mean = (row.get("reward") or {}).get("mean")
-    return float(mean) if isinstance(mean, (int, float)) and math.isfinite(mean) else None
+    return finite((row.get("reward") or {}).get("mean"))
 
 
 def reward_ranges(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
@@ -91,8 +90,8 @@ def reward_ranges(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
     for row in rows:
         if "range" in row:
             low, high = row["range"]
-            known = ranges.get(row["env"], (low, high))
-            ranges[row["env"]] = min(known[0], low), max(known[1], high)
+            widest = ranges.get(row["env"], (low, high))
+            ranges[row["env"]] = min(widest[0], low), max(widest[1], high)
     return ranges
 
 
@@ -114,16 +113,16 @@ def _estimate(row: Row) -> Estimate:
 
 def matrix(rows: Sequence[Row]) -> JsonObject:
     """Return `models`, `envs`, and `cells`: the latest evaluation of a model in an environment, and the number of its `runs`."""
-    scored = sorted(
-        (row for row in rows if row["kind"] == "eval" and _mean(row) is not None), key=lambda row: row["changed"]
-    )
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    scored = [row for row in evaluations if _mean(row) is not None]
+    scored.sort(key=lambda row: row["changed"])
     models, envs = (sorted({row[key] for row in scored}) for key in ("model", "env"))
-    found: dict[tuple[str, str], list[Row]] = {}
+    runs_by_cell: dict[tuple[str, str], list[Row]] = {}
     for row in scored:
-        found.setdefault((row["model"], row["env"]), []).append(row)
+        runs_by_cell.setdefault((row["model"], row["env"]), []).append(row)
 
     def cell(model: str, env: str) -> JsonObject | None:
-        runs = found.get((model, env))
+        runs = runs_by_cell.get((model, env))
         return {"name": runs[-1]["name"], "reward": runs[-1]["reward"], "runs": len(runs)} if runs else None
 
     return {"models": models, "envs": envs, "cells": [[cell(model, env) for env in envs] for model in models]}

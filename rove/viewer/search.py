@@ -53,20 +53,20 @@ def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
 
     A rollout yields one hit, for the first message that matches.
     """
-    pattern, hits, seen, reported = query.pattern(), 0, 0, time.monotonic()
+    pattern, hits, bytes_read, reported = query.pattern(), 0, 0, time.monotonic()
     might_have = _line_filter(query)
     for number, line in enumerate(read_lines(lines)):
         if not line.endswith(b"\n") or hits >= query.max_hits:
             break
-        seen += len(line)
+        bytes_read += len(line)
         hit = _hit(line, pattern) if might_have(line) else None
         if hit is not None:
             hits += 1
             yield {"line": number, **hit}
         if time.monotonic() - reported > REPORT_INTERVAL_S:
             reported = time.monotonic()
-            yield {"bytes": seen}
-    yield {"bytes": seen, "hits": hits, "done": True}
+            yield {"bytes": bytes_read}
+    yield {"bytes": bytes_read, "hits": hits, "done": True}
 
 
 def _line_filter(query: Query) -> Callable[[bytes], bool]:
@@ -88,8 +88,8 @@ def _hit(line: bytes, pattern: re.Pattern[str]) -> dict[str, object] | None:
     for role, text in _texts(record):
         if match := pattern.search(text):
             start, end = match.span()
-            before, after = text[max(0, start - CONTEXT_CHARS) : start], text[end : end + CONTEXT_CHARS]
-            return {"role": role, "before": before, "found": text[start : min(end, start + 400)], "after": after}
+            prefix, suffix = text[max(0, start - CONTEXT_CHARS) : start], text[end : end + CONTEXT_CHARS]
+            return {"role": role, "before": prefix, "found": text[start : min(end, start + 400)], "after": suffix}
     return None
 
 
@@ -114,8 +114,8 @@ def main() -> None:
     """Read the query from standard input and print the hits."""
     query = msgspec.json.decode(sys.stdin.buffer.read(), type=Query)
     with open_regular(Path(sys.argv[1])) as lines:
-        for found in search_lines(lines, query):
-            sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        for progress in search_lines(lines, query):
+            sys.stdout.buffer.write(msgspec.json.encode(progress) + b"\n")
             sys.stdout.buffer.flush()
 
 

@@ -62,9 +62,11 @@ def _usage(summary: JsonMapping, unit: str) -> list[str]:
             f"{unit} per rollout: {tokens['prompt']:,.0f} in prompts (all turns), {tokens['completion']:,.0f} in responses"
         )
     for name, label in (("answer", "response"), ("rollout", "rollout")):
-        seen = summary.get("latency", {}).get(name, {})
-        if (seen.get("p50") or 0.0) >= 0.001:
-            parts.append(f"{label}: {seconds(seen['p50'])} (p90 {seconds(seen['p90'])}, p99 {seconds(seen['p99'])})")
+        quantiles = summary.get("latency", {}).get(name, {})
+        if (quantiles.get("p50") or 0.0) >= 0.001:
+            parts.append(
+                f"{label}: {seconds(quantiles['p50'])} (p90 {seconds(quantiles['p90'])}, p99 {seconds(quantiles['p99'])})"
+            )
     for role, used in summary.get("model_roles", {}).items():
         tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
         cost = f", cost {used['cost']:.4g}" if "cost" in used else ""

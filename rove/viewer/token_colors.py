@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import NamedTuple
 
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.statistics.format import signed, version_words
+from rove.utils.units import counted
 
 
 class Token(NamedTuple):
@@ -82,14 +84,19 @@ def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: s
         `spelled`, whether token texts are known; `missing`, whether the color needs statistics that this rollout lacks; `turns`,
         each with `tokens` as [text, class, description], `versions`, `left_out`, `fresh` and `advantage`.
     """
-    versions = sorted({version for turn in turns for version, _ in turn["versions"]})
+    version_set: set[int] = set()
+    for turn in turns:
+        version_set |= {version for version, _ in turn["versions"]}
+    versions = sorted(version_set)
     has_versions = bool(versions) and versions[-1] > 0
-    offered = [[name, title] for name, (title, _) in COLORS.items() if name != "version" or has_versions]
+    offered = [[name, title] for name, (title, _) in COLORS.items()]
+    if not has_versions:
+        offered = [pair for pair in offered if pair[0] != "version"]
     if color not in {name for name, _ in offered}:
         color = "logprob"
     sampled = [list(_sampled(turn)) for turn in turns]
-    everything = [token for tokens in sampled for token in tokens]
-    shown = []
+    everything = list(chain.from_iterable(sampled))
+    lines = []
     for turn, tokens in zip(turns, sampled, strict=True):
         trained = turn.get("trained")
         weight = trained["advantage"] if trained else advantage
@@ -98,7 +105,7 @@ def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: s
             [_text(t.id, t.text), _look(color, t, weight, versions), f"{t.id}: {_words(t, has_versions)}"]
             for t in tokens
         ]
-        shown.append(
+        lines.append(
             {
                 "tokens": prompt + looks,
                 "versions": version_words(turn["versions"]) if has_versions else "",
@@ -115,21 +122,29 @@ def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: s
         "summary": ", ".join(_summary(everything, advantage)),
         "spelled": any(token.text is not None for token in everything),
         "missing": color in FROM_TRAINER and not any(turn.get("trained") for turn in turns),
-        "turns": shown,
+        "turns": lines,
     }
 
 
 def _sampled(turn: JsonMapping) -> Iterator[Token]:
     """Yield the sampled tokens of a turn with what is known of each."""
     trained = turn.get("trained") or {"logprobs": [], "entropies": []}
-    versions = [version for version, count in turn["versions"] for _ in range(min(count, len(turn["sampled"])))]
+    versions: list[int] = []
+    for version, count in turn["versions"]:
+        versions += [version] * min(count, len(turn["sampled"]))  # a damaged record may claim any count
 
-    def at(values: Sequence[object], place: int) -> JsonValue:
-        return values[place] if place < len(values) else None
+    def at(values: Sequence[object], position: int) -> JsonValue:
+        return values[position] if position < len(values) else None
 
     for i, (id, text) in enumerate(turn["sampled"]):
-        known = (at(turn["logprobs"], i), at(trained["logprobs"], i), at(trained["entropies"], i), at(versions, i))
-        yield Token(id, text, *known)
+        yield Token(
+            id,
+            text,
+            at(turn["logprobs"], i),
+            at(trained["logprobs"], i),
+            at(trained["entropies"], i),
+            at(versions, i),
+        )
 
 
 def _text(id: int, text: str | None) -> str:
@@ -140,14 +155,19 @@ def _look(color: str, token: Token, advantage: float | None, versions: Sequence[
     if color == "mask":
         return "trained"
     if color == "advantage":
-        return "sampled" if not advantage else "good" if advantage > 0 else "poor"
+        if not advantage:
+            return "sampled"
+        return "good" if advantage > 0 else "poor"
     if color == "version":
         return "sampled" if token.version is None else f"p{_age(token.version, versions)}"
     scale = SCALES[color]
     value = scale.value(token)
     if value is None:
         return "sampled"
-    return f"p{next((i for i, end in enumerate(scale.limits) if scale.meets(value, end)), len(scale.limits))}"
+    for position, end in enumerate(scale.limits):
+        if scale.meets(value, end):
+            return f"p{position}"
+    return f"p{len(scale.limits)}"
 
 
 def _age(version: int, versions: Sequence[int]) -> int:
@@ -155,23 +175,25 @@ def _age(version: int, versions: Sequence[int]) -> int:
 
 
 def _words(token: Token, has_versions: bool) -> str:
-    told = []
+    phrases = []
     if token.logprob is not None:
-        told.append(f"log-probability {token.logprob:.4g}, probability {math.exp(min(0.0, token.logprob)):.4g}")
+        probability = math.exp(min(0.0, token.logprob))
+        phrases.append(f"log-probability {token.logprob:.4g}, probability {probability:.4g}")
     if token.trainer is not None:
-        ratio, entropy = (f"{value:.4g}" if value is not None else "–" for value in (token.ratio, token.entropy))
-        told.append(f"trainer's log-probability {token.trainer:.4g}, ratio {ratio}, entropy {entropy}")
+        ratio = "–" if token.ratio is None else f"{token.ratio:.4g}"
+        entropy = "–" if token.entropy is None else f"{token.entropy:.4g}"
+        phrases.append(f"trainer's log-probability {token.trainer:.4g}, ratio {ratio}, entropy {entropy}")
     if has_versions and token.version is not None:
-        told.append(f"policy version {token.version:,}")
-    return "; ".join(told)
+        phrases.append(f"policy version {token.version:,}")
+    return "; ".join(phrases)
 
 
 def _summary(tokens: Sequence[Token], advantage: float | None) -> Iterator[str]:
-    yield f"{len(tokens):,} sampled token{'s' * (len(tokens) != 1)}"
+    yield counted(len(tokens), "sampled token")
     for name, value in (("log-probability", "logprob"), ("entropy", "entropy"), ("ratio", "ratio")):
-        known = [found for token in tokens if (found := getattr(token, value)) is not None]
-        if known:
-            yield f"mean {name} {fmean(known):.4g}"
+        numbers = [number for token in tokens if (number := getattr(token, value)) is not None]
+        if numbers:
+            yield f"mean {name} {fmean(numbers):.4g}"
     if advantage is not None:
         yield f"reward minus group mean {signed(advantage)}"
 

@@ -22,12 +22,17 @@ def steps(index: Index, band: str = "spread") -> list[JsonObject]:
     """
     if band not in BANDS:
         raise ConfigError(f"band is '{band[:40]}'; expected {', '.join(BANDS)}")
-    found = _steps(index)
-    limits = {"interval": _intervals, "quantiles": _quantiles}.get(band, lambda _: {})(index)
-    for one in found:
-        ends = (one["mean"] - one["spread"], one["mean"] + one["spread"]) if one["mean"] is not None else (None, None)
-        one["low"], one["high"] = ends if band == "spread" else limits.get(one["step"], (None, None))
-    return found
+    steps = _steps(index)
+    if band == "interval":
+        limits = _intervals(index)
+    elif band == "quantiles":
+        limits = _quantiles(index)
+    else:
+        scored = [step for step in steps if step["mean"] is not None]
+        limits = {step["step"]: (step["mean"] - step["spread"], step["mean"] + step["spread"]) for step in scored}
+    for step in steps:
+        step["low"], step["high"] = limits.get(step["step"], (None, None))
+    return steps
 
 
 def _intervals(index: Index) -> dict[JsonValue, tuple[float, float]]:
@@ -36,11 +41,12 @@ def _intervals(index: Index) -> dict[JsonValue, tuple[float, float]]:
         f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL GROUP BY step, example_key) "
         "GROUP BY step HAVING COUNT(*) > 1"
     )
-    found: dict[object, tuple[float, float]] = {}
+    bounds: dict[object, tuple[float, float]] = {}
     for step, count, mean, squares in index.query(sql):
-        half = t_quantile(0.975, count - 1) * math.sqrt(max(0.0, squares - mean * mean) / (count - 1))
-        found[step] = mean - half, mean + half
-    return found
+        variance = max(0.0, squares - mean * mean)  # rounding can make it negative
+        half = t_quantile(0.975, count - 1) * math.sqrt(variance / (count - 1))
+        bounds[step] = mean - half, mean + half
+    return bounds
 
 
 def _quantiles(index: Index) -> dict[JsonValue, tuple[float, float]]:
@@ -51,7 +57,8 @@ def _quantiles(index: Index) -> dict[JsonValue, tuple[float, float]]:
     ends = {}
     for step, values in rewards.items():
         values.sort()
-        ends[step] = values[round(0.1 * (len(values) - 1))], values[round(0.9 * (len(values) - 1))]
+        last = len(values) - 1
+        ends[step] = values[round(0.1 * last)], values[round(0.9 * last)]
     return ends
 
 
@@ -80,9 +87,9 @@ def groups(index: Index, step_from: int, step_to: int) -> JsonObject:
         f"SELECT AVG(reward), MIN(reward) = MAX(reward) FROM {TABLE_SCAN} "
         f"WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"
     )
-    found = index.query(sql, [step_from, step_to])
-    means = [mean for mean, _ in found if math.isfinite(mean)]
-    dead = sum(same for _, same in found)
+    rows = index.query(sql, [step_from, step_to])
+    means = [mean for mean, _ in rows if math.isfinite(mean)]
+    dead = sum(same for _, same in rows)
     if not means:
         return {"groups": 0, "dead": 0, "bars": []}
     low, high = min(means), max(means)
@@ -91,4 +98,4 @@ def groups(index: Index, step_from: int, step_to: int) -> JsonObject:
     for mean in means:
         counts[min(NUM_BARS - 1, int((mean - low) / width))] += 1
     bars = [{"from": low + i * width, "to": low + (i + 1) * width, "count": count} for i, count in enumerate(counts)]
-    return {"groups": len(found), "dead": dead, "bars": bars}
+    return {"groups": len(rows), "dead": dead, "bars": bars}

@@ -11,6 +11,7 @@ from rove.core.findings import Finding
 from rove.core.plain import JsonMapping
 from rove.runs.metrics import SECONDS
 from rove.statistics.format import duration, number, signed
+from rove.utils.units import counted
 
 MAX_WINDOW = 10
 """Steps that are averaged at either end of a run, and for the time left."""
@@ -31,11 +32,13 @@ def time_left(rows: Rows, planned: object) -> str:
     Args:
         rows: Rows of metrics.jsonl with derived values (`panels.with_derived`), oldest first.
     """
-    recent = [
-        taken for row in rows[-MAX_WINDOW:] if isinstance(taken := row.get(SECONDS), float) and 0 < taken < MAX_SECONDS
-    ]
+    measured = [row.get(SECONDS) for row in rows[-MAX_WINDOW:]]
+    seconds = [value for value in measured if isinstance(value, float)]
+    recent = [value for value in seconds if 0 < value < MAX_SECONDS]
     step = rows[-1].get("step") if rows else None
-    if not (recent and isinstance(planned, int) and isinstance(step, (int, float)) and 0 <= step < planned < MAX_STEPS):
+    if not recent or not isinstance(planned, int) or not isinstance(step, (int, float)):
+        return ""
+    if not 0 <= step < planned < MAX_STEPS:
         return ""
     return f"about {duration(fmean(recent) * (planned - step))} left of {planned:,} steps"
 
@@ -48,18 +51,20 @@ def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()
         for alert in alerts:
             first_steps.setdefault(str(alert.get("id", "alert")), alert.get("step", "?"))
         listed = ", ".join(f"{name} (from step {step})" for name, step in first_steps.items())
-        sentences.append(f"{len(alerts):,} alert{'s' * (len(alerts) > 1)}: {listed}.")
+        sentences.append(f"{counted(len(alerts), 'alert')}: {listed}.")
     return sentences
 
 
 def _curve(rows: Rows, name: str) -> list[tuple[object, float]]:
     """Return the steps and the finite values of a metric."""
-    found = [(row.get("step"), row.get(name)) for row in rows if not isinstance(row.get("step"), (list, dict))]
-    return [
-        (step, float(value))
-        for step, value in found
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e150
-    ]
+    points: list[tuple[object, float]] = []
+    for row in rows:
+        step, value = row.get("step"), row.get(name)
+        if isinstance(step, (list, dict)) or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if abs(value) < 1e150:  # the squares of larger ones overflow
+            points.append((step, float(value)))
+    return points
 
 
 def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -85,13 +90,15 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
     span = f"from {number(fmean(first))} to {number(fmean(last))} (means of the first and last {len(first)} steps)"
     if len(first) < 3:
         return [f"Too few steps to tell noise from progress: the {name} went {span}."]
-    half = Z * math.hypot(*(stdev(part) / math.sqrt(len(part)) for part in (first, last)))
+    standard_errors = [stdev(part) / math.sqrt(len(part)) for part in (first, last)]
+    half = Z * math.hypot(*standard_errors)
     limits = f"{signed(change)} [{number(change - half)}, {number(change + half)}]"
     if abs(change) <= half or abs(change) < 1e-12:
         text = f"no measurable change of the {name}: {span}, {limits}"
         return [str(Finding("flat_reward", text)) if name == "reward" else f"{text[0].upper()}{text[1:]}."]
     sentences = [f"The {name} {'rose' if change > 0 else 'fell'} {span}, {limits}."]
-    best_step, best = (max if better > 0 else min)(curve, key=lambda point: point[1])
+    best_of = max if better > 0 else min
+    best_step, best = best_of(curve, key=lambda point: point[1])
     lost = better * (best - fmean(last))
     if lost > MAX_LOSS_SINCE_BEST * (max(values) - min(values)) and best_step != curve[-1][0]:
         sentences.append(str(Finding("worse_since_best", f"the best step was {best_step} with {number(best)}")))
@@ -109,7 +116,8 @@ def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
     total = sum(abs(part) for part in parts.values())
     if len(parts) < 2 or total < 1e-9:
         return []
-    listed = ", ".join(f"{name} {signed(part)}" for name, part in sorted(parts.items(), key=lambda one: -abs(one[1])))
+    largest_first = sorted(parts.items(), key=lambda item: -abs(item[1]))
+    listed = ", ".join(f"{name} {signed(part)}" for name, part in largest_first)
     rise = sum(parts.values())
     form = sum(part for name, part in parts.items() if "format" in name.lower())
     sentences = [f"By reward function (weight × change): {listed}."]
@@ -119,24 +127,21 @@ def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
 
 
 def _held_out(rows: Rows) -> list[str]:
-    names = sorted({name for row in rows for name in row if HELD_OUT.fullmatch(name)})
     sentences = []
-    for name in names:
-        curve = _curve(rows, name)
-        if not curve:
+    for name in sorted(set().union(*rows)):
+        match = HELD_OUT.fullmatch(name)
+        curve = _curve(rows, name) if match else []
+        if match is None or not curve:
             continue
         prefix = name.removesuffix("mean")
         last = next((row for row in reversed(rows) if name in row), {})
         low, high = last.get(f"{prefix}interval_low"), last.get(f"{prefix}interval_high")
-        known = isinstance(low, (int, float)) and isinstance(high, (int, float))
-        limits = f" [{number(low)}, {number(high)}]" if known else ""
-        step, best = max(curve, key=lambda one: one[1])
+        has_interval = isinstance(low, (int, float)) and isinstance(high, (int, float))
+        limits = f" [{number(low)}, {number(high)}]" if has_interval else ""
+        step, best = max(curve, key=lambda point: point[1])
         ended = f"ended at {number(curve[-1][1])}{limits}"
-        match = HELD_OUT.fullmatch(name)
-        sentences.append(
-            f"Held-out reward of {match[1] if match else name}: began at {number(curve[0][1])}, {ended}; "
-            f"best {number(best)} at step {step}."
-        )
+        began = f"began at {number(curve[0][1])}"
+        sentences.append(f"Held-out reward of {match[1]}: {began}, {ended}; best {number(best)} at step {step}.")
     return sentences
 
 
@@ -144,5 +149,5 @@ def _policy(rows: Rows) -> list[str]:
     entropy = [value for _, value in _curve(rows, "entropy/all/mean")]
     if len(entropy) < 2:
         return []
-    first, last = _ends(entropy)
-    return [f"Entropy went from {number(fmean(first))} to {number(fmean(last))} nats per token."]
+    first, last = map(fmean, _ends(entropy))
+    return [f"Entropy went from {number(first)} to {number(last)} nats per token."]

@@ -103,28 +103,13 @@ def test_keys_of_an_owner_are_set_and_removed(rove: Rove, tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
+def test_a_hub_is_exported_and_served_with_its_damage_reported(rove: Rove, tmp_path: Path):
     publish_two_versions(tmp_path / "hub")
     assert "site: 1 environment, 2 versions" in rove("hub", "export", "site", "--name", "ours").out
-    first = rove("hub", "mirror", "site", "copy")
-    assert (first.status, "copy: 2 new versions, 0 already present" in first.out) == (0, True), first
-    assert json.loads(rove("hub", "mirror", "site", "copy", "--json").out)["known"] == 2
-    assert rove("hub", "export", "again", "--data", "copy", "--name", "ours").status == 0
-    for file in (tmp_path / "site").rglob("*"):
-        if file.is_file():
-            assert (tmp_path / "again" / file.relative_to(tmp_path / "site")).read_bytes() == file.read_bytes()
-    (tmp_path / "copy/files/acme/my-sums/1.0/README.md").unlink()
-    output, index = serve_once(tmp_path, "--data", "copy", "--name", "theirs")
+    (tmp_path / "hub/files/acme/my-sums/1.0/README.md").unlink()
+    output, index = serve_once(tmp_path, "--data", "hub", "--name", "theirs")
     assert "README.md is missing or damaged" in output
     assert json.loads(index)["hub"] == "theirs"
-
-
-def test_an_incomplete_mirror_is_reported(rove: Rove, tmp_path: Path):
-    publish_two_versions(tmp_path / "hub")
-    rove("hub", "export", "site")
-    (tmp_path / "site/acme/my-sums/1.0/manifest.json").write_text("{}")
-    done = rove("hub", "mirror", "site", "copy")
-    assert (done.status, "1 new version," in done.out, "acme/my-sums@1.0" in done.out) == (1, True, True)
 
 
 @pytest.mark.broad

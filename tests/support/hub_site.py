@@ -57,16 +57,19 @@ HOSTILE = f"""# {EVIL}
 """
 
 
+def estimate(mean: float, half_width: float) -> dict[str, float]:
+    """A mean with its interval."""
+    return {"mean": mean, "low": mean - half_width, "high": mean + half_width}
+
+
 def summary(mean: float, half_width: float = 0.03, scored: int = 400) -> dict[str, Any]:
     """What an evaluation came to."""
     functions = {"correct": (mean - 0.2, 1.0), "format": (1.0, 0.2), "length": (12.5, 0.0)}
-    told = {
-        name: {"mean": value, "half_width": half_width, "weight": weight} for name, (value, weight) in functions.items()
-    }
-    chances = {"pass@k": {"1": {"mean": mean / 2, "half_width": 0.05}}, "pass^k": {"1": {"mean": mean / 2}}}
+    told = {name: {**estimate(value, half_width), "weight": weight} for name, (value, weight) in functions.items()}
+    chances = {"pass@k": {"1": estimate(mean / 2, 0.05)}, "pass^k": {"1": {"mean": mean / 2}}}
     counts = {"rollouts": scored + 2, "scored": scored, "failed": 2, "examples": scored // 4, "prompt_tokens": 123456}
     ends = {"stops": {"answered": scored}, "errors": {"InfraError": 2}, "completion_tokens": 7890}
-    return {**counts, **ends, **chances, "reward": {"mean": mean, "half_width": half_width}, "functions": told}
+    return {**counts, **ends, **chances, "reward": estimate(mean, half_width), "functions": told}
 
 
 def rollout(reward: float, said: str) -> dict[str, Any]:

@@ -26,10 +26,10 @@ SUMMARY = {
     "scored": 8,
     "failed": 2,
     "truncated": 1,
-    "reward": {"mean": 0.75, "half_width": 0.1},
+    "reward": {"mean": 0.75, "low": 0.65, "high": 0.85},
     "functions": {
-        "right": {"mean": 0.5, "half_width": 0.2, "weight": 1.0},
-        "num_turns": {"mean": 3.25, "half_width": math.nan, "weight": 0.0},
+        "right": {"mean": 0.5, "low": 0.3, "high": 0.7, "weight": 1.0},
+        "num_turns": {"mean": 3.25, "low": math.nan, "high": math.nan, "weight": 0.0},
     },
     "stops": {"answered": 8},
     "errors": {"model: InfraError": 2},
@@ -52,11 +52,11 @@ def test_the_summary_table_shows_all_reward_functions_and_metrics() -> None:
     assert max(len(line) for line in text.splitlines()) <= 100
 
 
-def test_intervals_of_older_summaries_are_shown() -> None:
+def test_intervals_of_summaries_are_shown() -> None:
     text = rendered(summary_table(SUMMARY, "title"))
     assert "[0.650, 0.850]" in text
     assert "*" not in text
-    assert [limits({}), limits({"mean": None, "half_width": 0.1}), limits({"low": "x", "high": 1.0})] == [None] * 3
+    assert [limits({}), limits({"low": None, "high": 0.1}), limits({"low": "x", "high": 1.0})] == [None] * 3
 
 
 def test_a_caveat_is_shown_as_an_asterisk_and_a_note() -> None:

@@ -80,18 +80,18 @@ class Releases(msgspec.Struct, kw_only=True):
     def choose(self, version: str | None) -> Release:
         """Return the given version; without one, the newest that is not yanked, preferring final releases."""
         if version is not None:
-            for one in self.versions:
-                if one.version == version:
-                    return one
-            known = ", ".join(one.version for one in self.versions[-10:]) or "none"
-            raise HubError(f"{self.owner}/{self.name} has no version {version}; the hub has {known}")
-        available = [one for one in self.versions if one.yanked is None]
+            for release in self.versions:
+                if release.version == version:
+                    return release
+            versions = ", ".join(release.version for release in self.versions[-10:]) or "none"
+            raise HubError(f"{self.owner}/{self.name} has no version {version}; the hub has {versions}")
+        available = [release for release in self.versions if release.yanked is None]
         if not available:
             raise HubError(
                 f"{self.owner}/{self.name} has only yanked versions; name one explicitly: {self.owner}/{self.name}@VERSION"
             )
-        final = [one for one in available if not Version(one.version).is_prerelease]
-        return max(final or available, key=lambda one: Version(one.version))
+        final = [release for release in available if not Version(release.version).is_prerelease]
+        return max(final or available, key=lambda release: Version(release.version))
 
 
 def check_filename(name: str) -> str:
@@ -158,41 +158,29 @@ class Hub:
         return _decoded(content, Index, f"{self.where}/index.json")
 
     async def search(
-        self,
-        words: str = "",
-        tag: str | None = None,
-        owner: str | None = None,
-        compatibility: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
+        self, words: str = "", tag: str | None = None, limit: int = 50, offset: int = 0
     ) -> tuple[list[EnvironmentEntry], int]:
         """Search for environments that contain all words; return at most `limit` from `offset` on, and the total number.
 
         The hub's search API is used if it has one; otherwise the whole list is downloaded and filtered here.
         """
-        filters = {"q": words, "tag": tag, "owner": owner, "compatibility": compatibility}
-        given = {key: value for key, value in filters.items() if value} | {"limit": limit, "offset": offset}
+        query = {"q": words, "tag": tag or "", "limit": limit, "offset": offset}
         if self._transport.has_api:
             try:
-                return await self._search_server(SEARCH, given)
+                return await self._search_server(SEARCH, query)
             except HubError as error:  # a static hub: download the whole list
                 if error.status in HUB_REFUSAL_STATUSES:
                     raise
         index = await self.index()
         if self._transport.has_api and index.search not in (None, SEARCH):
-            return await self._search_server(index.search, given)
-        wanted = words.lower().split()
+            return await self._search_server(index.search, query)
+        lower_words = words.lower().split()
 
-        def matches(one: EnvironmentEntry) -> bool:
-            text = " ".join([one.owner, one.name, one.description, *one.tags]).lower()
-            return (
-                all(word in text for word in wanted)
-                and tag in (None, *one.tags)
-                and owner in (None, one.owner)
-                and compatibility in (None, one.compatibility)
-            )
+        def matches(entry: EnvironmentEntry) -> bool:
+            text = " ".join([entry.owner, entry.name, entry.description, *entry.tags]).lower()
+            return tag in (None, *entry.tags) and all(word in text for word in lower_words)
 
-        matching = [one for one in index.environments if matches(one)]
+        matching = [entry for entry in index.environments if matches(entry)]
         return matching[offset : offset + limit], len(matching)
 
     async def releases(self, reference: Reference) -> Releases:
@@ -205,15 +193,15 @@ class Hub:
                 f"the hub {self.where} has no environment {reference.owner}/{reference.name}, or it is private; "
                 f"search for others with `rove search {reference.name}`"
             ) from None
-        found = _decoded(content, Releases, f"{self.where}{path}")
-        if (found.owner, found.name) != (reference.owner, reference.name):
-            name = f"{found.owner}/{found.name}"[:100]
+        releases = _decoded(content, Releases, f"{self.where}{path}")
+        if (releases.owner, releases.name) != (reference.owner, reference.name):
+            name = f"{releases.owner}/{releases.name}"[:100]
             raise TrustError(f"{self.where}{path} describes {name!r}; the hub is misconfigured or was tampered with")
-        for one in found.versions:
-            check_version(one.version)
-            for file in one.files:
+        for release in releases.versions:
+            check_version(release.version)
+            for file in release.files:
                 check_filename(file.filename)
-        return found
+        return releases
 
     async def manifest(self, reference: Reference, sha256: str) -> bytes:
         """Return the bytes of a version's manifest."""
@@ -225,21 +213,12 @@ class Hub:
         """Return the signature of a version's manifest; None if it is unsigned."""
         return await self._optional(f"{_folder(reference)}/manifest.sig", limits.MAX_SIGNATURE_BYTES)
 
-    async def readme(self, reference: Reference) -> str | None:
-        """Return the README of a version, or None."""
-        content = await self._optional(f"{_folder(reference)}/README.md", limits.MAX_METADATA_BYTES)
-        return None if content is None else content.decode(errors="replace")
-
     async def results(self, reference: Reference) -> list[JsonObject]:
         """Return the results pushed for a version."""
         content = await self._optional(f"{_folder(reference)}/runs/index.json", MAX_RELEASES_BYTES)
         if content is None:
             return []
         return _decoded(content, _Runs, f"{self.where}{_folder(reference)}/runs/index.json").runs
-
-    async def result(self, reference: Reference, id: str, limit: int) -> bytes:
-        """Return the pushed document of one run."""
-        return await self._read(f"{_folder(reference)}/runs/{id}.json", limit)
 
     async def download(self, reference: Reference, file: HubFile | File, folder: Path) -> Path:
         """Download a file of a version into a folder, checking its size and hash."""
@@ -267,11 +246,11 @@ class Hub:
         contents = {part: await asyncio.to_thread(path.read_bytes) for part, path in files.items()}
 
         def form() -> aiohttp.FormData:
-            made = aiohttp.FormData()
+            data = aiohttp.FormData()
             for part, path in files.items():
                 kind = "application/json" if part in ("manifest", "signature") else "application/octet-stream"
-                made.add_field(part, contents[part], filename=path.name, content_type=kind)
-            return made
+                data.add_field(part, contents[part], filename=path.name, content_type=kind)
+            return data
 
         try:
             await self._transport.call("PUT", f"/api/environments{_folder(reference)}", form)
@@ -302,23 +281,23 @@ class Hub:
         """Return "owner" and "scopes" of the token."""
         return await self._transport.call("GET", "/api/me")
 
-    async def _search_server(self, path: str, given: Mapping[str, object]) -> tuple[list[EnvironmentEntry], int]:
+    async def _search_server(self, path: str, query: Mapping[str, object]) -> tuple[list[EnvironmentEntry], int]:
         """Query the hub's search API."""
         if not path.startswith("/") or path.startswith("//"):
             raise HubError(f"{self.where}/index.json has the search path '{path}'; expected a path like {SEARCH}")
-        answer = await self._transport.call("GET", f"{path}?{urlencode(given)}")
+        answer = await self._transport.call("GET", f"{path}?{urlencode(query)}")
         try:
-            found = msgspec.convert(answer, _SearchResult)
+            result = msgspec.convert(answer, _SearchResult)
         except msgspec.ValidationError as error:
             raise HubError(f"{self.where}{path} is not a valid hub response: {error}") from None
-        return found.environments, found.total
+        return result.environments, result.total
 
     async def _has_manifest(self, reference: Reference, manifest: bytes) -> bool:
         try:
-            known = {one.version: one.manifest for one in (await self.releases(reference)).versions}
+            manifests = {release.version: release.manifest for release in (await self.releases(reference)).versions}
         except HubError:  # the version was rejected for another reason
             return False
-        return known.get(reference.version or "") == hashlib.sha256(manifest).hexdigest()
+        return manifests.get(reference.version or "") == hashlib.sha256(manifest).hexdigest()
 
     async def _read(self, path: str, limit: int) -> bytes:
         sink = BytesSink(path, limit)
@@ -377,20 +356,20 @@ def _folder(reference: Reference) -> str:
     return f"/{owner}/{name}/{check_version(reference.version)}"
 
 
-def _check_hash(found: str, expected: str, what: str) -> None:
-    if found != expected:
+def _check_hash(actual: str, expected: str, subject: str) -> None:
+    if actual != expected:
         raise TrustError(
-            f"{what} does not match the hub's index: its SHA-256 is {found[:16]}…, expected {expected[:16]}…. It was modified "
-            "after it was published; installation was cancelled. Contact the owner and the hub's operator"
+            f"{subject} does not match the hub's index: its SHA-256 is {actual[:16]}…, expected {expected[:16]}…. It was "
+            "modified after it was published; installation was cancelled. Contact the owner and the hub's operator"
         )
 
 
-def _decoded(content: bytes, kind: type[T], where: str) -> T:
+def _decoded(content: bytes, kind: type[T], address: str) -> T:
     try:
         value = msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
-        raise HubError(f"{where} is not a valid hub file: {error}") from None
+        raise HubError(f"{address} is not a valid hub file: {error}") from None
     schema = getattr(value, "schema", SCHEMA)
     if schema != SCHEMA:
-        raise HubError(f"{where} has schema {schema}, but this version of rove reads {SCHEMA}; upgrade rove")
+        raise HubError(f"{address} has schema {schema}, but this version of rove reads {SCHEMA}; upgrade rove")
     return value

@@ -91,41 +91,41 @@ def find(reference: Reference) -> Installed | None:
     """Return the installed environment, or None if it, or the given version, is not installed."""
     file = environment_folder(reference) / RECORD
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=Installed)
+        installed = msgspec.json.decode(file.read_bytes(), type=Installed)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise HubError(f"{file} cannot be read ({error}); delete {file.parent} and install it again") from None
-    return found if reference.version in (None, found.version) else None
+    return installed if reference.version in (None, installed.version) else None
 
 
 def require_installed(reference: Reference) -> Installed:
     """Return the installed environment."""
-    found = find(reference)
-    if found is None:
-        known = ", ".join(str(one.reference) for one in all_installed()) or "none"
-        raise HubError(f"{reference} is not installed; installed: {known}")
-    return found
+    installed = find(reference)
+    if installed is None:
+        names = ", ".join(str(environment.reference) for environment in all_installed()) or "none"
+        raise HubError(f"{reference} is not installed; installed: {names}")
+    return installed
 
 
 def all_installed() -> list[Installed]:
     """Return all installed environments by owner and name; damaged ones are skipped with a warning."""
-    found = []
+    environments = []
     for file in sorted(_root().glob(f"*/*/{RECORD}")):
         try:
-            found.append(find(Reference(file.parent.parent.name, file.parent.name)))
+            environments.append(find(Reference(file.parent.parent.name, file.parent.name)))
         except HubError as error:
             logger.warning("%s", error)
-    return [one for one in found if one is not None]
+    return [environment for environment in environments if environment is not None]
 
 
 def uninstall(reference: Reference) -> Installed:
     """Uninstall an environment and delete its virtual environment."""
     with install_lock(reference):
-        found = require_installed(reference)
+        installed = require_installed(reference)
         (environment_folder(reference) / RECORD).unlink()
         shutil.rmtree(environment_folder(reference))
-    return found
+    return installed
 
 
 def install_lock(reference: Reference) -> AbstractContextManager[None]:
@@ -140,35 +140,35 @@ def load(name: str, env_args: Mapping[str, object] | None = None, **options: Any
     environment installed from a folder, a wheel or git receives all variables.
     """
     reference = parse_reference(name)
-    found = find(reference)
-    if found is None:
+    installed = find(reference)
+    if installed is None:
         raise ConfigError(f"{reference} is not installed; install it with `rove install {reference}`")
     from rove.remote import IsolatedEnv
 
-    options = {"python": str(found.python)} | {key: value for key, value in options.items() if value is not None}
-    if found.compatibility == V0:
+    options = {"python": str(installed.python)} | {key: value for key, value in options.items() if value is not None}
+    if installed.compatibility == V0:
         options["prepare"] = COMPAT_HOOK
     try:
-        env = IsolatedEnv(found.module, env_args, environ=_environ(found), **options)
+        env = IsolatedEnv(installed.module, env_args, environ=_environ(installed), **options)
     except ConfigError as error:
-        unset = [name for name in found.secrets if not os.environ.get(name)]
+        unset = [name for name in installed.secrets if not os.environ.get(name)]
         if not unset:
             raise
         raise ConfigError(
             f"{error}\nits manifest requires the environment variables {', '.join(unset)}, which are not set"
         ) from error
-    env.env_id = f"{found.owner}/{found.name}"
+    env.env_id = f"{installed.owner}/{installed.name}"
     return env
 
 
-def module_file(found: Installed) -> Path:
+def module_file(installed: Installed) -> Path:
     """Return the file of an environment's module."""
-    file = found.path / found.file
-    if not file.is_file() or not found.python.exists():
-        raise ConfigError(
-            f"{found.reference} is damaged (missing {file if not file.is_file() else found.python}); install it again: "
-            f"rove install {found.reference}"
-        )
+    file = installed.path / installed.file
+    for path in (file, installed.python):
+        if not path.exists():
+            raise ConfigError(
+                f"{installed.reference} is damaged (missing {path}); install it again: rove install {installed.reference}"
+            )
     return file
 
 
@@ -185,30 +185,33 @@ def finder(
         reference = parse_reference(env_id)
     except ConfigError:  # not an environment on a hub
         return None
-    found = find(reference)
-    if found is None and absent is not None:
-        found = absent(reference)
-    if found is None:
+    installed = find(reference)
+    if installed is None and absent is not None:
+        installed = absent(reference)
+    if installed is None:
         return None
-    name = str(found.reference)
-    return loading.ExternalEnvironment(module_file(found), lambda env_args, **options: load(name, env_args, **options))
+    name = str(installed.reference)
+    return loading.ExternalEnvironment(
+        module_file(installed), lambda env_args, **options: load(name, env_args, **options)
+    )
 
 
-def _environ(found: Installed) -> dict[str, str] | None:
-    if found.owner == LOCAL:
+def _environ(installed: Installed) -> dict[str, str] | None:
+    if installed.owner == LOCAL:
         return None
-    more = [name.strip() for name in os.environ.get(PASS_VARIABLE, "").split(",")]
-    return {name: os.environ[name] for name in (*INHERITED_VARIABLES, *found.secrets, *more) if name in os.environ}
+    passed_variables = [name.strip() for name in os.environ.get(PASS_VARIABLE, "").split(",")]
+    names = (*INHERITED_VARIABLES, *installed.secrets, *passed_variables)
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _root() -> Path:
     return data_folder() / "environments"
 
 
-def packages_named(given: str, env_dir: str | None) -> list[Package]:
+def packages_named(name: str, env_dir: str | None) -> list[Package]:
     """Return the packages that an argument names; an installed hub environment is represented by its wheel."""
-    installed = find(parse_reference(given)) if "/" in given and not Path(given).exists() else None
+    installed = find(parse_reference(name)) if "/" in name and not Path(name).exists() else None
     if installed is None:
-        return packages_in(given, env_dir)
+        return packages_in(name, env_dir)
     [wheel] = installed.path.glob("*.whl")
-    return [Package(given, "wheel", wheel)]
+    return [Package(name, "wheel", wheel)]

@@ -51,7 +51,7 @@ def required_packages(dependencies: Iterable[str], subject: str) -> list[str]:
 
     `subject` names the package in errors.
     """
-    found: list[str] = []
+    requirements: list[str] = []
     for text in dependencies:
         try:
             requirement = parse_requirement(text)
@@ -62,18 +62,19 @@ def required_packages(dependencies: Iterable[str], subject: str) -> list[str]:
         if not is_needed:
             continue
         if name == "rove":
-            here = rove.__version__
-            _check_version(
-                requirement, [here], f"{subject} requires {requirement}, but rove {here} is installed; upgrade rove"
-            )
-            found += _requirements_of_extras(requirement.extras)
+            installed_version = rove.__version__
+            message = f"{subject} requires {requirement}, but rove {installed_version} is installed; upgrade rove"
+            _check_version(requirement, [installed_version], message)
+            requirements += _requirements_of_extras(requirement.extras)
         elif name == VERIFIERS:
-            known = PROVIDED_VERSIONS[VERIFIERS]
-            message = f"{subject} requires {requirement}; rove provides the API of verifiers up to {known[-1]}"
-            _check_version(requirement, known, message)
+            provided_versions = PROVIDED_VERSIONS[VERIFIERS]
+            message = (
+                f"{subject} requires {requirement}; rove provides the API of verifiers up to {provided_versions[-1]}"
+            )
+            _check_version(requirement, provided_versions, message)
         else:
-            found.append(text)
-    return found
+            requirements.append(text)
+    return requirements
 
 
 def undeclared_v0_requirements(wheel: Path) -> list[str]:
@@ -89,13 +90,13 @@ def undeclared_v0_requirements(wheel: Path) -> list[str]:
 
 def check_python(requires: str, subject: str) -> None:
     """Check that a package supports this Python."""
-    here = ".".join(map(str, sys.version_info[:3]))
+    this_python = ".".join(map(str, sys.version_info[:3]))
     try:
-        is_met = parse_specifiers(requires).contains(here, prereleases=True)
+        is_met = parse_specifiers(requires).contains(this_python, prereleases=True)
     except ValueError as error:
         raise ConfigError(f"{subject} requires Python {requires[:200]!r}, which cannot be parsed: {error}") from None
     if not is_met:
-        raise ConfigError(f"{subject} requires Python {requires}, but this is Python {here}")
+        raise ConfigError(f"{subject} requires Python {requires}, but this is Python {this_python}")
 
 
 def _check_version(requirement: Requirement, versions: Iterable[str], message: str) -> None:
@@ -108,14 +109,17 @@ def _requirements_of_extras(extras: Iterable[str]) -> list[str]:
         declared = [Requirement(text) for text in metadata.requires("rove") or []]
     except metadata.PackageNotFoundError:
         return []
-    found = []
-    for one in declared:
-        if one.marker is None or one.marker.evaluate({"extra": ""}):
+    requirements = []
+    for requirement in declared:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             continue
-        if any(one.marker.evaluate({"extra": extra}) for extra in extras):
-            one.marker = None
-            found += _requirements_of_extras(one.extras) if canonicalize_name(one.name) == "rove" else [str(one)]
-    return found
+        if any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+            requirement.marker = None
+            if canonicalize_name(requirement.name) == "rove":  # rove's extras may include others of its extras
+                requirements += _requirements_of_extras(requirement.extras)
+            else:
+                requirements.append(str(requirement))
+    return requirements
 
 
 HINT = "install it without --into-current, into a virtual environment of its own"
@@ -129,11 +133,12 @@ def check_no_conflict(name: str, module: str) -> None:
     `name` is the package's normalized name, `module` its only top-level module.
     """
     owners = metadata.packages_distributions()
-    others = sorted({owner for owner in owners.get(module, []) if canonicalize_name(owner) != name})
-    if others:
-        raise ConfigError(f"the module '{module}' is already installed by {', '.join(others)}; {HINT}")
+    other_owners = sorted({owner for owner in owners.get(module, []) if canonicalize_name(owner) != name})
+    if other_owners:
+        raise ConfigError(f"the module '{module}' is already installed by {', '.join(other_owners)}; {HINT}")
     modules = {top for top, names in owners.items() if name in [str(canonicalize_name(owner)) for owner in names]}
-    replaced = sorted(top for top in modules - {module} if top.isidentifier() and not top.startswith("__editable__"))
+    modules = {top for top in modules - {module} if not top.startswith("__editable__")}
+    replaced = sorted(filter(str.isidentifier, modules))
     if replaced:
         raise ConfigError(f"it would replace '{name}', which is installed and contains {', '.join(replaced)}; {HINT}")
     file = _other_module(module)
@@ -195,34 +200,37 @@ def read_lock(file: Path) -> dict[tuple[str, str], Locked]:
         raise ConfigError(f"{file} has schema {schema!r}, but this version of rove reads {SCHEMA}; upgrade rove")
     try:
         content = msgspec.convert(values, _Content)
-        for one in content.environment:
-            for check, part in ((check_owner, one.owner), (check_name, one.name), (check_version, one.version)):
-                check(part)
-            for locked_file in one.files:
+        for locked in content.environment:
+            check_owner(locked.owner)
+            check_name(locked.name)
+            check_version(locked.version)
+            for locked_file in locked.files:
                 check_filename(locked_file.filename)
-            if len(one.manifest) != _HEX:
+            if len(locked.manifest) != _HEX:
                 raise ConfigError(
-                    f"manifest of {one.reference} is {one.manifest!r}; expected a SHA-256 of {_HEX} digits"
+                    f"manifest of {locked.reference} is {locked.manifest!r}; expected a SHA-256 of {_HEX} digits"
                 )
     except (msgspec.ValidationError, ConfigError, TrustError) as error:
         raise ConfigError(f"{file} is not a valid lock file: {error}") from None
-    return {(one.owner, one.name): one for one in content.environment}
+    return {(locked.owner, locked.name): locked for locked in content.environment}
 
 
 def write_lock(file: Path, locked: Iterable[Locked]) -> None:
     """Write a lock file atomically, sorted by owner and name."""
-    rows = [msgspec.to_builtins(one) for one in sorted(locked, key=lambda one: (one.owner, one.name))]
+    ordered = sorted(locked, key=lambda environment: (environment.owner, environment.name))
+    rows = [msgspec.to_builtins(environment) for environment in ordered]
     atomic_write(file, (_HEAD + tomli_w.dumps({"schema": SCHEMA, "environment": rows})).encode())
 
 
 def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: Path) -> None:
     """Check that the hub still has the locked files."""
-    now = {one.filename: (one.sha256, one.size) for one in files}
-    then = {one.filename: (one.sha256, one.size) for one in locked.files}
-    if manifest == locked.manifest and now == then:
+    published_files = {published.filename: (published.sha256, published.size) for published in files}
+    locked_files = {entry.filename: (entry.sha256, entry.size) for entry in locked.files}
+    if manifest == locked.manifest and published_files == locked_files:
         return
-    changed = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
-    differences = ["its manifest"] * (manifest != locked.manifest) + changed
+    names = published_files.keys() | locked_files.keys()
+    changed = sorted(name for name in names if published_files.get(name) != locked_files.get(name))
+    differences = changed if manifest == locked.manifest else ["its manifest", *changed]
     raise TrustError(
         f"{locked.reference} does not match {file}: {', '.join(differences)} differ{'s' * (len(differences) == 1)}. Versions "
         "on a hub never change, so the package was tampered with or comes from another hub; installation was cancelled. If "
@@ -340,21 +348,23 @@ async def fetch(hub: Hub, offer: Offer, folder: Path) -> Path:
 def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
     """Install a package into its own virtual environment, replacing another version. Installation is atomic."""
     with install_lock(offer.reference):
-        here = environment_folder(offer.reference)
-        here.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{offer.manifest.version}-", dir=here))
+        environment = environment_folder(offer.reference)
+        environment.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{offer.manifest.version}-", dir=environment))
         try:
             file = _fill_folder(offer, wheel, folder, allow_source)
             record = _installed(offer, wheel, folder.name, file)
-            previous = installed.find(offer.reference._replace(version=None)) if (here / RECORD).exists() else None
-            atomic_write(here / RECORD, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+            previous = None
+            if (environment / RECORD).exists():
+                previous = installed.find(offer.reference._replace(version=None))
+            atomic_write(environment / RECORD, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         # Keep the previous version until the next installation: a run may be using it.
-        for other in here.iterdir():
-            if other.is_dir() and other.name not in (folder.name, previous and previous.folder):
-                shutil.rmtree(other, ignore_errors=True)
+        for entry in environment.iterdir():
+            if entry.is_dir() and entry.name not in (folder.name, previous and previous.folder):
+                shutil.rmtree(entry, ignore_errors=True)
     _remember_key(offer)
     return record
 

@@ -43,7 +43,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
     records = sorted(run.finished(), key=lambda record: record.reward or 0.0)
     document = {
         "schema": SCHEMA,
-        "model": "/".join(Path(model).parts[-2:]) if model.startswith((".", "/", "~")) else model,
+        "model": _public_name(model),
         "content": manifest.content,
         "summary": summary,
         "settings": {name: value for name, value in config.items() if name not in (*PRIVATE_SETTINGS, "model")},
@@ -51,6 +51,11 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
         "sha256": hashlib.sha256((run.path / "rollouts.jsonl").read_bytes()).hexdigest(),
     }
     return without_secrets(document)
+
+
+def _public_name(model: str) -> str:
+    """Return a model's name, of a local folder only the last two parts: the others describe the machine."""
+    return "/".join(Path(model).parts[-2:]) if model.startswith((".", "/", "~")) else model
 
 
 def code_digest(wheel: Path, module: str) -> str:
@@ -68,6 +73,7 @@ def _public_fields(record: RolloutRecord) -> JsonObject:
     return {name: msgspec.to_builtins(getattr(record, name)) for name in names}
 
 
-def _evenly_spaced(count: int, wanted: int) -> Sequence[int]:
-    wanted = min(count, wanted)
-    return sorted({round(i * (count - 1) / max(1, wanted - 1)) for i in range(wanted)})
+def _evenly_spaced(count: int, max_count: int) -> Sequence[int]:
+    num_chosen = min(count, max_count)
+    last, intervals = count - 1, max(1, num_chosen - 1)
+    return sorted({round(i * last / intervals) for i in range(num_chosen)})

@@ -24,51 +24,51 @@ SETTINGS, KEYS = "hub.toml", "known_keys.toml"
 """Files in the user's configuration folder."""
 
 
-def resolve_hub(given: str | None = None) -> str | None:
-    """Return the address of the hub: `given`, else `$ROVE_HUB`, else the one saved by `rove hub login`, else None."""
-    where = given or os.environ.get(HUB_VAR, "").strip() or _content(SETTINGS).get("hub")
-    return None if where is None else normalize_address(str(where))
+def resolve_hub(option: str | None = None) -> str | None:
+    """Return the address of the hub: `option`, else `$ROVE_HUB`, else the one saved by `rove hub login`, else None."""
+    address = option or os.environ.get(HUB_VAR, "").strip() or _content(SETTINGS).get("hub")
+    return None if address is None else normalize_address(str(address))
 
 
-def require_hub(given: str | None = None) -> str:
+def require_hub(option: str | None = None) -> str:
     """Return the address of the hub as `resolve_hub` does, but require one."""
-    where = resolve_hub(given)
-    if where is None:
+    address = resolve_hub(option)
+    if address is None:
         raise ConfigError(
             f"no hub is configured: add --hub URL_OR_FOLDER, set {HUB_VAR}, or run `rove hub login URL_OR_FOLDER`. "
             "Start your own with `rove hub serve`"
         )
-    return where
+    return address
 
 
-def require_server(given: str | None = None) -> str:
+def require_server(option: str | None = None) -> str:
     """Return the address of a hub that accepts uploads."""
-    where = require_hub(given)
-    if not is_url(where):
-        raise ConfigError(f"the hub {where} is a read-only folder; start `rove hub serve` and add --hub URL")
-    return where
+    address = require_hub(option)
+    if not is_url(address):
+        raise ConfigError(f"the hub {address} is a read-only folder; start `rove hub serve` and add --hub URL")
+    return address
 
 
-def token_for(where: str, given: str | None = None) -> str | None:
+def token_for(address: str, option: str | None = None) -> str | None:
     """Return the token for a hub: `$ROVE_HUB_TOKEN` for the user's own hub (see `resolve_hub`), else the saved one.
 
     The variable's token is not sent to any other hub, because an untrusted lock file can name any address.
 
-    `given` is the hub that the user named in the command, if any.
+    `option` is the hub that the user named in the command, if any.
     """
     token = os.environ.get(TOKEN_VAR, "").strip()
-    if token and resolve_hub(given) == normalize_address(where):
+    if token and resolve_hub(option) == normalize_address(address):
         return token
     tokens = _content(SETTINGS).get("tokens", {})
-    return tokens.get(normalize_address(where)) if isinstance(tokens, dict) else None
+    return tokens.get(normalize_address(address)) if isinstance(tokens, dict) else None
 
 
-def save_hub(where: str, token: str | None) -> Path:
+def save_hub(address: str, token: str | None) -> Path:
     """Save a hub as the default with its token, in a file that only the user can read; return the file."""
     content = _content(SETTINGS)
-    content["hub"] = normalize_address(where)
+    content["hub"] = normalize_address(address)
     if token is not None:
-        content["tokens"] = {**content.get("tokens", {}), normalize_address(where): token}
+        content["tokens"] = {**content.get("tokens", {}), normalize_address(address): token}
     file = config_folder() / SETTINGS
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # created with mode 0600
@@ -82,17 +82,17 @@ def save_hub(where: str, token: str | None) -> Path:
     return file
 
 
-def normalize_address(where: str) -> str:
+def normalize_address(address: str) -> str:
     """Normalize a hub's address: a URL without trailing slash, or an absolute path."""
-    where = where.strip()
-    if is_url(where):
-        return where.rstrip("/")
-    return str(Path(where.removeprefix("file://")).expanduser().resolve())
+    address = address.strip()
+    if is_url(address):
+        return address.rstrip("/")
+    return str(Path(address.removeprefix("file://")).expanduser().resolve())
 
 
-def is_url(where: str) -> bool:
+def is_url(address: str) -> bool:
     """Return whether an address is an HTTP URL; anything else is a folder."""
-    return where.lower().startswith(("http://", "https://"))
+    return address.lower().startswith(("http://", "https://"))
 
 
 def _content(name: str) -> JsonObject:
@@ -125,22 +125,22 @@ def check_owner_signature(
 
     `listed` are the owner's keys in the hub's index; `trusted` is a new key of the owner that the user confirmed.
     """
-    known = trusted or known_key(hub, owner)
+    expected_key = trusted or known_key(hub, owner)
     if signature is None:
-        if known is not None or listed:
+        if expected_key is not None or listed:
             raise TrustError(
-                f"this version is not signed, but '{owner}' signs packages (key {fingerprint(known or listed[0])}); it may not "
-                "be from the owner; installation was cancelled. Ask the owner"
+                f"this version is not signed, but '{owner}' signs packages (key {fingerprint(expected_key or listed[0])}); "
+                "it may not be from the owner; installation was cancelled. Ask the owner"
             )
         return None
     key = signing.check_signature(manifest, signature)
-    if known is not None and key != known:
+    if expected_key is not None and key != expected_key:
         raise TrustError(
             f"this version is signed with the key {fingerprint(key)}; the saved key of '{owner}' on {hub} is "
-            f"{fingerprint(known)}. Either the owner has a new key, or the version is not from the owner; installation was "
-            f"cancelled. Ask the owner over another channel; if the key is new, add --trust-key {key}"
+            f"{fingerprint(expected_key)}. Either the owner has a new key, or the version is not from the owner; installation "
+            f"was cancelled. Ask the owner over another channel; if the key is new, add --trust-key {key}"
         )
-    if known is None and listed and key not in listed:
+    if expected_key is None and listed and key not in listed:
         raise TrustError(
             f"this version is signed with the key {fingerprint(key)}, which is not one of the keys of '{owner}' on the hub "
             f"({', '.join(map(fingerprint, listed))}); installation was cancelled. Ask the owner"

@@ -28,9 +28,9 @@ _USER = re.compile(r"(?<=://)[^/#]*@")
 
 def is_git(target: str) -> bool:
     """Return whether an installation target is a git repository: git+URL, git@HOST:PATH, ssh://, or ending in .git."""
-    found = _GIT.fullmatch(target)
-    return found is not None and (
-        target.startswith(("git+", "git@", "git://", "ssh://")) or found["url"].endswith(".git")
+    match = _GIT.fullmatch(target)
+    return match is not None and (
+        target.startswith(("git+", "git@", "git://", "ssh://")) or match["url"].endswith(".git")
     )
 
 
@@ -44,18 +44,18 @@ def clone(target: str, folder: Path) -> tuple[Path, str]:
 
     `target` is a URL, optionally followed by "@REVISION" and "#subdirectory=FOLDER"; `folder` is created.
     """
-    found = _GIT.fullmatch(target)
-    if found is None:
+    match = _GIT.fullmatch(target)
+    if match is None:
         raise ConfigError(
             f"{masked(target)!r} is not the address of a git repository; expected git+https://HOST/PATH[@REVISION]"
         )
-    _git("clone", "--quiet", "--", found["url"], str(folder))
-    if found["revision"]:
-        _git("-C", str(folder), "checkout", "--quiet", "--detach", found["revision"], "--")
+    _git("clone", "--quiet", "--", match["url"], str(folder))
+    if match["revision"]:
+        _git("-C", str(folder), "checkout", "--quiet", "--detach", match["revision"], "--")
     commit = _git("-C", str(folder), "rev-parse", "HEAD").strip()
-    below = (folder / (found["below"] or ".")).resolve()
+    below = (folder / (match["below"] or ".")).resolve()
     if not below.is_relative_to(folder.resolve()) or not (below / "pyproject.toml").is_file():
-        raise ConfigError(f"{masked(target)} has no pyproject.toml in {found['below'] or 'its top folder'}")
+        raise ConfigError(f"{masked(target)} has no pyproject.toml in {match['below'] or 'its top folder'}")
     return below, commit
 
 
@@ -86,23 +86,23 @@ def _git(*words: str) -> str:
 
 def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
     """Return a wheel as an offer, with the manifest next to it; without one, the manifest is derived from the wheel."""
-    found = check_wheel(wheel)
-    manifest, content = _adjacent_manifest(wheel, found.sha256)
+    package = check_wheel(wheel)
+    manifest, content = _adjacent_manifest(wheel, package.sha256)
     if manifest is not None:
         check_package(msgspec.structs.replace(manifest, files=[manifest.wheel]), wheel)
     else:
-        wheel_name = filename(found.name, found.version, "wheel")
-        for_v0 = any(re.match(rf"{VERIFIERS}\b(?!-)", one) for one in found.dependencies)
+        wheel_name = filename(package.name, package.version, "wheel")
+        for_v0 = any(re.match(rf"{VERIFIERS}\b(?!-)", requirement) for requirement in package.dependencies)
         manifest = Manifest(
-            name=found.name,
-            version=found.version,
-            module=found.module,
-            description=found.summary[:500],
-            requires_python=found.requires_python,
-            dependencies=found.dependencies,
+            name=package.name,
+            version=package.version,
+            module=package.module,
+            description=package.summary[:500],
+            requires_python=package.requires_python,
+            dependencies=package.dependencies,
             compatibility=V0 if for_v0 else ROVE,
-            content=found.content,
-            files=[File(filename=wheel_name, kind="wheel", sha256=found.sha256, size=found.size)],
+            content=package.content,
+            files=[File(filename=wheel_name, kind="wheel", sha256=package.sha256, size=package.size)],
         )
     entry = manifest.wheel
     return Offer(

@@ -194,13 +194,13 @@ class HttpTransport:
 
     async def _error_for(self, path: str, reply: aiohttp.ClientResponse) -> Exception:
         message = self._secrets.mask_text(_error_text(await reply.content.read(1 << 14)))
-        what = f"HTTP {reply.status} from {self.where}{path}" + (f": {message}" if message else "")
+        description = f"HTTP {reply.status} from {self.where}{path}" + (f": {message}" if message else "")
         if reply.status in RETRYABLE_STATUSES:
-            return _TemporaryError(what, _retry_after(reply.headers))
+            return _TemporaryError(description, _retry_after(reply.headers))
         if reply.status in (404, 410):
-            return NotFoundError(what)
+            return NotFoundError(description)
         hint = _HINTS.get(reply.status)
-        error = HubError(f"{what} ({hint})" if hint else what)
+        error = HubError(f"{description} ({hint})" if hint else description)
         error.status = reply.status
         return error
 

@@ -84,32 +84,32 @@ def has_load_environment(source: bytes) -> bool:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def within_limit(content: bytes, name: str, what: str) -> bytes:
+def within_limit(content: bytes, name: str, kind: str) -> bytes:
     """Return a metadata file's content."""
     if len(content) > limits.MAX_METADATA_BYTES:
         raise PackageError(
-            f"{name}: its {what} has {len(content):,} bytes; expected at most {limits.MAX_METADATA_BYTES:,}"
+            f"{name}: its {kind} has {len(content):,} bytes; expected at most {limits.MAX_METADATA_BYTES:,}"
         )
     return content
 
 
 def _check_top(members: Members, info: str, project: str, name: str) -> str:
     """Check the top level of the wheel, except its metadata, and return the name of its only module."""
-    found = []
+    modules = []
     for top in sorted({path.split("/")[0] for path in members} - {info}):
         is_folder = top not in members
         if is_folder or top.endswith(".py"):
             _check_name(top, is_folder, project, name)
-            found.append(top)
+            modules.append(top)
         elif top.lower().endswith(_STARTUP):
             raise PackageError(f"{name}: {top} would run whenever Python starts; remove it")
         elif not _DATA.fullmatch(top):
             raise PackageError(f"{name}: {top} is not allowed next to the module; move it into {module_of(project)}/")
-    if len(found) > 1:
-        raise PackageError(f"{name}: {' and '.join(found)} are both top-level modules; keep one of them")
-    if not found:
+    if len(modules) > 1:
+        raise PackageError(f"{name}: {' and '.join(modules)} are both top-level modules; keep one of them")
+    if not modules:
         raise PackageError(f"{name}: it has no module; expected {module_of(project)} with a {LOAD}()")
-    [top] = found
+    [top] = modules
     file = top if top in members else f"{top}/__init__.py"
     if not _loads(members.get(file, b""), file, name):
         raise PackageError(f"{name}: expected a module with a {LOAD}(); {file} has none")
@@ -138,38 +138,40 @@ def _check_entry_points(content: bytes, project: str, module: str, name: str) ->
     importlib.metadata reads this file with a parser of its own: indented lines, other delimiters and unusual line ends mean
     something else to it than to `configparser`. Only lines that every parser reads in the same way are accepted.
     """
-    where = f"{name}: its entry_points.txt"
+    source = f"{name}: its entry_points.txt"
     try:
         text = content.decode("ascii")
         for line in text.split("\n"):
             line = line.removesuffix("\r")
             if line.strip(" \t") and not _SECTION.fullmatch(line) and not _ENTRY.fullmatch(line):
                 raise PackageError(
-                    f"{where} has the line {line[:80]!r}; expected [{ENTRY_POINT_GROUP}] or NAME = MODULE"
+                    f"{source} has the line {line[:80]!r}; expected [{ENTRY_POINT_GROUP}] or NAME = MODULE"
                 )
         parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=True, default_section="\0")
         parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue] # names keep their case
         parser.read_string(text)
     except (configparser.Error, UnicodeError) as error:
-        raise PackageError(f"{where} cannot be read: {str(error)[:200]}") from None
+        raise PackageError(f"{source} cannot be read: {str(error)[:200]}") from None
     for group in parser.sections():
         if group != ENTRY_POINT_GROUP:
             raise PackageError(
-                f"{where} declares the group [{group[:80]}]; an environment may declare only [{ENTRY_POINT_GROUP}]"
+                f"{source} declares the group [{group[:80]}]; an environment may declare only [{ENTRY_POINT_GROUP}]"
             )
         for point, value in parser.items(group):
-            _check_entry_point(point, value, project, module, where)
+            _check_entry_point(point, value, project, module, source)
 
 
-def _check_entry_point(point: str, value: str, project: str, module: str, where: str) -> None:
+def _check_entry_point(point: str, value: str, project: str, module: str, source: str) -> None:
     try:
         is_own = normalize_name(point) == project
     except ConfigError:
         is_own = False
     if not is_own:
-        raise PackageError(f"{where} declares the environment '{point[:80]}'; expected the package's name, '{project}'")
+        raise PackageError(
+            f"{source} declares the environment '{point[:80]}'; expected the package's name, '{project}'"
+        )
     if value not in (module, f"{module}:{LOAD}"):
-        raise PackageError(f"{where} names {value[:80]!r}; the module with a {LOAD}() is {module}")
+        raise PackageError(f"{source} names {value[:80]!r}; the module with a {LOAD}() is {module}")
 
 
 def _binds(node: ast.stmt) -> bool:
@@ -181,8 +183,10 @@ def _binds(node: ast.stmt) -> bool:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return any(isinstance(target, ast.Name) and target.id == LOAD for target in targets)
     if isinstance(node, (ast.If, ast.Try)):
-        inside = [*node.body, *node.orelse, *(handled for h in getattr(node, "handlers", []) for handled in h.body)]
-        return any(_binds(each) for each in inside)
+        statements = [*node.body, *node.orelse]
+        for handler in getattr(node, "handlers", []):
+            statements += handler.body
+        return any(map(_binds, statements))
     return False
 
 
@@ -288,9 +292,9 @@ def _check_filename(name: str, project: str, version: str, kind: str, metadata: 
 
 def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -> Wheel:
     """Check that a manifest describes a wheel and a source archive correctly; the files may have any name."""
-    given = {"wheel": wheel, "source": source}
+    archives = {"wheel": wheel, "source": source}
     for entry in manifest.files:
-        file = given[entry.kind]
+        file = archives[entry.kind]
         if file is None or not file.is_file():
             raise PackageError(f"{file or entry.filename} is missing, but the manifest lists it")
         check_file(file, entry.sha256, entry.size, entry.filename)
@@ -298,14 +302,14 @@ def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -
         if manifest.source_archive is None:
             raise PackageError(f"{source.name} is not listed in the manifest; build the package again")
         check_source(source, manifest.source_archive.filename)
-    found = check_wheel(wheel, manifest.wheel.filename)
+    package = check_wheel(wheel, manifest.wheel.filename)
     for field in ("module", "content", "requires_python", "dependencies"):
-        if getattr(found, field) != getattr(manifest, field):
+        if getattr(package, field) != getattr(manifest, field):
             raise PackageError(
-                f"{manifest.wheel.filename}: its {field} is {getattr(found, field)!r}, but the manifest has "
+                f"{manifest.wheel.filename}: its {field} is {getattr(package, field)!r}, but the manifest has "
                 f"{getattr(manifest, field)!r}; build the package again"
             )
-    return found
+    return package
 
 
 def check_file(file: Path, sha256: str, size: int, name: str) -> None:
@@ -336,13 +340,13 @@ def _measured(file: Path, name: str) -> tuple[int, str]:
 def _dist_info(members: Members, name: str) -> str:
     """Return the `.dist-info` folder of a wheel."""
     folders = {path.split("/")[0] for path in members if "/" in path}
-    found = sorted(folder for folder in folders if folder.endswith(".dist-info"))
-    if len(found) != 1:
-        raise PackageError(f"{name}: it has {len(found)} folders *.dist-info; expected one")
+    info_folders = sorted(folder for folder in folders if folder.endswith(".dist-info"))
+    if len(info_folders) != 1:
+        raise PackageError(f"{name}: it has {len(info_folders)} folders *.dist-info; expected one")
     for needed in ("METADATA", "WHEEL", "RECORD"):
-        if f"{found[0]}/{needed}" not in members:
-            raise PackageError(f"{name}: it has no {found[0]}/{needed}")
-    return found[0]
+        if f"{info_folders[0]}/{needed}" not in members:
+            raise PackageError(f"{name}: it has no {info_folders[0]}/{needed}")
+    return info_folders[0]
 
 
 def _check_record(members: Members, info: str, hashes: Mapping[str, str], name: str) -> None:
@@ -359,8 +363,8 @@ def _check_record(members: Members, info: str, hashes: Mapping[str, str], name: 
     if rows.pop(f"{info}/RECORD", None) != ("", ""):
         raise PackageError(f"{name}: its RECORD does not list itself, without a hash")
     for path in sorted(rows.keys() ^ hashes.keys()):
-        where = "is listed in its RECORD, but missing" if path in rows else "is not listed in its RECORD"
-        raise PackageError(f"{name}: {path!r} {where}")
+        problem = "is listed in its RECORD, but missing" if path in rows else "is not listed in its RECORD"
+        raise PackageError(f"{name}: {path!r} {problem}")
     for path, (digest, size) in rows.items():
         if digest != record_hash(hashes[path]) or size not in ("", str(len(members[path]))):
             raise PackageError(f"{name}: {path!r} does not match its RECORD ({digest}, {size} bytes)")
@@ -380,13 +384,13 @@ def _check_tags(members: Members, info: str, name: str) -> None:
         if not colon or not key.replace("-", "").isalnum():
             raise PackageError(f"{name}: its WHEEL has the line {line[:80]!r}; expected KEY: VALUE")
         fields.setdefault(key.lower(), []).append(value.strip())
-    twice = next((key for key, values in fields.items() if len(values) > 1 and key != "tag"), None)
-    if twice is not None:
-        raise PackageError(f"{name}: its WHEEL has '{twice}' more than once")
+    tags = fields.pop("tag", [])
+    for key, values in fields.items():
+        if len(values) > 1:
+            raise PackageError(f"{name}: its WHEEL has '{key}' more than once")
     [version], [pure] = fields.get("wheel-version", [""]), fields.get("root-is-purelib", [""])
     if not version.startswith("1."):
         raise PackageError(f"{name}: its WHEEL has version {version!r}; expected 1.0")
-    tags = fields.get("tag", [])
     if pure.lower() != "true" or "py3-none-any" not in tags:
         raise PackageError(
             f"{name}: it is for {', '.join(sorted(tags)) or 'no platform'}; expected pure Python (py3-none-any)"
@@ -419,10 +423,10 @@ def read_metadata(content: bytes, name: str) -> Metadata:
 def _authors(metadata: Metadata, name: str) -> list[str]:
     """Return the authors' names, or their addresses if they have no name."""
     try:
-        known = getaddresses([metadata.author_email or ""])
+        email_authors = getaddresses([metadata.author_email or ""])
     except RecursionError:
         raise PackageError(f"{name}: its Author-email nests too deep; write NAME <ADDRESS>") from None
-    authors = [*(metadata.author or "").split(", "), *(name or address for name, address in known)]
+    authors = [*(metadata.author or "").split(", "), *(name or address for name, address in email_authors)]
     return [author for author in authors if author]
 
 

@@ -34,15 +34,17 @@ _GZIP = b"\x1f\x8b\x08\0" + struct.pack("<L", 0) + b"\2\xff"
 def pack_wheel(members: Members, name: str, version: str) -> bytes:
     """Pack a wheel from the files of another wheel; rename its `.dist-info` folder and rewrite RECORD."""
     info, old = f"{name.replace('-', '_')}-{version}.dist-info", dist_info(members)
-    files = {
-        path.replace(f"{old}/", f"{info}/", 1) if path.startswith(f"{old}/") else path: members[path]
-        for path in members
-    }
+    files: Members = {}
+    for path, content in members.items():
+        is_metadata = path.startswith(f"{old}/")
+        files[path.replace(old, info, 1) if is_metadata else path] = content
     files.pop(f"{info}/RECORD", None)
     order = sorted(files, key=lambda path: (path.startswith(f"{info}/"), path))  # metadata last, as PEP 427 wants it
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
-    rows.writerows((path, record_hash(hashlib.sha256(files[path]).hexdigest()), len(files[path])) for path in order)
+    for path in order:
+        content = files[path]
+        rows.writerow((path, record_hash(hashlib.sha256(content).hexdigest()), len(content)))
     rows.writerow((f"{info}/RECORD", "", ""))
     files[f"{info}/RECORD"] = record.getvalue().encode()
     stream = io.BytesIO()
@@ -122,14 +124,14 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     copy_source(folder, copy)
     source = unpack_source(_run(copy, "sdist", work / "sdist").read_bytes())
     write_members(work / "source", {path.partition("/")[2]: content for path, content in source.items()})
-    made = _run(work / "source", "wheel", work / "wheel")
-    members = unpack_wheel(made.read_bytes())
+    wheel_file = _run(work / "source", "wheel", work / "wheel")
+    members = unpack_wheel(wheel_file.read_bytes())
     metadata = [content for path, content in members.items() if re.fullmatch(r"[^/]+\.dist-info/METADATA", path)]
     if len(metadata) != 1 or any(re.search(r"\.dist-info/RECORD\.", path) for path in members):
-        raise PackageError(f"{made.name}: expected one METADATA and no signature in the wheel")
-    name, version = project_of(read_metadata(metadata[0], made.name))
-    if "py3-none-any" not in made.name:
-        raise PackageError(f"{made.name} is not pure Python (py3-none-any); move compiled code into a dependency")
+        raise PackageError(f"{wheel_file.name}: expected one METADATA and no signature in the wheel")
+    name, version = project_of(read_metadata(metadata[0], wheel_file.name))
+    if "py3-none-any" not in wheel_file.name:
+        raise PackageError(f"{wheel_file.name} is not pure Python (py3-none-any); move compiled code into a dependency")
     try:
         contents: dict[Literal["wheel", "source"], bytes] = {
             "wheel": pack_wheel(members, name, version),

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -180,7 +181,7 @@ def measure(
         {"folder": str(folder), "module": module, "examples": examples, "seed": SEED},
         python=python,
         paths=[str(folder), *ours],
-        env={name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES},
+        env=_inherited_variables(python),
         start_seconds=seconds,
         name=f"environment '{module}'",
     )
@@ -260,6 +261,12 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
     return Built(target, manifest, warnings)
 
 
+def _inherited_variables(python: str | None) -> dict[str, str]:
+    """Return the environment variables of the worker; another interpreter must not get those that configure this one."""
+    excluded = () if python is None else INTERPRETER_VARIABLES
+    return {name: value for name, value in os.environ.items() if name not in excluded}
+
+
 def describe(
     wheel: Wheel,
     members: Members,
@@ -270,8 +277,8 @@ def describe(
     commit: str,
 ) -> tuple[Manifest, list[str]]:
     """Return the manifest of a wheel, from declarations, source code and rollouts, with warnings for its author."""
-    seen = facts or Facts()
-    observed = [reward for score in seen.policies.values() for reward in score.rewards]
+    measured = facts or Facts()
+    observed = list(chain.from_iterable(score.rewards for score in measured.policies.values()))
     tags = table.tags if table.tags is not None else wheel.keywords
     urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
     generator = re.search(rb"^Generator:\s*(.+)$", members[f"{dist_info(members)}/WHEEL"], re.MULTILINE)
@@ -287,18 +294,18 @@ def describe(
         dependencies=wheel.dependencies,
         compatibility=compatibility(code),  # pyright: ignore[reportArgumentType]
         reward_range=table.reward_range or ((min(observed), max(observed)) if observed else None),
-        metrics=seen.metrics,
-        tools=seen.tools,
+        metrics=measured.metrics,
+        tools=measured.tools,
         policies={
             name: PolicyScores(reward=sum(score.rewards) / len(score.rewards), n=len(score.rewards))
-            for name, score in seen.policies.items()
+            for name, score in measured.policies.items()
             if score.rewards
         },
         seeds=[SEED] if observed else [],
         needs=Needs(
-            network=table.needs.network or seen.network,
+            network=table.needs.network or measured.network,
             secrets=sorted({*table.needs.secrets, *secrets(code)}),
-            sandbox=table.needs.sandbox or seen.sandbox,
+            sandbox=table.needs.sandbox or measured.sandbox,
         ),
         data_sources=sorted({*table.data_sources, *code.datasets}),
         arguments=arguments(members, wheel.module),
@@ -326,13 +333,13 @@ def _warnings(wheel: Wheel, table: Declared, facts: Facts | None) -> list[str]:
             warnings.append(f"policy '{name}' had reward {outside[0]:g}, outside the reward_range in pyproject.toml")
     if facts is not None and not facts.policies:
         warnings.append("it has no scripted policies; users cannot see before installing it that it can be solved")
-    for what, value in (
+    for field_name, value in (
         ("description", wheel.summary),
         ('license (for example license = "MIT")', wheel.licence),
         ('README (readme = "README.md")', wheel.readme),
     ):
         if not value:
-            warnings.append(f"[project] in pyproject.toml has no {what}")
+            warnings.append(f"[project] in pyproject.toml has no {field_name}")
     return warnings
 
 

@@ -22,13 +22,17 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     compat.install_fallback()
     env = load_environment(module, folder)
     scores = asyncio.run(_run_policies(env, examples, seed))
-    parts = env.components
+    tools: set[str] = set()
+    base_classes: set[str] = set()
+    for part in env.components:
+        tools |= {tool["function"]["name"] for tool in getattr(part, "tool_defs", [])}
+        base_classes |= {kind.__name__ for kind in type(part).__mro__}
     return {
         "metrics": env.scoring_rubric.names,
-        "tools": sorted({tool["function"]["name"] for part in parts for tool in getattr(part, "tool_defs", [])}),
+        "tools": sorted(tools),
         "policies": scores,
         "network": bool(contacted),
-        "sandbox": any(kind.__name__ == "SandboxEnv" for part in parts for kind in type(part).__mro__),
+        "sandbox": "SandboxEnv" in base_classes,
     }
 
 

@@ -51,8 +51,8 @@ _ACTIVE = re.compile(
 
 def find_markup(text: str) -> str | None:
     """Return the first markup in a text that a browser would act on, or None. Other tags, such as <answer>, are allowed."""
-    found = _ACTIVE.search(text.replace("\\", ""))
-    return found.group() if found else None
+    match = _ACTIVE.search(text.replace("\\", ""))
+    return match.group() if match else None
 
 
 SCHEMA = 1
@@ -211,6 +211,11 @@ def canonical(document: object) -> bytes:
     return msgspec.json.encode(document, order="sorted") + b"\n"
 
 
+def _is_refused(char: str) -> bool:
+    """Return whether a character starts a line, controls a terminal, or changes the direction of text."""
+    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in BIDIRECTIONAL
+
+
 def check_manifest(manifest: Manifest) -> None:
     """Check what the types alone do not guarantee."""
     try:
@@ -220,7 +225,7 @@ def check_manifest(manifest: Manifest) -> None:
     except ValueError as error:
         raise PackageError(f"the manifest: {error}") from None
     for name, text in _texts(msgspec.to_builtins(manifest)):
-        bad = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in BIDIRECTIONAL), None)
+        bad = next(filter(_is_refused, text), None)
         if bad is not None:
             raise PackageError(
                 f"the manifest's {name} has the character U+{ord(bad):04X}; write one line of plain text"

@@ -110,10 +110,10 @@ def check_version(version: str) -> str:
     return _check_normalized("the version", version, normalize_version(version))
 
 
-def _check_normalized(what: str, given: str, normalized: str) -> str:
-    if given != normalized:
-        raise ConfigError(f"{what} {_quoted(given)} is not normalized; write '{normalized}'")
-    return given
+def _check_normalized(kind: str, name: str, normalized: str) -> str:
+    if name != normalized:
+        raise ConfigError(f"{kind} {_quoted(name)} is not normalized; write '{normalized}'")
+    return name
 
 
 def version_key(version: str) -> str:
@@ -140,9 +140,9 @@ def check_module(module: str) -> str:
     return module
 
 
-def _check_not_reserved(name: str, what: str) -> str:
+def _check_not_reserved(name: str, kind: str) -> str:
     if name in RESERVED:
-        raise ConfigError(f"'{name}' is reserved for the hub's own pages and cannot be {what}; choose another")
+        raise ConfigError(f"'{name}' is reserved for the hub's own pages and cannot be {kind}; choose another")
     return name
 
 

@@ -23,10 +23,11 @@ def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
         raise ConfigError(f"{target} already exists; choose another name or delete it")
     words = {"my_task": module, "my-task": module.replace("_", "-"), "My task": module.replace("_", " ").capitalize()}
     for source in (TEMPLATES / "every", TEMPLATES / kind):
-        for file in sorted(file for file in source.rglob("*") if file.is_file() and "__pycache__" not in file.parts):
-            path = (
-                str(file.relative_to(source)).replace("my_task", module).replace("checks.py", f"tests/test_{module}.py")
-            )
+        for file in sorted(filter(Path.is_file, source.rglob("*"))):
+            if "__pycache__" in file.parts:
+                continue
+            path = str(file.relative_to(source)).replace("my_task", module)
+            path = path.replace("checks.py", f"tests/test_{module}.py")
             text = file.read_text(encoding="utf-8")
             for word, replacement in words.items():
                 text = text.replace(word, replacement)

@@ -26,7 +26,9 @@ Members = dict[str, bytes]
 """Files of an archive by path."""
 CHUNK = 1 << 16
 _DEVICES = frozenset(
-    {"con", "prn", "aux", "nul", "conin$", "conout$", *(f"{d}{n}" for d in ("com", "lpt") for n in "0123456789¹²³")}
+    {"con", "prn", "aux", "nul", "conin$", "conout$"}
+    | {f"com{port}" for port in "0123456789¹²³"}
+    | {f"lpt{port}" for port in "0123456789¹²³"}
 )
 """File names that Windows treats as devices, with any suffix."""
 _NOT_ON_WINDOWS = frozenset('<>"|?*')
@@ -88,6 +90,14 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
     return members
 
 
+def _special_kind(info: tarfile.TarInfo) -> str:
+    if info.issym() or info.islnk():
+        return "a link"
+    if info.ischr() or info.isblk():
+        return "a device"
+    return f"an entry of type {info.type!r}"
+
+
 def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
     """Return all files of a gzipped tar; `unpacked` is an empty temporary file for the tar."""
     size = packed.seek(0, io.SEEK_END)
@@ -101,12 +111,12 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
     paths: list[str] = []
     for info in _headers(unpacked, name):
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            is_link, is_device = info.issym() or info.islnk(), info.ischr() or info.isblk()
-            what = "a link" if is_link else "a device" if is_device else f"an entry of type {info.type!r}"
-            raise PackageError(f"{name}: {info.name!r} is {what}; only regular files and folders are allowed")
+            raise PackageError(
+                f"{name}: {info.name!r} is {_special_kind(info)}; only regular files and folders are allowed"
+            )
         if not info.isdir() and info.name.endswith("/"):
             raise PackageError(f"{name}: {info.name!r} is a file whose name ends with a slash, like a folder")
-        paths.append(info.name + "/" * info.isdir())
+        paths.append(f"{info.name}/" if info.isdir() else info.name)
         if len(paths) > limits.MAX_FILES:
             raise PackageError(f"{name} has more than {limits.MAX_FILES:,} files")
         if info.size > limits.MAX_FILE_BYTES:
@@ -126,18 +136,18 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
 
 def _check_paths(paths: list[str], name: str) -> None:
     """Check that paths are relative, unique, and name the same file on every system."""
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     folders: set[str] = set()
     for path in paths:
         if reason := _path_problem(path):
             raise PackageError(f"{name}: the path {path[: limits.MAX_PATH_CHARS]!r} {reason}")
         same = unicodedata.normalize("NFKC", path.rstrip("/")).casefold()
-        if same in seen:
-            raise PackageError(f"{name}: {path!r} and {seen[same]!r} are the same file on some systems")
-        seen[same] = path
+        if same in names:
+            raise PackageError(f"{name}: {path!r} and {names[same]!r} are the same file on some systems")
+        names[same] = path
         parts = same.split("/")
         folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
-    for same, path in seen.items():
+    for same, path in names.items():
         if same in folders and not path.endswith("/"):
             raise PackageError(f"{name}: {path!r} is both a file and a folder")
 
@@ -167,15 +177,15 @@ def _check_end(stream: IO[bytes], name: str) -> int:
     """Check that a zip ends with its end record, directly after the index; return the size of the file."""
     size = stream.seek(0, io.SEEK_END)
     stream.seek(max(0, size - _END.size - _LOCATOR))
-    before, tail = stream.read(_LOCATOR), stream.read()
+    locator, tail = stream.read(_LOCATOR), stream.read()
     if len(tail) < _END.size or not tail.startswith(b"PK\5\6"):
         raise PackageError(f"{name} is not a zip, or has data after its end")
-    _, disk, index_disk, here, count, index, place, comment = _END.unpack(tail)
+    _, disk, index_disk, disk_entries, count, index, index_offset, comment = _END.unpack(tail)
     if (
         (disk, index_disk, comment) != (0, 0, 0)
-        or here != count
-        or index + place + _END.size != size
-        or before.startswith(b"PK\6\7")
+        or disk_entries != count
+        or index + index_offset + _END.size != size
+        or locator.startswith(b"PK\6\7")
     ):
         raise PackageError(
             f"{name}: its index does not match the file; there is data before, between or after its parts"
@@ -212,10 +222,10 @@ def _end_of(stream: IO[bytes], info: zipfile.ZipInfo, name: str) -> int:
     end = info.header_offset + _LOCAL.size + name_length + extra_length + info.compress_size
     if flags & _STREAMED:
         stream.seek(end)
-        after = stream.read(_AFTER.size + 4)
-        skipped = 4 if after.startswith(b"PK\7\x08") else 0
-        after = after[skipped : skipped + _AFTER.size]
-        is_same = is_same and local_sizes in ([0, 0, 0], sizes) and after == _AFTER.pack(*sizes)
+        descriptor = stream.read(_AFTER.size + 4)
+        skipped = 4 if descriptor.startswith(b"PK\7\x08") else 0
+        descriptor = descriptor[skipped : skipped + _AFTER.size]
+        is_same = is_same and local_sizes in ([0, 0, 0], sizes) and descriptor == _AFTER.pack(*sizes)
         end += skipped + _AFTER.size
     else:
         is_same = is_same and local_sizes == sizes
@@ -243,8 +253,8 @@ def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
         raise PackageError(f"{name}: the path {info.orig_filename!r} is read differently by some programs")
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG):
-        what = "a link" if kind == stat.S_IFLNK else "a device or another special file"
-        raise PackageError(f"{name}: {info.filename!r} is {what}; only regular files are allowed")
+        entry_kind = "a link" if kind == stat.S_IFLNK else "a device or another special file"
+        raise PackageError(f"{name}: {info.filename!r} is {entry_kind}; only regular files are allowed")
     if info.is_dir() and info.file_size:
         raise PackageError(f"{name}: the folder {info.filename!r} has content")
     if info.file_size > limits.MAX_FILE_BYTES:

@@ -1,1 +1,1 @@
-"""The hub server: storage, access tokens, HTTP API, web pages, static export and mirroring."""
+"""The hub server: storage, access tokens, HTTP API, web pages and static export."""

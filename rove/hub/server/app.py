@@ -21,6 +21,7 @@ from rove.hub.package.names import normalize_name
 from rove.hub.server import catalogue, simple
 from rove.hub.server.catalogue import Query
 from rove.hub.server.pages.html import KINDS, POLICY, static_files
+from rove.hub.server.pages.run import RUN_POLICY
 from rove.hub.server.pages.site import Site
 from rove.hub.server.responses import (
     ACCESS,
@@ -190,11 +191,12 @@ class _Hub:
         return await self._html(request, lambda reader: self.site.search_page(query, reader))
 
     async def environment_page(self, request: web.Request) -> web.StreamResponse:
-        place = _owner_and_name(request)
-        return await self._html(request, lambda reader: self.site.environment(*place, reader))
+        reference = _owner_and_name(request)
+        return await self._html(request, lambda reader: self.site.environment(*reference, reader))
 
     async def run_page(self, request: web.Request) -> web.StreamResponse:
-        return await self._html(request, lambda reader: self.site.run_page(**request.match_info, reader=reader))
+        reference = request.match_info
+        return await self._html(request, lambda reader: self.site.run_page(**reference, reader=reader), RUN_POLICY)
 
     async def static(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]
@@ -202,9 +204,11 @@ class _Hub:
             raise RejectedError(404, "this hub has no such file")
         return cached_response(request, self.static_files[name], KINDS[name[name.rindex(".") :]])
 
-    async def _html(self, request: web.Request, show: Callable[[str | None], bytes]) -> web.StreamResponse:
+    async def _html(
+        self, request: web.Request, show: Callable[[str | None], bytes], policy: str = POLICY
+    ) -> web.StreamResponse:
         body = await asyncio.to_thread(lambda: show(request[ACCESS].reads))
-        return cached_response(request, body, "text/html", POLICY)
+        return cached_response(request, body, "text/html", policy)
 
     # simple repository API
 
@@ -224,12 +228,12 @@ class _Hub:
             return redirect(f"../{normalized}/")
         reader = request[ACCESS].reads
         try:
-            found = await asyncio.to_thread(catalogue.releases, self.store, owner, name, reader)
+            releases = await asyncio.to_thread(catalogue.releases, self.store, owner, name, reader)
         except RejectedError:
             if not await asyncio.to_thread(self._falls_back, owner, reader):
                 raise
             return redirect(f"{self.fallback}/{name}/", 302)
-        return cached_response(request, simple.project(form, name, found), form)
+        return cached_response(request, simple.project(form, name, releases), form)
 
     def _falls_back(self, owner: str, reader: str | None) -> bool:
         """Return whether to redirect to the fallback index.
@@ -256,13 +260,13 @@ class _Hub:
         return json_response(published, 201)
 
     async def yank(self, request: web.Request) -> web.StreamResponse:
-        place = _authorized_target(request)
+        target = _authorized_target(request)
         reason = (await self._body(request, _Yank)).reason
         if len(reason) > MAX_REASON_CHARS or not (reason or " ").isprintable() or find_markup(reason):
             raise RejectedError(
                 400, f"the reason must be one line of plain text of at most {MAX_REASON_CHARS} characters"
             )
-        await asyncio.to_thread(self.store.yank, *place, reason)
+        await asyncio.to_thread(self.store.yank, *target, reason)
         return json_response({"yanked": reason})
 
     async def unyank(self, request: web.Request) -> web.StreamResponse:
@@ -270,9 +274,9 @@ class _Hub:
         return json_response({"yanked": None})
 
     async def add_run(self, request: web.Request) -> web.StreamResponse:
-        place = _authorized_target(request)
+        target = _authorized_target(request)
         run = await asyncio.to_thread(read_run, await self._read(request))
-        await asyncio.to_thread(self.store.add_run, *place, run)
+        await asyncio.to_thread(self.store.add_run, *target, run)
         return json_response({"id": run.id, "sha256": run.sha256}, 201)
 
     async def set_visibility(self, request: web.Request) -> web.StreamResponse:

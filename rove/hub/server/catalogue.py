@@ -83,18 +83,21 @@ def listing(store: Store, hub: str, search: str | None = None) -> JsonObject:
 def search(store: Store, query: Query, reader: str | None = None) -> JsonObject:
     """Return the environments that match a query, name matches first, then by downloads."""
     words = query.q.casefold().split()
-    conditions: list[tuple[str, list[str]]] = [("instr(words, ?)", [word]) for word in words]
+    conditions = [("instr(words, ?)", word) for word in words]
     if query.tag:
-        conditions.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", [query.tag]))
-    conditions += [
-        (f"{field} = ?", [getattr(query, field)]) for field in ("owner", "compatibility") if getattr(query, field)
-    ]
-    where = "".join(f" AND {sql}" for sql, _ in conditions)
-    values = [reader, *(value for _, values in conditions for value in values)]
+        conditions.append(("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)", query.tag))
+    if query.owner:
+        conditions.append(("owner = ?", query.owner))
+    if query.compatibility:
+        conditions.append(("compatibility = ?", query.compatibility))
+    conditions_sql = "".join(f" AND {sql}" for sql, _ in conditions)
+    values = [reader, *(value for _, value in conditions)]
     named = " AND ".join(["instr(name, ?)"] * len(words)) or "NULL"
     order = f"ORDER BY ({named}) DESC, downloads DESC, owner, name LIMIT ? OFFSET ?"
-    rows = store.database.query(f"SELECT {ENTRY_QUERY}{where} {order}", [*values, *words, query.limit, query.offset])
-    [(total,)] = store.database.query(f"SELECT COUNT(*) FROM (SELECT {ENTRY_QUERY}{where})", values)
+    rows = store.database.query(
+        f"SELECT {ENTRY_QUERY}{conditions_sql} {order}", [*values, *words, query.limit, query.offset]
+    )
+    [(total,)] = store.database.query(f"SELECT COUNT(*) FROM (SELECT {ENTRY_QUERY}{conditions_sql})", values)
     return {"environments": [_entry(row) for row in rows], "total": total}
 
 
@@ -132,7 +135,10 @@ def facets(store: Store, reader: str | None = None) -> dict[str, dict[str, int]]
         counts["tag"].update(msgspec.json.decode(row["tags"], type=list[str]))
         counts["owner"][row["owner"]] += 1
         counts["compatibility"][row["compatibility"]] += 1
-    return {name: dict(sorted(found.items(), key=lambda item: (-item[1], item[0]))) for name, found in counts.items()}
+    ordered = {}
+    for name, counter in counts.items():
+        ordered[name] = dict(sorted(counter.items(), key=lambda item: (-item[1], item[0])))
+    return ordered
 
 
 def keys(store: Store, owner: str) -> list[str]:
@@ -167,11 +173,11 @@ def releases(store: Store, owner: str, name: str, reader: str | None = None) -> 
     )
     if not rows:
         raise _no_environment(owner, name)
-    found: dict[str, StoredRelease] = {}
+    releases_by_version: dict[str, StoredRelease] = {}
     for version, requires_python, uploaded, yanked, *file in rows:
-        release = found.setdefault(version, StoredRelease(version, requires_python, uploaded, yanked, []))
+        release = releases_by_version.setdefault(version, StoredRelease(version, requires_python, uploaded, yanked, []))
         release.files.append(StoredFile(*file))
-    return sorted(found.values(), key=lambda release: Version(release.version))
+    return sorted(releases_by_version.values(), key=lambda release: Version(release.version))
 
 
 def find_file(store: Store, owner: str, name: str, version: str, filename: str, reader: str | None = None) -> FoundFile:
@@ -201,7 +207,7 @@ def runs(store: Store, owner: str, name: str, version: str, reader: str | None =
     rows = store.database.query(
         sql.format(columns, "JOIN runs ON runs.version = versions.id") + " ORDER BY runs.uploaded, runs.id", values
     )
-    entries = [{**dict(zip(row.keys(), row)), "summary": msgspec.Raw(row["summary"].encode())} for row in rows]
+    entries = [{**dict(row), "summary": msgspec.Raw(row["summary"].encode())} for row in rows]
     return {"schema": SCHEMA, "runs": entries}
 
 

@@ -63,10 +63,10 @@ class Session:
 def check_no_markup(manifest: Mapping[str, object]) -> None:
     """Refuse active markup in any field: the hub's pages escape it, but other programs that show manifests may not."""
     for field, value in manifest.items():
-        found = find_markup(field) or find_markup(msgspec.json.encode(value).decode())
-        if found:
+        markup = find_markup(field) or find_markup(msgspec.json.encode(value).decode())
+        if markup:
             raise PackageError(
-                f"the manifest's {field[:40]!r} has {found!r}, which a browser would execute; write plain text"
+                f"the manifest's {field[:40]!r} has {markup!r}, which a browser would execute; write plain text"
             )
 
 
@@ -88,10 +88,10 @@ class Checkers:
 
     async def check(self, draft: Path, owner: str, name: str, version: str, keys: Sequence[str]) -> list[StoredFile]:
         """Check a package and rename its files; for the arguments see `Session.check`."""
-        place = {"draft": str(draft), "owner": owner, "name": name, "version": version}
+        arguments = {"draft": str(draft), "owner": owner, "name": name, "version": version}
         try:
             async with self._workers.acquire() as worker:
-                kept = await worker.call("check", CHECK_TIMEOUT_S, **place, keys=list(keys))
+                stored_files = await worker.call("check", CHECK_TIMEOUT_S, **arguments, keys=list(keys))
         except RemoteError as error:
             message = str(error).partition(": ")[2].replace(f"{draft}/", "")
             if error.type == PackageError.__name__:
@@ -103,7 +103,7 @@ class Checkers:
             raise
         except WorkerError as error:
             raise RejectedError(422, TOO_EXPENSIVE) from error
-        return msgspec.convert(kept, list[StoredFile])
+        return msgspec.convert(stored_files, list[StoredFile])
 
     async def close(self) -> None:
         """Stop the worker processes."""

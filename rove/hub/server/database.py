@@ -23,8 +23,7 @@ CREATE TABLE owners (
   owner TEXT PRIMARY KEY,
   skeleton TEXT NOT NULL UNIQUE,
   created TEXT NOT NULL,
-  keys TEXT NOT NULL DEFAULT '[]',
-  mirrored TEXT
+  keys TEXT NOT NULL DEFAULT '[]'
 );
 CREATE TABLE tokens (
   id INTEGER PRIMARY KEY,
@@ -83,8 +82,8 @@ CREATE TABLE runs (
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""`same`: key shared by equal versions; `words`: text searched; `latest`: version shown in lists; `mirrored`: source hub of an
-owner's environments; times are ISO 8601 in UTC."""
+"""`same`: key shared by equal versions; `words`: text searched; `latest`: version shown in lists; times are ISO 8601 in
+UTC."""
 
 
 class Database:
@@ -135,15 +134,17 @@ class Database:
                     connection.execute("ROLLBACK")
 
     def _connection(self) -> sqlite3.Connection:
-        found = getattr(self._local, "connection", None)
-        if found is None:
-            found = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-            self._connections.append(found)
-            found.row_factory = sqlite3.Row
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(
+                self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            self._connections.append(connection)
+            connection.row_factory = sqlite3.Row
             for setting in ("synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
-                found.execute(f"PRAGMA {setting}")
-            self._local.connection = found
-        return found
+                connection.execute(f"PRAGMA {setting}")
+            self._local.connection = connection
+        return connection
 
     def _prepare(self) -> None:
         connection = self._connection()

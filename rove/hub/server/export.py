@@ -44,11 +44,11 @@ def export(store: Store, folder: str | Path, hub: str = "") -> Exported:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        made = _write(store, draft, hub or store.folder.name)
+        exported = _write(store, draft, hub or store.folder.name)
         atomic_replace(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return made
+    return exported
 
 
 def _check(target: Path, store: Store) -> None:
@@ -77,14 +77,14 @@ def _write(store: Store, draft: Path, hub: str) -> Exported:
         _page(draft / owner / "simple" / name, partial(simple.project, name=name, releases=releases))
         for release in releases:
             versions += 1
-            place = draft / owner / name / release.version
-            size += sum(_copy(store, draft, place / file.filename, file.sha256) for file in release.files)
+            version_folder = draft / owner / name / release.version
+            size += sum(_copy(store, draft, version_folder / file.filename, file.sha256) for file in release.files)
             runs = catalogue.runs(store, owner, name, release.version)
-            _json(place / "runs" / "index.json", runs)
+            _json(version_folder / "runs" / "index.json", runs)
             for run in runs["runs"]:
-                _copy(store, draft, place / "runs" / f"{run['id']}.json", run["sha256"])
+                _copy(store, draft, version_folder / "runs" / f"{run['id']}.json", run["sha256"])
             for row in site.rows(owner, name, release.version):
-                (place / "runs" / f"{row.id}.html").write_bytes(site.run(owner, name, row))
+                (version_folder / "runs" / f"{row.id}.html").write_bytes(site.run(owner, name, row))
     for owner, names in owners.items():
         _page(draft / owner / "simple", partial(simple.project_list, names=names))
     _json(draft / "index.json", listing)

@@ -39,12 +39,12 @@ MAX_INLINE_BYTES = 1 << 20
 ACCESS = web.RequestKey("access", Access)
 
 
-def decode_or_refuse(decode: Callable[[], T], what: str) -> T:
+def decode_or_refuse(decode: Callable[[], T], subject: str) -> T:
     """Run a decoder on part of a request; raise RejectedError if it fails."""
     try:
         return decode()
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise RejectedError(400, f"{what} cannot be decoded: {error}") from error
+        raise RejectedError(400, f"{subject} cannot be decoded: {error}") from error
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
@@ -52,9 +52,9 @@ def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
-def redirect(where: str, status: int = 301) -> web.Response:
+def redirect(address: str, status: int = 301) -> web.Response:
     """Return a redirect."""
-    return web.Response(status=status, headers={"Location": where})
+    return web.Response(status=status, headers={"Location": address})
 
 
 def cached_response(request: web.Request, body: bytes, kind: str, policy: str = "") -> web.Response:
@@ -70,7 +70,7 @@ def cached_response(request: web.Request, body: bytes, kind: str, policy: str = 
         "ETag": f'"{tag}"',
         **({"Content-Security-Policy": policy} if policy else {}),
     }
-    if tag in {known.value for known in request.if_none_match or ()}:
+    if tag in {match.value for match in request.if_none_match or ()}:
         return web.Response(status=304, headers=headers)
     return web.Response(body=body, headers=headers)
 
@@ -79,9 +79,9 @@ async def file_response(request: web.Request, find: Callable[[str | None], Found
     """Return an immutable file."""
 
     def read() -> tuple[FoundFile, bytes | None]:
-        found = find(request[ACCESS].reads)
-        small = found.path.stat().st_size <= MAX_INLINE_BYTES and "Range" not in request.headers
-        return found, found.path.read_bytes() if small else None
+        file = find(request[ACCESS].reads)
+        small = file.path.stat().st_size <= MAX_INLINE_BYTES and "Range" not in request.headers
+        return file, file.path.read_bytes() if small else None
 
     found, content = await asyncio.to_thread(read)
     lasting = "private, no-cache" if found.private else "public, max-age=31536000, immutable"

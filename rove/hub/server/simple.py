@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from rove.hub.server.catalogue import ARCHIVES, StoredRelease
+from rove.hub.server.store import StoredFile
 
 API = "1.1"
 HTML, HTML_V1, JSON_V1 = "text/html", "application/vnd.pypi.simple.v1+html", "application/vnd.pypi.simple.v1+json"
@@ -51,7 +52,9 @@ def project_list(form: str, names: Sequence[str]) -> bytes:
 
 def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
     """Render the files of a project; their addresses are relative to OWNER/simple/NAME/."""
-    files = [(release, file) for release in releases for file in release.files if file.kind in ARCHIVES]
+    files: list[tuple[StoredRelease, StoredFile]] = []
+    for release in releases:
+        files += [(release, file) for file in release.files if file.kind in ARCHIVES]
     if form == JSON_V1:
         listing = {
             "meta": {"api-version": API},
@@ -74,8 +77,8 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
     lines = []
     for release, file in files:
         address = f"{_url(name, release.version, file.filename)}#sha256={file.sha256}"
-        about = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
-        attributes = "".join(f' {key}="{escape(value)}"' for key, value in about.items() if value is not None)
+        values = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
+        attributes = "".join(f' {key}="{escape(value)}"' for key, value in values.items() if value is not None)
         lines.append(f'<a href="{escape(address)}"{attributes}>{escape(file.filename)}</a>')
     return _page(f"Links for {name}", lines)
 

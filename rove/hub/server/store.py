@@ -113,7 +113,7 @@ class Store:
 
     # owners
 
-    def add_owner(self, owner: str, keys: Sequence[str] | None = None, mirrored: str | None = None) -> bool:
+    def add_owner(self, owner: str, keys: Sequence[str] | None = None) -> bool:
         """Create or update an owner; return whether it is new.
 
         Args:
@@ -124,10 +124,10 @@ class Store:
         with self.database.write() as change:
             new = not change.execute("SELECT 1 FROM owners WHERE owner = ?", [owner]).fetchall()
             if new:
-                for (other,) in change.execute("SELECT owner FROM owners WHERE skeleton = ?", [skeleton(owner)]):
-                    raise RejectedError(409, f"'{owner}' is too similar to the owner '{other}'; choose another name")
-                values = [owner, skeleton(owner), now(), mirrored]
-                change.execute("INSERT INTO owners (owner, skeleton, created, mirrored) VALUES (?, ?, ?, ?)", values)
+                for (existing,) in change.execute("SELECT owner FROM owners WHERE skeleton = ?", [skeleton(owner)]):
+                    raise RejectedError(409, f"'{owner}' is too similar to the owner '{existing}'; choose another name")
+                values = [owner, skeleton(owner), now()]
+                change.execute("INSERT INTO owners (owner, skeleton, created) VALUES (?, ?, ?)", values)
             if keys is not None:
                 text = msgspec.json.encode(list(keys)).decode()
                 change.execute("UPDATE owners SET keys = ? WHERE owner = ?", [text, owner])
@@ -156,10 +156,10 @@ class Store:
         if not list(query("SELECT 1 FROM owners WHERE owner = ?", [owner])):
             raise RejectedError(404, f"this hub has no owner '{owner}'")
         sql = "SELECT id, name FROM environments WHERE owner = ? AND skeleton = ?"
-        for id, other in query(sql, [owner, skeleton(name)]):
-            if other != name:
+        for id, similar in query(sql, [owner, skeleton(name)]):
+            if similar != name:
                 raise RejectedError(
-                    409, f"'{name}' is too similar to the existing {owner}/{other}; choose another name"
+                    409, f"'{name}' is too similar to the existing {owner}/{similar}; choose another name"
                 )
             same = [id, version_key(version)]
             for (existing,) in query("SELECT version FROM versions WHERE environment = ? AND same = ?", same):
@@ -168,34 +168,23 @@ class Store:
                     f"{owner}/{name} {existing} already exists and cannot be changed; publish it under a new version number",
                 )
 
-    def add(
-        self,
-        owner: str,
-        manifest: Manifest,
-        draft: Path,
-        kept: Sequence[StoredFile],
-        *,
-        uploaded: str | None = None,
-        yanked: str | None = None,
-    ) -> None:
+    def add(self, owner: str, manifest: Manifest, draft: Path, files: Sequence[StoredFile]) -> None:
         """Publish a checked version atomically.
 
         Args:
-            draft: Folder made by `new_draft` with the files `kept`; always removed.
-            uploaded: Time of the upload (default: now).
-            yanked: Reason for yanking, or None.
+            draft: Folder made by `new_draft` with the files `files`; always removed.
         """
         try:
-            _sync(*(draft / file.filename for file in kept), draft)
+            _sync(*(draft / file.filename for file in files), draft)
             with self.database.write() as change:
                 self.check_new(owner, manifest.name, manifest.version, change)
                 id = _environment(change, owner, manifest.name)
-                _insert_version(change, id, owner, manifest, kept, uploaded or now(), yanked)
-                place = self.files / owner / manifest.name / manifest.version
-                shutil.rmtree(place, ignore_errors=True)  # left by a crash: it has no rows
-                place.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(draft, place)
-                _sync(place.parent, place.parent.parent, self.files)
+                _insert_version(change, id, owner, manifest, files)
+                version_folder = self.files / owner / manifest.name / manifest.version
+                shutil.rmtree(version_folder, ignore_errors=True)  # left by a crash: it has no rows
+                version_folder.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(draft, version_folder)
+                _sync(version_folder.parent, version_folder.parent.parent, self.files)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -276,13 +265,13 @@ class Store:
                 "SELECT owner, name, versions.version, versions.id FROM versions"
                 " JOIN environments ON environments.id = environment"
             )
-            known = {self.files.joinpath(*row[:3]): row[3] for row in versions}
-            for place in self.files.glob("*/*/*"):
-                if place not in known:
-                    _delete(place)
+            version_ids = {self.files.joinpath(*row[:3]): row[3] for row in versions}
+            for folder in self.files.glob("*/*/*"):
+                if folder not in version_ids:
+                    _delete(folder)
             for run in self.files.glob("*/*/*/runs/*"):
-                found = [known[run.parent.parent], run.stem]
-                if not change.execute("SELECT 1 FROM runs WHERE version = ? AND id = ?", found).fetchall():
+                run_key = [version_ids[run.parent.parent], run.stem]
+                if not change.execute("SELECT 1 FROM runs WHERE version = ? AND id = ?", run_key).fetchall():
                     run.unlink()
             for folder in (*self.files.glob("*/*/*/runs"), *self.files.glob("*/*"), *self.files.glob("*")):
                 with suppress(OSError):  # not empty
@@ -290,12 +279,13 @@ class Store:
             files = change.execute("SELECT version, filename, size FROM files").fetchall()
         for draft in self.drafts.iterdir():
             _delete(draft)
-        places = {id: place for place, id in known.items()}
-        return [
-            str(places[id] / filename)
-            for id, filename, size in files
-            if not (places[id] / filename).is_file() or (places[id] / filename).stat().st_size != size
-        ]
+        folders = {id: folder for folder, id in version_ids.items()}
+        damaged = []
+        for id, filename, size in files:
+            file = folders[id] / filename
+            if not file.is_file() or file.stat().st_size != size:
+                damaged.append(str(file))
+        return damaged
 
 
 def _delete(path: Path) -> None:
@@ -315,21 +305,14 @@ def _environment(change: sqlite3.Connection, owner: str, name: str) -> int:
 
 
 def _insert_version(
-    change: sqlite3.Connection,
-    environment: int,
-    owner: str,
-    manifest: Manifest,
-    kept: Sequence[StoredFile],
-    uploaded: str,
-    yanked: str | None,
+    change: sqlite3.Connection, environment: int, owner: str, manifest: Manifest, stored_files: Sequence[StoredFile]
 ) -> None:
     words = " ".join((owner, manifest.name, manifest.description, *manifest.tags)).casefold()
     row = {
         "environment": environment,
         "version": manifest.version,
         "same": version_key(manifest.version),
-        "uploaded": uploaded,
-        "yanked": yanked,
+        "uploaded": now(),
         "requires_python": manifest.requires_python,
         "description": manifest.description,
         "tags": msgspec.json.encode(manifest.tags).decode(),
@@ -339,7 +322,7 @@ def _insert_version(
     }
     columns, marks = ", ".join(row), ", ".join("?" * len(row))
     id = change.execute(f"INSERT INTO versions ({columns}) VALUES ({marks})", list(row.values())).lastrowid
-    files = [(id, file.filename, file.kind, file.sha256, file.size) for file in kept]
+    files = [(id, file.filename, file.kind, file.sha256, file.size) for file in stored_files]
     change.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?)", files)
     _choose_latest(change, environment)
 

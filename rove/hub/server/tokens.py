@@ -45,13 +45,13 @@ class Access(NamedTuple):
         if accepted.isdisjoint(self.scopes):
             self.check_admin(owner, f"upload to {owner}/{name}", f"{UPLOAD}{owner}/{name}")
 
-    def check_admin(self, owner: str, what: str, scope: str = ADMIN) -> None:
-        """Check that an owner's environments may be administered, to do `what`; errors name the narrowest scope for it."""
+    def check_admin(self, owner: str, action: str, scope: str = ADMIN) -> None:
+        """Check that an owner's environments may be administered, to do `action`; errors name the narrowest scope for it."""
         if self.owner is None:
-            raise RejectedError(401, f"a token is required to {what}; send it as 'Authorization: Bearer rove_…'")
+            raise RejectedError(401, f"a token is required to {action}; send it as 'Authorization: Bearer rove_…'")
         if self.owner != owner or ADMIN not in self.scopes:
             raise RejectedError(
-                403, f"this token of '{self.owner}' may not {what}; use a token with the scope '{scope}'"
+                403, f"this token of '{self.owner}' may not {action}; use a token with the scope '{scope}'"
             )
 
 
@@ -82,11 +82,8 @@ def make_token(
     if len(note) > MAX_NOTE_CHARS or not note.isprintable():
         raise ConfigError(f"the token's note must have at most {MAX_NOTE_CHARS} printable characters")
     for needed in [owner, *(scope.removeprefix(UPLOAD).partition("/")[0] for scope in scopes if UPLOAD in scope)]:
-        rows = database.query("SELECT mirrored FROM owners WHERE owner = ?", [needed])
-        if not rows:
+        if not database.query("SELECT 1 FROM owners WHERE owner = ?", [needed]):
             raise ConfigError(f"this hub has no owner '{needed}'; create it with rove hub user {needed}")
-        if rows[0]["mirrored"]:
-            raise ConfigError(f"'{needed}' is mirrored from {rows[0]['mirrored']}; publish there and mirror it again")
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).strftime(TIME)
     text = PREFIX + secrets.token_urlsafe(32)
     with database.write() as change:

@@ -97,21 +97,22 @@ class Uploads:
             try:
                 await self._read_parts(request, draft)
                 keys = await self._in_thread(lambda: catalogue.keys(self.store, owner))
-                kept = await self._checkers.check(draft, owner, name, version, keys)
+                files = await self._checkers.check(draft, owner, name, version, keys)
                 manifest = await self._in_thread(lambda: read_manifest((draft / MANIFEST).read_bytes()))
             except BaseException:
                 await self._in_thread(lambda: shutil.rmtree(draft, ignore_errors=True))
                 raise
             # From here on the store owns the draft: a cancelled request must not delete it while the store moves it.
-            await self._in_thread(lambda: self.store.add(owner, manifest, draft, kept))
-        return {"owner": owner, "name": name, "version": version, "files": kept}
+            await self._in_thread(lambda: self.store.add(owner, manifest, draft, files))
+        return {"owner": owner, "name": name, "version": version, "files": files}
 
     @asynccontextmanager
     async def _slot(self, owner: str) -> AsyncIterator[None]:
-        waiting, own = self._waiting.total(), self._waiting[owner]
-        if waiting >= self.pace.waiting or own >= self.pace.waiting_per_owner:
+        waiting, waiting_of_owner = self._waiting.total(), self._waiting[owner]
+        if waiting >= self.pace.waiting or waiting_of_owner >= self.pace.waiting_per_owner:
             raise RejectedError(
-                503, f"{waiting} uploads are already waiting, {own} of them of '{owner}'; try again in a minute"
+                503,
+                f"{waiting} uploads are already waiting, {waiting_of_owner} of them of '{owner}'; try again in a minute",
             )
         owner_slots = self._owner_slots.setdefault(owner, asyncio.Semaphore(self.pace.uploads_per_owner))
         self._waiting[owner] += 1
@@ -125,22 +126,23 @@ class Uploads:
             yield
 
     async def _read_parts(self, request: web.Request, draft: Path) -> None:
-        seen: set[str] = set()
+        received: set[str] = set()
         try:
             async with body_timeout(self.pace):
                 parts = MultipartReader(request.headers, request.content)
                 while (part := await self._read_in_time(parts.next)) is not None:
-                    if not isinstance(part, BodyPartReader) or part.name not in MAX_PART_BYTES or part.name in seen:
-                        what = getattr(part, "name", None)
+                    if not isinstance(part, BodyPartReader) or part.name not in MAX_PART_BYTES or part.name in received:
+                        part_name = getattr(part, "name", None)
                         raise RejectedError(
-                            400, f"unexpected part {what!r}; expected at most one each of {', '.join(MAX_PART_BYTES)}"
+                            400,
+                            f"unexpected part {part_name!r}; expected at most one each of {', '.join(MAX_PART_BYTES)}",
                         )
-                    seen.add(part.name)
+                    received.add(part.name)
                     await self._save_part(part, draft / part.name, MAX_PART_BYTES[part.name])
                 await self._read_in_time(request.content.readany)
         except MALFORMED_BODY as error:
             raise RejectedError(400, f"the body cannot be read as multipart/form-data: {error}") from error
-        if missing := {"manifest", "wheel"} - seen:
+        if missing := {"manifest", "wheel"} - received:
             raise RejectedError(400, f"this upload lacks the part {' and the part '.join(sorted(missing))}")
 
     async def _save_part(self, part: BodyPartReader, file: Path, max_bytes: int) -> None:

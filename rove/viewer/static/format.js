@@ -10,12 +10,8 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-/** The limits of an interval, or null; older summaries have `half_width` instead of `low` and `high`. */
-export function limits(estimate) {
-  if (Number.isFinite(estimate.low) && Number.isFinite(estimate.high)) return [estimate.low, estimate.high];
-  if (!Number.isFinite(estimate.mean) || !Number.isFinite(estimate.half_width)) return null;
-  return [estimate.mean - estimate.half_width, estimate.mean + estimate.half_width];
-}
+/** The limits of an interval, or null. */
+export const limits = ({ low, high }) => (Number.isFinite(low) && Number.isFinite(high) ? [low, high] : null);
 
 /** An interval as text, with an asterisk where it has a caveat. */
 export function range(estimate) {

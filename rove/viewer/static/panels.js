@@ -80,7 +80,7 @@ const bandOf = (run) => run.steps.filter((step) => Number.isFinite(step.low) && 
 
 function intervals(rows, metric) {
   const of = (row, name) => row[metric.replace(/mean$/, name)];
-  const band = (row) => limits({ mean: row[metric], low: of(row, "interval_low"), high: of(row, "interval_high"), half_width: of(row, "half_width") });
+  const band = (row) => limits({ low: of(row, "interval_low"), high: of(row, "interval_high") });
   return rows.filter(band).map((row) => [row.step, ...band(row)]);
 }
 

@@ -15,6 +15,7 @@ function shown() {
   return [
     el("div", { class: "title" }, el("h1", {}, data.title), data.complete ? null : el("span", { class: "status stopped" }, "unfinished")),
     el("p", { class: "note" }, data.facts.join(" · ")),
+    data.links.length > 0 && el("p", {}, data.links.map(([href, text], i) => [i > 0 && " · ", el("a", { href }, text)])),
     verdict(data.verdict),
     cards(data.cards),
     data.values.length > 0 && values(data),
@@ -25,9 +26,9 @@ function shown() {
     data.examples.length > 0 && [el("h2", {}, "Examples"), el("p", { class: "note" }, data.examples_note), el("div", { id: "examples" })],
     data.rollouts_note && [el("h2", {}, "Rollouts"), el("p", { class: "note" }, data.rollouts_note), data.rollouts.map(rollout)],
     el("h2", {}, "Settings"),
-    el("p", {}, "Repeat: ", el("code", {}, data.again)),
+    data.again && el("p", {}, "Repeat: ", el("code", {}, data.again)),
     fold("settings", data.settings),
-    fold("versions", data.versions),
+    data.versions && fold("versions", data.versions),
   ];
 }
 
@@ -64,10 +65,12 @@ function heading(name) {
 }
 
 function rollout(found) {
-  const facts = [`example ${number(found.example_id)}, rollout ${found.rollout_index}`, found.stop_condition && `stop reason: ${plain(found.stop_condition)}`, counted(found.steps.length, "turn"), `${number(found.usage.completion_tokens)} tokens`];
+  const whole = found.example_key !== ""; // a hub has rollouts without their identity, turns, tokens and times
+  const size = whole ? [counted(found.steps.length, "turn"), `${number(found.usage.completion_tokens)} tokens`] : [];
+  const facts = [whole && `example ${number(found.example_id)}, rollout ${found.rollout_index}`, found.stop_condition && `stop reason: ${plain(found.stop_condition)}`, ...size];
   const badge = found.error ? el("b", { class: "bad" }, "failed") : el("b", {}, number(found.reward));
   const cut = found.is_truncated ? el("b", { class: "bad" }, " truncated") : null;
-  const beside = [outcome(found), times(found), el("h2", {}, "More"), extras(found), el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`)];
+  const beside = [outcome(found), whole && times(found), el("h2", {}, "More"), extras(found), whole && el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`)];
   return el("details", { class: "rollout", id: `rollout-${found.line}` },
     el("summary", {}, badge, cut, ` ${facts.filter((fact) => fact).join(" · ") || NONE}`),
     el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, conversation(found, `${found.line}-`)), el("aside", { "aria-label": "About this rollout" }, beside)));

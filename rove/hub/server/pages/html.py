@@ -14,6 +14,7 @@ from markdown_it.token import Token
 
 from rove.core.plain import JsonMapping
 from rove.hub.package.manifest import WEB
+from rove.utils.units import counted
 
 
 def text(value: object) -> str:
@@ -39,9 +40,12 @@ def collapsible(title: str, content: str, kind: str = "") -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """Return a table; cells are HTML."""
     titles = "".join(tag("th", text(title)) for title in head)
-    body = "\n".join(tag("tr", "".join(tag("td", cell) for cell in row)) for row in rows)
-    shown = tag("table", f"<thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody>", kind)
-    return f'<div class="wide" tabindex="0">{shown}</div>'  # a box that scrolls must be reachable by keyboard
+    body = ""
+    for row in rows:
+        cells = "".join(tag("td", cell) for cell in row)
+        body += f"<tr>{cells}</tr>\n"
+    element = tag("table", f"<thead><tr>{titles}</tr></thead><tbody>\n{body}</tbody>", kind)
+    return f'<div class="wide" tabindex="0">{element}</div>'  # a box that scrolls must be reachable by keyboard
 
 
 POLICY = (
@@ -51,7 +55,6 @@ POLICY = (
 """Content security policy: pages run and load only the files of `static_files`."""
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 STATIC = {
-    "pieces.css": "rove.hub.server.pages.static",
     "icon.svg": "rove.viewer.static",
     "hub.css": "rove.hub.server.pages.static",
     "hub.js": "rove.hub.server.pages.static",
@@ -75,7 +78,8 @@ class PageLocation(NamedTuple):
     def front(self, **query: str | int) -> str:
         """Return the address of the list of environments, filtered by `query`."""
         chosen = {key: value for key, value in query.items() if value}
-        return f"{self.root}{self.leaf}" + (f"?{urlencode(chosen)}" if chosen else "")
+        suffix = f"?{urlencode(chosen)}" if chosen else ""
+        return f"{self.root}{self.leaf}{suffix}"
 
     def environment(self, owner: str, name: str) -> str:
         """Return the address of an environment's page."""
@@ -86,13 +90,14 @@ class PageLocation(NamedTuple):
         return self.root + "/".join(map(quote, parts))
 
 
-def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, str]], body: Iterable[str]) -> bytes:
+def frame(title: str, hub: str, location: PageLocation, trail: Sequence[tuple[str, str]], body: Iterable[str]) -> bytes:
     """Render a whole page.
 
     `trail` has the text and address of each breadcrumb below the hub, with the address "" for the page itself; `body` is HTML.
     """
-    steps = [(hub, place.front() if trail else ""), *trail]
-    way = "".join(tag("li", link(address, text(word)) if address else text(word)) for word, address in steps)
+    breadcrumbs = ""
+    for word, address in [(hub, location.front() if trail else ""), *trail]:
+        breadcrumbs += tag("li", link(address, text(word)) if address else text(word))
     policy = POLICY.rpartition("; ")[0]  # browsers accept frame-ancestors only in a header
     content = "\n".join(body)
     return f"""<!doctype html>
@@ -100,13 +105,12 @@ def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, 
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="referrer" content="no-referrer">
-<link rel="icon" href="{place.file("static", "icon.svg")}">
-<link rel="stylesheet" href="{place.file("static", "pieces.css")}">
-<link rel="stylesheet" href="{place.file("static", "hub.css")}">
-<script defer src="{place.file("static", "hub.js")}"></script>
-</head><body data-root="{place.root}">
+<link rel="icon" href="{location.file("static", "icon.svg")}">
+<link rel="stylesheet" href="{location.file("static", "hub.css")}">
+<script defer src="{location.file("static", "hub.js")}"></script>
+</head><body data-root="{location.root}">
 <a class="skip" href="#main">Skip to the content</a>
-<header><nav aria-label="Breadcrumb"><ol>{way}</ol></nav></header>
+<header><nav aria-label="Breadcrumb"><ol>{breadcrumbs}</ol></nav></header>
 <main id="main" tabindex="-1">
 {content}
 </main></body></html>
@@ -115,19 +119,20 @@ def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, 
 
 def link(address: str, content: str, kind: str = "") -> str:
     """Return a link around HTML content."""
-    return f'<a href="{text(address)}"{f""" class="{kind}" """ if kind else ""}>{content}</a>'
+    class_attribute = f' class="{kind}"' if kind else ""
+    return f'<a href="{text(address)}"{class_attribute}>{content}</a>'
 
 
-def entry_facts(entry: JsonMapping, place: PageLocation) -> Iterator[str]:
+def entry_facts(entry: JsonMapping, location: PageLocation) -> Iterator[str]:
     """Yield an environment's tags, then its API, license, date and downloads."""
     for name in entry["tags"]:
-        yield link(place.front(tag=name), text(name), "chip") + " "
+        yield link(location.front(tag=name), text(name), "chip") + " "
     count = entry["downloads"]
     items = (
         f"for {entry['compatibility']}",
         entry["licence"],
         f"updated {entry['updated'][:10]}",
-        f"{count:,} download{'s' * (count != 1)}",
+        counted(count, "download"),
     )
     yield tag("span", text(" · ".join(filter(None, items))))
 

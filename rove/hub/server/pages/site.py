@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from rove.core.errors import RejectedError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping
 from rove.hub.package.archives import README
 from rove.hub.package.manifest import Manifest, read_manifest
 from rove.hub.server import catalogue
@@ -27,18 +27,10 @@ from rove.hub.server.pages.html import (
     tag,
     text,
 )
-from rove.hub.server.pages.run import (
-    Estimate,
-    Row,
-    Scale,
-    examples_html,
-    interval_svg,
-    leaderboard,
-    rows_of,
-    run_page,
-    scale_of,
-)
+from rove.hub.server.pages.leaderboard import Row, Scale, interval_svg, leaderboard, rows_of, scale_of
+from rove.hub.server.pages.run import run_page
 from rove.hub.server.store import Store
+from rove.utils.units import counted
 from rove.viewer.html import shown
 
 HUB = "HUB"
@@ -56,51 +48,51 @@ class EnvironmentPage(NamedTuple):
     """Newest last."""
     rows: Sequence[Row]
     """Rows of the leaderboard, newest version first."""
-    examples: tuple[Row | None, Any]
-    """A row and the rollouts pushed with it; (None, None) without pushed rollouts."""
 
     @property
     def release(self) -> StoredRelease:
         """The version shown."""
-        return next(one for one in self.releases if one.version == self.listed["version"])
+        return next(release for release in self.releases if release.version == self.listed["version"])
 
 
 def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
     """Render the page of an environment; `leaf`: see `PageLocation`."""
-    place, listed = PageLocation(2, leaf), page.listed
+    location, listed = PageLocation(2, leaf), page.listed
     owner, name = listed["owner"], listed["name"]
-    title = link(place.front(owner=owner), text(owner)) + "/" + text(name)
-    main = [*_readme(page, place), *_results(page), *_versions(page, place)]
+    title = link(location.front(owner=owner), text(owner)) + "/" + text(name)
+    main = [*_readme(page, location), *_results(page), *_versions(page, location)]
     install = tag("section", "\n".join(_install(owner, name)), "install")
     manifest = tag("section", "\n".join(_manifest(page.manifest)), "manifest")
     body = [
         tag("h1", f"{title} {tag('small', text(listed['version']))}"),
         tag("p", text(listed["description"])),
-        tag("p", "".join(entry_facts(listed, place)), "facts"),
+        tag("p", "".join(entry_facts(listed, location)), "facts"),
         tag("p", _yanked(page.release.yanked, "This version was yanked")),
         tag("div", install + tag("div", "\n".join(main), "story") + manifest, "split"),
     ]
-    return frame(f"{owner}/{name} · {hub}", hub, place, [(f"{owner}/{name}", "")], filter(None, body))
+    return frame(f"{owner}/{name} · {hub}", hub, location, [(f"{owner}/{name}", "")], filter(None, body))
 
 
-def _yanked(reason: str | None, what: str = "yanked") -> str:
-    return "" if reason is None else tag("span", text(f"{what}: {reason}" if reason else what), "bad")
+def _yanked(reason: str | None, state: str = "yanked") -> str:
+    if reason is None:
+        return ""
+    return tag("span", text(f"{state}: {reason}" if reason else state), "bad")
 
 
-def _readme(page: EnvironmentPage, place: PageLocation) -> Iterator[str]:
+def _readme(page: EnvironmentPage, location: PageLocation) -> Iterator[str]:
     if not page.readme.strip():
         return
     yield tag("h2", "README")
     yield tag("div", readme_html(page.readme), "readme")
     if len(page.readme) > MAX_README_CHARS:
-        address = place.file(page.listed["owner"], page.listed["name"], page.listed["version"], "README.md")
+        address = location.file(page.listed["owner"], page.listed["name"], page.listed["version"], "README.md")
         yield tag("p", "Truncated. " + link(address, "Read the whole README"), "note")
 
 
 def _results(page: EnvironmentPage) -> Iterator[str]:
     policies, rows = page.manifest.policies, page.rows
     rewards = [*(page.manifest.reward_range or ()), *(policy.reward for policy in policies.values())]
-    scale = scale_of((row.summary.reward for row in rows), rewards)
+    scale = scale_of((row.reward for row in rows), rewards)
     yield tag("h2", "Leaderboard")
     if rows:
         note = "Rewards are not comparable across versions or settings."
@@ -111,18 +103,11 @@ def _results(page: EnvironmentPage) -> Iterator[str]:
     if policies:
         yield tag("h3", "Scripted policies")
         yield _policies(page.manifest, scale)
-    best, pushed = page.examples
-    examples = examples_html(pushed)
-    if best and examples:
-        yield tag("h2", "Rollouts")
-        run = link(best.address, text(best.model))
-        yield tag("p", f"From {run} in version {text(best.version)}, lowest reward first.", "note")
-        yield "\n".join(examples)
 
 
 def _policies(manifest: Manifest, scale: Scale) -> str:
     rows = [
-        (text(name), shown(policy.reward), interval_svg(name, Estimate(policy.reward), scale), shown(policy.n))
+        (text(name), shown(policy.reward), interval_svg(name, {"mean": policy.reward}, scale), shown(policy.n))
         for name, policy in sorted(manifest.policies.items(), key=lambda item: -item[1].reward)
     ]
     seeds = ", ".join(map(str, manifest.seeds))
@@ -130,22 +115,23 @@ def _policies(manifest: Manifest, scale: Scale) -> str:
     return tag("p", measured, "note") + table(("policy", "mean reward", scale.ends, "rollouts"), rows, "policies")
 
 
-def _versions(page: EnvironmentPage, place: PageLocation) -> Iterator[str]:
+def _versions(page: EnvironmentPage, location: PageLocation) -> Iterator[str]:
     owner, name = page.listed["owner"], page.listed["name"]
     rows = []
     for release in reversed(page.releases):
-        where = (owner, name, release.version)
+        version_path = (owner, name, release.version)
         files = [
-            link(place.file(*where, file.filename), text(file.filename)) + f" {tag('small', _size(file.size))}"
+            link(location.file(*version_path, file.filename), text(file.filename))
+            + f" {tag('small', _size(file.size))}"
             for file in release.files
             if file.kind in ARCHIVES
         ]
-        about = [link(place.file(*where, "manifest.json"), "manifest")]
+        links = [link(location.file(*version_path, "manifest.json"), "manifest")]
         if any(file.kind == "signature" for file in release.files):
-            about.append(link(place.file(*where, "manifest.sig"), "signature"))
+            links.append(link(location.file(*version_path, "manifest.sig"), "signature"))
         state = _yanked(release.yanked) or "available"
         rows.append(
-            (text(release.version), text(release.uploaded[:10]), state, "<br>".join([*files, " · ".join(about)]))
+            (text(release.version), text(release.uploaded[:10]), state, "<br>".join([*files, " · ".join(links)]))
         )
     yield tag("h2", "Versions")
     yield table(("version", "published", "state", "files"), rows, "versions")
@@ -162,18 +148,25 @@ def _install(owner: str, name: str) -> Iterator[str]:
         "with pip": f"pip install --index-url {HUB}/{owner}/simple/ {name}",
         "with uv": f"uv pip install --index-url {HUB}/{owner}/simple/ {name}",
     }
-    for how, command in commands.items():
+    for tool, command in commands.items():
         marked = text(command).replace(HUB, f'<span class="hub">{HUB}</span>', 1)
-        yield tag("p", how, "how") + f'<pre class="command">{marked}</pre>'
+        yield tag("p", tool, "how") + f'<pre class="command">{marked}</pre>'
     yield tag("p", f"{HUB} is the address of this hub.", "note hub-note")
 
 
 def _manifest(manifest: Manifest) -> Iterator[str]:
     needs, source = manifest.needs, manifest.source
-    required = [*("network access",) * needs.network, *("a sandbox",) * needs.sandbox, *needs.secrets]
-    reward_range = manifest.reward_range and f"{shown(manifest.reward_range[0])} to {shown(manifest.reward_range[1])}"
+    required = list(needs.secrets)
+    if needs.sandbox:
+        required.insert(0, "a sandbox")
+    if needs.network:
+        required.insert(0, "network access")
+    reward_range = "not declared"
+    if manifest.reward_range is not None:
+        reward_range = " to ".join(map(shown, manifest.reward_range))
+    builders = [source.builder, f"rove {manifest.rove}" if manifest.rove else ""]
     lines: dict[str, str] = {
-        "reward range": text(reward_range or "not declared"),
+        "reward range": text(reward_range),
         "metrics": text(", ".join(manifest.metrics)),
         "tools": text(", ".join(manifest.tools)),
         "requires": text(", ".join(required) or "no network, sandbox or keys"),
@@ -185,20 +178,16 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
         "module": tag("code", text(manifest.module)),
         "source": link(source.repository, text(source.repository)) if source.repository else "",
         "commit": tag("code", text(source.commit)) if source.commit else "",
-        "built by": text(", ".join(filter(None, (source.builder, f"rove {manifest.rove}" * bool(manifest.rove))))),
+        "built by": text(", ".join(filter(None, builders))),
         "content": tag("code", text(manifest.content)),
     }
     yield tag("h2", "Manifest")
     yield tag("dl", "".join(tag("dt", key) + tag("dd", value) for key, value in lines.items() if value))
     if manifest.arguments:
-        arguments = [
-            (
-                tag("code", text(one.name)),
-                text(one.type),
-                "required" if one.default is None else tag("code", text(one.default)),
-            )
-            for one in manifest.arguments
-        ]
+        arguments = []
+        for argument in manifest.arguments:
+            default = "required" if argument.default is None else tag("code", text(argument.default))
+            arguments.append((tag("code", text(argument.name)), text(argument.type), default))
         yield tag("h3", "Arguments") + table(("name", "type", "default"), arguments, "arguments")
     if manifest.dependencies:
         yield collapsible(f"Dependencies ({len(manifest.dependencies)})", block("\n".join(manifest.dependencies)))
@@ -215,7 +204,7 @@ def front_page(
     entries: Sequence[Mapping[str, object]],
     total: int,
     facets: Mapping[str, Mapping[str, int]],
-    place: PageLocation,
+    location: PageLocation,
     query: Query | None = None,
 ) -> bytes:
     """Render a page of the list of environments.
@@ -225,67 +214,72 @@ def front_page(
     """
     query = query or Query()
     whole = len(entries) == total and query == Query(limit=query.limit)
-    count = f"{total:,} environment{'s' * (total != 1)}" + ("" if whole else " found")
+    count = counted(total, "environment") + ("" if whole else " found")
+    none = "" if entries else tag("p", "No environments." if whole else "No environments match this search.", "none")
     body = [
         tag("h1", text(hub)),
         tag("p", "Environments for evaluating and training language models.", "note"),
-        _search(query, facets, place),
+        _search(query, facets, location),
         f'<p id="found" role="status" class="note">{count}</p>',
         f'<ul class="environments"{" data-whole" if whole else ""}>',
-        *(_entry_item(entry, place) for entry in entries),
+        *(_entry_item(entry, location) for entry in entries),
         "</ul>",
-        "" if entries else tag("p", "No environments" + ("." if whole else " match this search."), "none"),
-        _pagination(query, len(entries), total, place),
+        none,
+        _pagination(query, len(entries), total, location),
     ]
-    return frame(f"{hub} · environments", hub, place, [], body)
+    return frame(f"{hub} · environments", hub, location, [], body)
 
 
-def _search(query: Query, facets: Mapping[str, Mapping[str, int]], place: PageLocation) -> str:
+def _search(query: Query, facets: Mapping[str, Mapping[str, int]], location: PageLocation) -> str:
     words = f'<input type="search" name="q" id="q" maxlength="500" autocomplete="off" value="{text(query.q)}">'
     fields = [f'<label for="q">Search</label>{words}']
     for name in ("tag", "owner", "compatibility"):
-        chosen = getattr(query, name)
-        options = ['<option value="">any</option>']
-        counts = dict(facets[name])
-        if chosen:
-            counts.setdefault(chosen, 0)
-        for value, count in counts.items():
-            mark = " selected" if value == chosen else ""
-            options.append(f'<option value="{text(value)}"{mark}>{text(value)} ({count:,})</option>')
-        fields.append(
-            f'<label for="{name}">{name}</label><select name="{name}" id="{name}">{"".join(options)}</select>'
-        )
+        fields.append(_select(name, getattr(query, name), facets[name]))
     inputs = "".join(tag("div", field) for field in fields)
-    button = tag("div", '<button type="submit">Search</button>' + link(place.front(), "Show all"), "act")
-    chips = [link(place.front(tag=name), text(name), "chip") for name in list(facets["tag"])[:MAX_TAGS]]
+    button = tag("div", '<button type="submit">Search</button>' + link(location.front(), "Show all"), "act")
+    chips = [link(location.front(tag=name), text(name), "chip") for name in list(facets["tag"])[:MAX_TAGS]]
     tags = f'<p class="chips" aria-label="frequent tags" role="group">{" ".join(chips)}</p>' if chips else ""
-    return f'<form role="search" method="get" action="{text(place.front())}">{inputs}{button}</form>{tags}'
+    return f'<form role="search" method="get" action="{text(location.front())}">{inputs}{button}</form>{tags}'
 
 
-def _entry_item(entry: JsonMapping, place: PageLocation) -> str:
+def _select(name: str, chosen: str, facet: Mapping[str, int]) -> str:
+    """Return a filter with its label; a chosen value that no environment has is an option too."""
+    counts = dict(facet)
+    if chosen:
+        counts.setdefault(chosen, 0)
+    options = '<option value="">any</option>'
+    for value, count in counts.items():
+        mark = " selected" if value == chosen else ""
+        options += f'<option value="{text(value)}"{mark}>{text(value)} ({count:,})</option>'
+    return f'<label for="{name}">{name}</label><select name="{name}" id="{name}">{options}</select>'
+
+
+def _entry_item(entry: JsonMapping, location: PageLocation) -> str:
     name = f"{entry['owner']}/{entry['name']}"
     words = " ".join((entry["owner"], entry["name"], entry["description"], *entry["tags"])).casefold()
-    data = {"words": words, **{key: entry[key] for key in ("owner", "compatibility")}, "tags": " ".join(entry["tags"])}
+    data = {
+        "words": words,
+        "owner": entry["owner"],
+        "compatibility": entry["compatibility"],
+        "tags": " ".join(entry["tags"]),
+    }
     attributes = "".join(f' data-{key}="{text(value)}"' for key, value in data.items())
-    address = place.environment(entry["owner"], entry["name"])
-    title = tag("h2", link(address, text(name)) + " " + tag("small", text(entry["version"])))
-    facts = tag("p", "".join(entry_facts(entry, place)), "facts")
-    return f"<li{attributes}>{title}{tag('p', text(entry['description']))}{facts}</li>"
+    address = location.environment(entry["owner"], entry["name"])
+    title = tag("h2", f"{link(address, text(name))} {tag('small', text(entry['version']))}")
+    description = tag("p", text(entry["description"]))
+    facts = tag("p", "".join(entry_facts(entry, location)), "facts")
+    return f"<li{attributes}>{title}{description}{facts}</li>"
 
 
-def _pagination(query: Query, count: int, total: int, place: PageLocation) -> str:
+def _pagination(query: Query, count: int, total: int, location: PageLocation) -> str:
     """Return links to the previous and next page."""
     filters = {"q": query.q, "tag": query.tag, "owner": query.owner, "compatibility": query.compatibility}
     ways = []
     if query.offset:
-        ways.append(link(place.front(**filters, offset=max(0, query.offset - query.limit)), "Previous"))
+        ways.append(link(location.front(**filters, offset=max(0, query.offset - query.limit)), "Previous"))
     if query.offset + count < total:
-        ways.append(link(place.front(**filters, offset=query.offset + count), "Next"))
+        ways.append(link(location.front(**filters, offset=query.offset + count), "Next"))
     return f'<nav aria-label="more pages"><p>{" · ".join(ways)}</p></nav>' if ways else ""
-
-
-MAX_EXAMPLE_ATTEMPTS = 5
-"""Number of leaderboard rows searched for pushed rollouts to show."""
 
 
 class Site:
@@ -312,16 +306,17 @@ class Site:
         listed = catalogue.entry(self.store, owner, name, reader)
         releases = catalogue.releases(self.store, owner, name, reader)
         folder = self.store.files / owner / name
-        place, readme = folder / listed["version"], folder / listed["version"] / README
-        rows = [row for release in reversed(releases) for row in self.rows(owner, name, release.version, reader)]
-        candidates = ((row, self._pushed(owner, name, row).get("examples")) for row in rows[:MAX_EXAMPLE_ATTEMPTS])
+        version_folder = folder / listed["version"]
+        readme = version_folder / README
+        rows: list[Row] = []
+        for release in reversed(releases):
+            rows += self.rows(owner, name, release.version, reader)
         entry = EnvironmentPage(
             listed,
-            read_manifest((place / "manifest.json").read_bytes()),
+            read_manifest((version_folder / "manifest.json").read_bytes()),
             readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "",
             releases,
             rows,
-            next(((row, pushed) for row, pushed in candidates if pushed), (None, None)),
         )
         return environment_page(self.hub, entry, self.leaf)
 
@@ -338,8 +333,6 @@ class Site:
 
     def run(self, owner: str, name: str, row: Row) -> bytes:
         """Render the page of a run; `row` comes from `rows`."""
-        return run_page(self.hub, (owner, name), row, self._pushed(owner, name, row), self.leaf)
-
-    def _pushed(self, owner: str, name: str, row: Row) -> JsonObject:
         file = self.store.files / owner / name / row.version / "runs" / f"{row.id}.json"
-        return msgspec.json.decode(file.read_bytes())
+        pushed = msgspec.json.decode(file.read_bytes())
+        return run_page(self.hub, (owner, name), row, pushed, self.leaf)

@@ -108,7 +108,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _create_tasks(self, family: Mapping[str, Any]) -> list[Any]:
         total = self.num_train_examples + self.num_eval_examples
         tasks: list[Any] = []
-        # In v0 all tasks are one dataset of `total`, so the size is part of what a family draws from.
+        # As in v0, training and evaluation rows are parts of one dataset of this size.
         for start in range(0, total, CHUNK_SIZE):
             positions = list(range(start, min(start + CHUNK_SIZE, total)))
             spec = {**family, "seed": self.seed, "size": total, "positions": positions}

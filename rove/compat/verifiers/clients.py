@@ -331,7 +331,7 @@ def as_response(response: RoveResponse) -> Response:
     ]
     content = message.get("content")
     if not content_text(content):
-        content = message.get("refusal") or None  # as in v0, where parsers and judges see a refusal as the text
+        content = message.get("refusal") or None  # a refusal is then the text that parsers and judges see
     # v0 knows three reasons; any other, such as "content_filter", is None.
     has_v0_reason = response.finish_reason in ("stop", "length", "tool_calls")
     return Response(

@@ -59,7 +59,7 @@ def write_results(results: Mapping[str, Any], folder: Path) -> None:
     lines: list[str] = []
     for output in results["outputs"]:
         row = plain(output)
-        row.pop("trajectory", None)  # as in v0: with its tokens, it is many times the size of the rest
+        row.pop("trajectory", None)  # as in v0; it repeats the conversation for every turn
         lines.append(json.dumps(row, default=str))
     (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from email.message import Message
 from email.parser import HeaderParser
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ import msgspec
 
 from rove import compat
 from rove.check.package_files import Package, as_wheel, module_of, texts_of
-from rove.check.rollouts import CheckLimits, RolloutResults, run_rollouts
+from rove.check.rollouts import CheckLimits, Failure, RolloutResults, run_rollouts
 from rove.check.rules import OTHER_API, SUPPORTED_VERSIONS, V1, deviations, generation
 from rove.compat.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
@@ -33,6 +34,8 @@ Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"
 RUNS: tuple[Status, ...] = ("runs unchanged", "runs with deviations")
 PLACEHOLDER = "rove-check"
 """Placeholder value for an unset key, so that the check can continue past it."""
+PREPARE = "rove.compat:install_replacement"
+"""Function that makes `verifiers` resolve to rove in the package's process, even if the package has installed it."""
 FIND_TIMEOUT_S = 60.0
 MODULE = re.compile(r"No module named '([\w.]+)'|needs the package (\w+)|pip install '?(rove\[\w+\])")
 KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)\b")
@@ -82,7 +85,10 @@ class Report(msgspec.Struct):
     @property
     def verdict(self) -> str:
         """The status with its reason."""
-        return f"{self.status}{': ' if self.status == 'cannot run' else ' '}{self.why}" if self.why else self.status
+        if not self.why:
+            return self.status
+        separator = ": " if self.status == "cannot run" else " "
+        return f"{self.status}{separator}{self.why}"
 
     @property
     def runs(self) -> bool:
@@ -105,35 +111,43 @@ def check(
     with tempfile.TemporaryDirectory(prefix="rove-check-") as name:
         folder = Path(name).resolve()
         try:
-            _check(package, report, folder, (env_args or {}, limited or CheckLimits(), on_stage))
+            _check(package, report, folder, env_args or {}, limited or CheckLimits(), on_stage)
         except ConfigError as error:
             _judge(report, str(error))
         except Exception as error:  # one package must not stop the check of the others
             report.status, report.why = "cannot run", f"the check itself failed: {type(error).__name__}: {error}"
-        places = (f"{folder}/", f"{package.path.parent}/")
-        report.why = _without_paths(places, report.why)
+        # Reports are compared and published: they must not differ by temporary folders, or show a user's folders.
+        folders = (f"{folder}/", f"{package.path.parent}/")
+        report.why = _without_paths(folders, report.why)
         rollouts = report.rollouts
-        rollouts.unloaded = _without_paths(places, rollouts.unloaded)
-        rollouts.swallowed = [_without_paths(places, one) for one in rollouts.swallowed]
-        rollouts.failures = [
-            msgspec.structs.replace(one, message=_without_paths(places, one.message)) for one in rollouts.failures
-        ]
+        rollouts.unloaded = _without_paths(folders, rollouts.unloaded)
+        rollouts.swallowed = [_without_paths(folders, error) for error in rollouts.swallowed]
+        failures: list[Failure] = []
+        for failure in rollouts.failures:
+            failures.append(msgspec.structs.replace(failure, message=_without_paths(folders, failure.message)))
+        rollouts.failures = failures
     return report
 
 
 def _check(
-    package: Package, report: Report, folder: Path, given: tuple[Any, CheckLimits, Callable[[str], None]]
+    package: Package,
+    report: Report,
+    folder: Path,
+    env_args: Mapping[str, Any],
+    limited: CheckLimits,
+    on_stage: Callable[[str], None],
 ) -> None:
-    env_args, limited, on_stage = given
     on_stage("reading")
     reading = read(texts_of(package))
     needs = _requirements(package)
     _record_reading(report, reading, needs)
+    # Such a package requires verifiers 0.4, which would be downloaded with all of its dependencies.
     if report.generation == V1:
         return _judge(report, OTHER_API)
     python = None
     if package.kind != "module":
         on_stage("building")
+        # What users install is checked: a wheel may lack files of the project, and generated code is only in the wheel.
         wheel = as_wheel(package, folder, limited.install_seconds)
         texts = texts_of(wheel)
         reading = read(texts)
@@ -145,17 +159,17 @@ def _check(
     else:
         module = module_of(package, {})
     report.missing_modules = _missing(python, reading)
-    where = (module, env_args, package.env_dir, python)
+    run = partial(run_rollouts, module, env_args, package.env_dir, python, limited=limited, prepare=PREPARE)
     on_stage("running rollouts")
-    report.rollouts = run_rollouts(*where, {}, limited, "rove.compat:install_replacement")
+    report.rollouts = run(variables={})
     _judge(report, report.rollouts.unloaded)
+    # Many packages read a judge's key when they are loaded; with a placeholder, everything but the judge can be checked.
     if report.why.startswith(("the key ", "the keys ")):
-        needed = {name for name, value in report.keys.items() if value == "not set"}
-        report.placeholders = sorted({*_unset_keys(report, report.why), *needed})
-        variables = dict.fromkeys(report.placeholders, PLACEHOLDER)
-        again = run_rollouts(*where, variables, limited, "rove.compat:install_replacement")
-        if not again.unloaded:
-            report.rollouts = again
+        required = {name for name, value in report.keys.items() if value == "not set"}
+        report.placeholders = sorted({*_unset_keys(report, report.why), *required})
+        with_placeholders = run(variables=dict.fromkeys(report.placeholders, PLACEHOLDER))
+        if not with_placeholders.unloaded:
+            report.rollouts = with_placeholders
     _judge_rollouts(report)
 
 
@@ -167,10 +181,9 @@ def _record_reading(report: Report, reading: Reading, needs: Sequence[str]) -> N
         report.deviations = deviations(reading.features)
         reasons = {name: compat.missing_reason(name) for name in report.names["verifiers"]}
         report.lacking = {name: reason for name, reason in reasons.items() if reason}
-    unset = {True: "not set", False: "not set, optional"}
-    report.keys = {
-        name: "set" if name in os.environ else unset[needed] for name, needed in sorted(reading.keys.items())
-    }
+    for name, is_required in sorted(reading.keys.items()):
+        unset = "not set" if is_required else "not set, optional"
+        report.keys[name] = "set" if name in os.environ else unset
 
 
 def _judge_rollouts(report: Report) -> None:
@@ -186,9 +199,10 @@ def _judge_rollouts(report: Report) -> None:
         return _judge_reward(report, name, error)
     if "verifiers" in report.names and rollouts.failures:
         features = {"rollout:error"}
-        if any(one.phase != "model" and not hasattr(v0_errors, one.type) for one in rollouts.failures):
+        # v0 records its own exceptions, and ends the whole run after any other; these two are separate rows of the page.
+        if any(failure.phase != "model" and not hasattr(v0_errors, failure.type) for failure in rollouts.failures):
             features.add("rollout:own error")
-        report.deviations += [one for one in deviations(features) if one not in report.deviations]
+        report.deviations += [deviation for deviation in deviations(features) if deviation not in report.deviations]
     if report.deviations:
         report.status = "runs with deviations"
 
@@ -200,31 +214,40 @@ def _judge_reward(report: Report, name: str, error: str) -> None:
         report.why = broken_reward(name, _one_line(error))
 
 
-def _judge(report: Report, error: str, before: str = "") -> None:
+def _judge(report: Report, error: str, prefix: str = "") -> None:
     """Set the verdict that an error message implies; without an error, change nothing."""
     if not error:
         return
-    report.status, keys = "needs", _unset_keys(report, error)
+    report.status = "needs"
+    keys = _unset_keys(report, error)
+    # From the most to the least specific cause.
     if module := MODULE.search(error):
-        name = next(filter(None, module.groups()))
-        report.why = f"the module {name.split('.')[0]}, which it does not install"
-        report.why += f" (its extras: {', '.join(report.extras)})" if report.extras else ""
-        if name.split(".")[0] == compat.NAME:
-            report.status, report.why = "cannot run", f"rove does not provide {name}"
+        _judge_module(report, next(filter(None, module.groups())))
     elif keys:
         report.why = f"the {'keys' if len(keys) > 1 else 'key'} {', '.join(keys)}"
     elif argument := ARGUMENT.search(error):
         report.why = f"the argument {argument[1]} (-a)"
     elif "depends on verifiers" in error:
-        report.status, report.why = (
-            "cannot run",
-            f"it requires verifiers other than {SUPPORTED_VERSIONS}: {_one_line(error)}",
-        )
+        report.status = "cannot run"
+        report.why = f"it requires verifiers other than {SUPPORTED_VERSIONS}: {_one_line(error)}"
     elif resource := _missing_resource(error):
-        report.why = f"{resource}: {before}{_one_line(error)}"
+        report.why = f"{resource}: {prefix}{_one_line(error)}"
     else:
-        details = {one for one in report.lacking.values() if one not in error}
-        report.status, report.why = "cannot run", "; ".join([f"{before}{_one_line(error)}", *sorted(details)])
+        # A name that rove lacks is the likely cause, so its replacement stands beside the error.
+        explanations = {explanation for explanation in report.lacking.values() if explanation not in error}
+        report.status = "cannot run"
+        report.why = "; ".join([f"{prefix}{_one_line(error)}", *sorted(explanations)])
+
+
+def _judge_module(report: Report, name: str) -> None:
+    """Set the verdict of a package that imports a missing module."""
+    top_level = name.split(".")[0]
+    if top_level == compat.NAME:
+        report.status, report.why = "cannot run", f"rove does not provide {name}"
+        return
+    report.why = f"the module {top_level}, which it does not install"
+    if report.extras:
+        report.why += f" (its extras: {', '.join(report.extras)})"
 
 
 def _missing_resource(error: str) -> str:
@@ -238,26 +261,29 @@ def _missing_resource(error: str) -> str:
 
 def _unset_keys(report: Report, error: str) -> list[str]:
     """Return the unset variables named in an error, preferring those that the package reads."""
-    known = [name for name in WORD.findall(error) if name in report.keys]
-    return [name for name in dict.fromkeys(known or _keys_in(error)) if name not in os.environ]
-
-
-def _keys_in(error: str) -> list[str]:
-    return list(dict.fromkeys([*KEY_ERROR.findall(error), *KEY.findall(error)]))
+    names = [word for word in WORD.findall(error) if word in report.keys]
+    # A library may ask for a key that the package's own code never names.
+    if not names:
+        names = [*KEY_ERROR.findall(error), *KEY.findall(error)]
+    return [name for name in dict.fromkeys(names) if name not in os.environ]
 
 
 def _one_line(error: str) -> str:
     """Return an error in one line: its first line, plus the installer's reason if that line ends in a colon."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    more = [next((line for line in lines if "depends on" in line), lines[-1])] if lines[0].endswith(":") else []
-    return WHEEL.sub("it cannot", " ".join([lines[0], *(line for line in more if line != lines[0])]))
+    text = lines[0]
+    if text.endswith(":"):
+        # pip prints its reason last, but a conflict of requirements before its advice.
+        reason = next((line for line in lines if "depends on" in line), lines[-1])
+        text = f"{text} {reason}" if reason != text else text
+    return WHEEL.sub("it cannot", text)
 
 
-def _without_paths(places: Sequence[str], error: str) -> str:
+def _without_paths(folders: Sequence[str], error: str) -> str:
     """Remove paths of temporary folders and of this machine from an error."""
     error = MACHINE_PATH.sub("", error)
-    for place in places:
-        error = error.replace(place, "")
+    for folder in folders:
+        error = error.replace(folder, "")
     return error
 
 
@@ -265,11 +291,10 @@ def _requirements(package: Package) -> list[str]:
     """Return a package's declared requirements; none for a source distribution, whose wheel is read later."""
     if package.kind == "wheel":
         return _metadata(package.path).get_all("Requires-Dist", [])
-    return (
-        []
-        if package.kind == "sdist"
-        else project_requirements(package.path / "x" if package.path.is_dir() else package.path)
-    )
+    if package.kind == "sdist":
+        return []
+    # `project_requirements` takes a module's file, and searches its folder and the parent folder.
+    return project_requirements(package.path / "module.py" if package.path.is_dir() else package.path)
 
 
 def _metadata(wheel: Path) -> Message:
@@ -283,13 +308,14 @@ def _metadata(wheel: Path) -> Message:
 
 def _missing(python: str | None, reading: Reading) -> list[str]:
     """Return imported modules that are not installed, except optional imports."""
-    wanted = sorted(name for name, needed in reading.imports.items() if needed)
-    if not wanted:
+    required = sorted(name for name, is_required in reading.imports.items() if is_required)
+    if not required:
         return []
+    # In the interpreter of the package's virtual environment; the list is only a note, so a failure is no verdict.
     try:
         done = subprocess.run(
             [python or sys.executable, "-c", FIND_MODULES],
-            input=json.dumps(wanted),
+            input=json.dumps(required),
             capture_output=True,
             encoding="utf-8",
             errors="replace",

@@ -7,9 +7,9 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,24 +38,29 @@ class Package(msgspec.Struct, frozen=True):
     """Folder that contains the module; None if the module is installed."""
 
 
-def packages_in(given: str, env_dir: str | None = None) -> list[Package]:
+def packages_in(argument: str, env_dir: str | None = None) -> list[Package]:
     """Return the packages that a command-line argument names: one package, or all packages in a folder.
 
     Args:
-        env_dir: Folder that is searched first if `given` is a name.
+        env_dir: Folder that is searched first if the argument is a name.
     """
-    path = Path(given)
-    if not path.exists() or (env_dir is not None and path.name == given):
-        return [_package_named(given, env_dir)]
-    one = _package_at(path.resolve())
-    if one is not None:
-        return [one]
-    found = [_package_at(child) for child in sorted(path.resolve().iterdir())] if path.is_dir() else []
-    packages = [package for package in found if package is not None and _may_be_one(package)]
+    path = Path(argument)
+    # With --env-dir, `tictactoe` means the environment of that name, even if a folder here has the same name.
+    is_name = env_dir is not None and path.name == argument
+    if is_name or not path.exists():
+        return [_package_named(argument, env_dir)]
+    package = _package_at(path.resolve())
+    if package is not None:
+        return [package]
+    packages: list[Package] = []
+    for child in sorted(path.resolve().iterdir()) if path.is_dir() else ():
+        package = _package_at(child)
+        if package is not None and _may_be_environment(package):
+            packages.append(package)
     if not packages:
         raise ConfigError(
-            f"{given} is not an environment package and contains none; expected a folder with a pyproject.toml or a module "
-            "that has load_environment(), a wheel, a source distribution, or a folder of those"
+            f"{argument} is not an environment package and contains none; expected a folder with a pyproject.toml or a "
+            "module that has load_environment(), a wheel, a source distribution, or a folder of those"
         )
     return packages
 
@@ -88,11 +93,11 @@ def _package_at(path: Path) -> Package | None:
     return Package(path.stem, "module", path, path.parent) if path.suffix == ".py" else None
 
 
-def _may_be_one(package: Package) -> bool:
+def _may_be_environment(package: Package) -> bool:
     """Return whether a file in a folder of packages is an environment rather than a helper module."""
-    return package.path.suffix != ".py" or "load_environment" in package.path.read_text(
-        encoding="utf-8", errors="replace"
-    )
+    if package.path.suffix != ".py":
+        return True
+    return "load_environment" in package.path.read_text(encoding="utf-8", errors="replace")
 
 
 def texts_of(package: Package) -> dict[str, str]:
@@ -100,31 +105,48 @@ def texts_of(package: Package) -> dict[str, str]:
     path = package.path
     try:
         if path.is_dir():
-            files = (file for file in sorted(path.rglob("*.py")) if file.stat().st_size <= MAX_FILE_BYTES)
-            named = ((file.relative_to(path).as_posix(), file) for file in files)
-            return {name: file.read_text("utf-8", "replace") for name, file in _source_files(named)}
+            files = [(file.relative_to(path).as_posix(), file) for file in sorted(path.rglob("*.py"))]
+            return _read_sources(files, lambda file: file.stat().st_size, lambda file: file.read_bytes())
         if path.suffix == ".py":
             return {path.name: path.read_text("utf-8", "replace")}
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                infos = ((info.filename, info) for info in archive.infolist() if info.file_size <= MAX_FILE_BYTES)
-                return {name: archive.read(info).decode("utf-8", "replace") for name, info in _source_files(infos)}
+                infos = [(info.filename, info) for info in archive.infolist()]
+                return _read_sources(infos, lambda info: info.file_size, archive.read)
         with tarfile.open(path) as archive:
-            members = ((m.name.partition("/")[2], m) for m in archive if m.isfile() and m.size <= MAX_FILE_BYTES)
-            opened = ((name, archive.extractfile(member)) for name, member in _source_files(members))
-            return {name: file.read().decode("utf-8", "replace") for name, file in opened if file is not None}
+            # Everything is in one folder, such as my_env-0.1.0/. A link is left out: it may lead out of the archive.
+            members = [(member.name.partition("/")[2], member) for member in archive if member.isfile()]
+            return _read_sources(members, lambda member: member.size, lambda member: _member_bytes(archive, member))
     except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _source_files(named: Iterable[tuple[str, object]]) -> list:
-    kept = [
-        (name, what)
-        for name, what in named
-        if name.endswith(".py")
-        and not any(part in SKIPPED_FOLDERS or part.startswith(".") for part in name.split("/")[:-1])
-    ]
-    return kept[:MAX_FILES]
+def _read_sources(
+    files: Iterable[tuple[str, Any]], size_of: Callable[[Any], int], read: Callable[[Any], bytes]
+) -> dict[str, str]:
+    """Return the text of Python files by name, without tests and without files over the limits.
+
+    A package is untrusted: an archive may hold a file that expands to gigabytes.
+    """
+    texts: dict[str, str] = {}
+    for name, file in files:
+        if _is_source(name) and size_of(file) <= MAX_FILE_BYTES:
+            texts[name] = read(file).decode("utf-8", "replace")
+        if len(texts) == MAX_FILES:
+            break
+    return texts
+
+
+def _is_source(name: str) -> bool:
+    *folders, file = name.split("/")
+    if any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders):
+        return False
+    return file.endswith(".py")
+
+
+def _member_bytes(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read()
 
 
 def as_wheel(package: Package, folder: Path, seconds: float) -> Package:
@@ -132,6 +154,7 @@ def as_wheel(package: Package, folder: Path, seconds: float) -> Package:
     if package.kind == "wheel":
         return package
     path = package.path
+    # Builds write into the project's folder, for example build/ and *.egg-info.
     if package.kind == "project":
         path = folder / "copy" / package.path.name
         shutil.copytree(
@@ -152,9 +175,11 @@ def module_of(package: Package, texts: Mapping[str, str]) -> str:
     names: list[str] = []
     for path, text in texts.items():
         parts = PurePosixPath(path).with_suffix("").parts
-        if re.search(r"\bload_environment\b", text) and (len(parts) == 1 or parts[1:] == ("__init__",)):
+        is_top_level = len(parts) == 1 or parts[1:] == ("__init__",)
+        if is_top_level and re.search(r"\bload_environment\b", text):
             names.append(parts[0])
-    wanted = package.path.name.split("-")[0] if package.kind == "wheel" else package.name.replace("-", "_")
     if not names:
         raise ConfigError("none of its modules defines load_environment(); an environment package must define it")
-    return wanted if wanted in names else sorted(names)[0]
+    # The file name of a wheel has the normalized name of the project.
+    own_name = package.path.name.split("-")[0] if package.kind == "wheel" else package.name.replace("-", "_")
+    return own_name if own_name in names else min(names)

@@ -27,11 +27,12 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
 def as_markdown(reports: Sequence[Report]) -> str:
     """Return the Markdown page: one row per package, the deviations, and how often each name is used."""
     counts = Counter(report.status for report in reports)
+    summary = ", ".join(f"{status} ({counts[status]})" for status in STATUSES if counts[status])
+    # The same deviation has one number in the rows of all packages; the table below the rows explains it once.
     numbers: dict[Finding, int] = {}
     for report in reports:
-        for one in report.deviations:
-            numbers.setdefault(one, len(numbers) + 1)
-    summary = ", ".join(f"{status} ({counts[status]})" for status in STATUSES if counts[status])
+        for deviation in report.deviations:
+            numbers.setdefault(deviation, len(numbers) + 1)
     packages = f"{len(reports)} package{'' if len(reports) == 1 else 's'}"
     lines = [
         "# Compatibility matrix",
@@ -39,38 +40,45 @@ def as_markdown(reports: Sequence[Report]) -> str:
         f"`rove check` (rove {version('rove')}) wrote this page. It checked {packages}, with these verdicts: {summary}.",
     ]
     lines += ["", *table_lines(HEAD, [_row(report, numbers) for report in reports])]
-    used = dict.fromkeys(report.generation for report in reports if report.generation in GENERATIONS)
-    if used:
+    generations = {report.generation for report in reports} & GENERATIONS.keys()
+    if generations:
         lines += ["", 'In the column "written for":', ""]
-        lines += [f"- {name}: {GENERATIONS[name]}" for name in sorted(used)]
+        lines += [f"- {name}: {GENERATIONS[name]}" for name in sorted(generations)]
     if numbers:
-        rows = [(str(number), one.text, one.remedy) for one, number in numbers.items()]
+        rows = [(str(number), deviation.text, deviation.remedy) for deviation, number in numbers.items()]
         lines += ["", "## Deviations", "", *table_lines(("#", "what", "here"), rows)]
     for api in ("verifiers", "rove"):
-        times = Counter(name for report in reports for name in report.names.get(api, ()))
-        if times:
-            names = ", ".join(
-                f"`{name}` {n}" for name, n in sorted(times.items(), key=lambda item: (-item[1], item[0]))
-            )
-            lines += [
-                "",
-                f"## Names from {api}",
-                "",
-                f"Each name is followed by the number of packages that use it: {names}.",
-            ]
+        lines += _names_section(api, reports)
     return "\n".join(lines) + "\n"
+
+
+def _names_section(api: str, reports: Sequence[Report]) -> list[str]:
+    num_users: Counter[str] = Counter()
+    for report in reports:
+        num_users.update(report.names.get(api, ()))
+    if not num_users:
+        return []
+    by_use = sorted(num_users.items(), key=lambda item: (-item[1], item[0]))
+    names = ", ".join(f"`{name}` {count}" for name, count in by_use)
+    text = f"Each name is followed by the number of packages that use it: {names}."
+    return ["", f"## Names from {api}", "", text]
 
 
 def report_notes(report: Report) -> list[str]:
     """Return notes on a package that its verdict does not contain."""
-    rollouts = report.rollouts
-    notes = [f"{one.times} × {one.phase}: {one.type}: {one.message}" for one in rollouts.failures]
-    notes += [f"raised, counted as reward 0: {one}" for one in rollouts.swallowed]
-    notes += [f"not installed: {', '.join(report.missing_modules)}"] if report.missing_modules else []
-    notes += [f"not provided by rove: {', '.join(report.lacking)}"] if report.lacking else []
-    unset = [f"{name} ({value})" for name, value in report.keys.items() if value != "set"]
-    notes += [f"keys: {', '.join(unset)}"] if unset else []
-    notes += [f"rollouts used placeholder values for {', '.join(report.placeholders)}"] if report.placeholders else []
+    notes: list[str] = []
+    for failure in report.rollouts.failures:
+        notes.append(f"{failure.times} × {failure.phase}: {failure.type}: {failure.message}")
+    for error in report.rollouts.swallowed:
+        notes.append(f"raised, counted as reward 0: {error}")
+    unset_keys = [f"{name} ({value})" for name, value in report.keys.items() if value != "set"]
+    lists = (
+        ("not installed: ", report.missing_modules),
+        ("not provided by rove: ", report.lacking),
+        ("keys: ", unset_keys),
+        ("rollouts used placeholder values for ", report.placeholders),
+    )
+    notes += [f"{label}{', '.join(names)}" for label, names in lists if names]
     return notes
 
 
@@ -84,6 +92,6 @@ def _row(report: Report, numbers: dict[Finding, int]) -> tuple[str, ...]:
         report.verdict,
         f"{rollouts.rollouts}{failed}",
         rewards,
-        ", ".join(str(numbers[one]) for one in report.deviations),
+        ", ".join(str(numbers[deviation]) for deviation in report.deviations),
         "; ".join(report_notes(report)),
     )

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +28,7 @@ from rove.rollouts.evaluate import generate
 from rove.rollouts.runner import plan
 from rove.statistics.summary import RewardErrors
 
+# The policies probe what a scorer reads: a complete answer, an answer without markup, nothing, and text that breaks parsers.
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad"}
 MAX_TOOL_CALLS = 6
@@ -42,11 +44,13 @@ def unsure(messages: Messages, state: State, rng: Any) -> str:
 def answer(messages: Messages, state: State, rng: Any) -> str:
     """Give the row's answer in the tags named in the prompt; without tags, after a reasoning block and in a box."""
     text = str(state.get("answer") or "yes")
-    shown = "\n".join(text_of(message) for message in messages if message["role"] != "assistant")
-    tags = dict.fromkeys(TAG.findall(shown))
-    if tags:
-        return "\n".join(f"<{tag}>{'scripted' if tag.lower() in REASONING_TAGS else text}</{tag}>" for tag in tags)
-    return f"<think>scripted</think>\nThe answer is \\boxed{{{text}}}"
+    # Not the policy's own turns, which contain the tags of earlier answers.
+    prompt = "\n".join(text_of(message) for message in messages if message["role"] != "assistant")
+    lines: list[str] = []
+    for tag in dict.fromkeys(TAG.findall(prompt)):
+        content = "scripted" if tag.lower() in REASONING_TAGS else text
+        lines.append(f"<{tag}>{content}</{tag}>")
+    return "\n".join(lines) or f"<think>scripted</think>\nThe answer is \\boxed{{{text}}}"
 
 
 def bare(messages: Messages, state: State, rng: Any) -> str:
@@ -61,11 +65,11 @@ def junk(messages: Messages, state: State, rng: Any) -> str:
 
 def tools(messages: Messages, state: State, rng: Any) -> str | Message:
     """Call each tool once, with values that fit its schema, then answer."""
-    known: Sequence[Mapping[str, Any]] = bookkeeping(state).tools or []
+    definitions: Sequence[Mapping[str, Any]] = bookkeeping(state).tools or []
     turn = len(bookkeeping(state).trajectory)
-    if turn >= min(MAX_TOOL_CALLS, len(known)):
+    if turn >= min(MAX_TOOL_CALLS, len(definitions)):
         return answer(messages, state, rng)
-    return AssistantMessage(None, tool_calls=[example_call(known[turn], f"call_{turn}")])
+    return AssistantMessage(None, tool_calls=[example_call(definitions[turn], f"call_{turn}")])
 
 
 PROBE_POLICIES: dict[str, Callable[[Messages, State, Any], Any]] = {
@@ -173,27 +177,37 @@ async def _run(env: IsolatedEnv, results: RolloutResults, limited: CheckLimits) 
     results.policies, results.own_policies = sorted(policies), bool(env.policies)
     names = results.policies
     examples = env.examples(limited.num_examples)
-    seeds = {
-        derive_seed(job.seed, job.key, job.index): job.index for jobs in plan(examples, len(names)) for job in jobs
-    }
+    # A client does not see which rollout of a group it answers, but the rollout's seed: rollout i gets the i-th policy.
+    index_of_seed: dict[int, int] = {}
+    for job in chain.from_iterable(plan(examples, len(names))):
+        index_of_seed[derive_seed(job.seed, job.key, job.index)] = job.index
     records: list[RolloutRecord] = []
     swallowed: dict[str, None] = {}
 
     def collect(record: RolloutRecord | Outcome) -> None:
         assert isinstance(record, RolloutRecord)
         records.append(record)
+        # v0 only logs the exception of a reward function, so the log of the worker is the place where it is seen.
         for line in env.workers.recent_output:
-            if found := REWARD_FAILED.search(line):
-                swallowed[found[1]] = None
+            if match := REWARD_FAILED.search(line):
+                swallowed[match[1]] = None
 
     def respond(messages: Messages, state: State, rng: Random) -> Any:
-        return policies[names[seeds[bookkeeping(state).seed]]](messages, state, rng)
+        name = names[index_of_seed[bookkeeping(state).seed]]
+        return policies[name](messages, state, rng)
 
-    given: dict[str, Any] = {"num_examples": limited.num_examples, "rollouts_per_example": len(names)}
+    # One hanging rollout must not use up the time of all others.
     limits = Limits(max_turns=limited.max_turns, timeout_seconds=limited.play_seconds / 2)
     try:
         async with asyncio.timeout(limited.play_seconds):
-            await generate(env, ScriptedClient(respond), limits=limits, on_record=collect, **given)
+            await generate(
+                env,
+                ScriptedClient(respond),
+                num_examples=limited.num_examples,
+                rollouts_per_example=len(names),
+                limits=limits,
+                on_record=collect,
+            )
     except TimeoutError:
         missing = limited.num_examples * len(names) - len(records)
         timeout = Failure("rollout", "TimeoutError", f"did not end within {limited.play_seconds:g} s", missing)
@@ -203,13 +217,13 @@ async def _run(env: IsolatedEnv, results: RolloutResults, limited: CheckLimits) 
     results.swallowed = sorted(swallowed)
 
 
-def _summarize(results: RolloutResults, records: list[RolloutRecord], more: list[Failure]) -> None:
+def _summarize(results: RolloutResults, records: list[RolloutRecord], timeouts: list[Failure]) -> None:
     """Count errors and average rewards; drop the `tools` policy if the environment has no tools."""
-    if not results.own_policies and not any(record.tools for record in records):
-        unused = results.policies.index("tools")
-        records = [record for record in records if record.rollout_index != unused]
-    else:
-        unused = -1
+    has_unused_policy = not results.own_policies and not any(record.tools for record in records)
+    # Without tools, that policy gives the same responses as `answer`, and would count their failures twice.
+    if has_unused_policy:
+        unused_index = results.policies.index("tools")
+        records = [record for record in records if record.rollout_index != unused_index]
     errors = RewardErrors()
     failed: Counter[tuple[str, str, str]] = Counter()
     values: dict[str, list[float]] = {}
@@ -222,11 +236,11 @@ def _summarize(results: RolloutResults, records: list[RolloutRecord], more: list
         if record.scores is not None:
             values.setdefault(results.policies[record.rollout_index], []).append(record.scores.reward)
             metrics |= dict.fromkeys([*record.scores.rewards, *record.scores.metrics])
-    results.failures = [*(Failure(*what, times) for what, times in failed.most_common()), *more]
+    results.failures = [*(Failure(*error, times) for error, times in failed.most_common()), *timeouts]
     results.failed = sum(failure.times for failure in results.failures)
-    results.rollouts = len(records) + sum(failure.times for failure in more)
-    results.rewards = {name: round(sum(got) / len(got), 4) for name, got in sorted(values.items())}
+    results.rollouts = len(records) + sum(failure.times for failure in timeouts)
+    results.rewards = {name: round(sum(rewards) / len(rewards), 4) for name, rewards in sorted(values.items())}
     results.metrics = sorted(metrics)
     results.broken = errors.broken
-    if unused >= 0:
-        results.policies = [name for name in results.policies if name != "tools"]
+    if has_unused_policy:
+        results.policies.remove("tools")

@@ -36,9 +36,11 @@ BEFORE = {G0: Version("0.1.3"), G1: Version("0.1.8"), G2: Version("0.1.11")}
 class Rule(NamedTuple):
     """A row of docs/compat.md and the features that make it apply; any one of them suffices."""
 
-    what: str
-    here: str
-    noted: tuple[str, ...]
+    difference: str
+    """The first cell, "what"."""
+    behavior: str
+    """The cell "here", or "today" for older packages."""
+    features: tuple[str, ...]
     until: str = ""
     """Last generation that supports this usage; "" if it is still supported."""
 
@@ -205,14 +207,8 @@ RULES = (
         "`GRPOTrainer`, `RLTrainer`, `GRPOConfig`, `grpo_defaults`, `lora_defaults`, `get_model_and_tokenizer`",
         "`rove rl` (these names run it); `vf-vllm` is not needed",
         (
-            *(
-                "name:GRPOTrainer",
-                "name:RLTrainer",
-                "name:GRPOConfig",
-                "name:RLConfig",
-                "name:grpo_defaults",
-                "name:lora_defaults",
-            ),
+            *("name:GRPOTrainer", "name:RLTrainer", "name:GRPOConfig", "name:RLConfig"),
+            *("name:grpo_defaults", "name:lora_defaults"),
             *("name:get_model_and_tokenizer", "name:get_model", "name:get_tokenizer"),
         ),
         G2,
@@ -230,18 +226,27 @@ GONE = {
 
 def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:
     """Return the newest API generation that is consistent with a package's features."""
-    modules = [name.removeprefix("module:").split(".") for name in names if name.startswith("module:")]
-    if "name:v1" in names or ["verifiers", "v1"] in [module[:2] for module in modules]:
+    modules = [name.removeprefix("module:") for name in names if name.startswith("module:")]
+    if "name:v1" in names or _imports(modules, "verifiers.v1"):
         return V1
-    if not any(module[0] == "verifiers" or module[:3] == ["rove", "compat", "verifiers"] for module in modules):
+    if not _imports(modules, "verifiers") and not _imports(modules, "rove.compat.verifiers"):
         return ROVE if modules else NEITHER
-    last = [rule.until for rule in RULES if rule.until and not set(rule.noted).isdisjoint(names)]
-    last += [until for name, until in GONE.items() if name in names]
-    last += [until for until, next_release in BEFORE.items() if newest < next_release]
-    return min(last, default=G3)
+    # Each of these is the last generation that allows something the package uses; the oldest one allows all of it.
+    last_generations = [rule.until for rule in _matching_rules(names) if rule.until]
+    last_generations += [until for name, until in GONE.items() if name in names]
+    last_generations += [until for until, next_release in BEFORE.items() if newest < next_release]
+    return min(last_generations, default=G3)
+
+
+def _imports(modules: Collection[str], package: str) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for module in modules)
+
+
+def _matching_rules(names: Collection[str]) -> list[Rule]:
+    return [rule for rule in RULES if not set(rule.features).isdisjoint(names)]
 
 
 def deviations(names: Collection[str]) -> list[Finding]:
     """Return the rows of docs/compat.md that apply to a package, in the order of the page."""
-    rules = (rule for rule in RULES if not set(rule.noted).isdisjoint(names))
-    return list(dict.fromkeys(Finding("api_difference", rule.what, remedy=rule.here) for rule in rules))
+    findings = (Finding("api_difference", rule.difference, remedy=rule.behavior) for rule in _matching_rules(names))
+    return list(dict.fromkeys(findings))  # several rules may stand for one row

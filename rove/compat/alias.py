@@ -1,4 +1,7 @@
-"""An import finder that resolves `verifiers`, and every module path that it had, to `rove.compat.verifiers`."""
+"""An import finder that resolves `verifiers`, and every module path that it had, to `rove.compat.verifiers`.
+
+Why it is a finder, and why it stands last by default: docs/decisions/compat.md.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ _PATHS_OF_MODULE = {
     "types": "types",
 }
 """Module of `rove.compat.verifiers` → the paths under `verifiers` that have its names; "" is the package itself."""
-_MODULES = {path: module for module, paths in _PATHS_OF_MODULE.items() for path in paths.split()}
+_MODULES: dict[str, str] = {}
+for _module, _paths in _PATHS_OF_MODULE.items():
+    _MODULES.update(dict.fromkeys(_paths.split(), _module))
 
 _UNSUPPORTED_MODULES = {
     "browser_env": "BrowserEnv",
@@ -84,13 +89,15 @@ class _AliasModule(ModuleType):
         if name.startswith("__") and name not in ("__all__", "__version__"):
             raise AttributeError(name)
         path = f"{self.__name__}.{name}"
-        if _relative_path(path) in _MODULES:  # a submodule that has not been imported yet, such as vf.utils.data_utils
+        # In v0, importing the package imported its submodules; here `vf.utils.data_utils` is imported at its first use.
+        if _relative_path(path) in _MODULES:
             return importlib.import_module(path)
-        package = importlib.import_module(TARGET)
-        if name == "extract_boxed_answer":  # it depends on the release that the importing package is written for
+        # Until 0.1.4 it found the first box and since then the last one, so it depends on the importing package.
+        if name == "extract_boxed_answer":
             return importlib.import_module(f"{TARGET}.rubrics").boxed_answer_extractor()
         target = importlib.import_module(self.__target__)
-        return getattr(target, name) if hasattr(target, name) else getattr(package, name)
+        # A dozen modules here cover v0's 53 paths, so a name may be in another module than under v0's path.
+        return getattr(target, name) if hasattr(target, name) else getattr(importlib.import_module(TARGET), name)
 
     def __dir__(self) -> list[str]:
         return sorted({*self.__dict__, *dir(importlib.import_module(self.__target__))})
@@ -108,11 +115,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         relative = _relative_path(fullname)
         if relative in _MODULES or relative in _PACKAGES:
             return ModuleSpec(fullname, self, origin=TARGET, is_package=relative in _PACKAGES)
-        last = relative.rpartition(".")[2]
-        name = _UNSUPPORTED_MODULES.get(last, last)
-        unsupported: dict[str, str] = importlib.import_module(TARGET).UNSUPPORTED
-        if name in unsupported:  # a module, or the name of `from … import`
-            raise ImportError(f"rove.compat has no '{name}': {unsupported[name]}", name=fullname)
+        module_name = relative.rpartition(".")[2]
+        class_name = _UNSUPPORTED_MODULES.get(module_name, module_name)
+        replacements: dict[str, str] = importlib.import_module(TARGET).UNSUPPORTED
+        # `from verifiers import BrowserEnv` asks for a module of that name once the package has no such attribute.
+        if class_name in replacements:
+            raise ImportError(f"rove.compat has no '{class_name}': {replacements[class_name]}", name=fullname)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -148,11 +156,14 @@ def install(*, replace: bool = False) -> None:
     """
     finder = _finder()
     loaded = sys.modules.get(NAME)
-    if loaded is not None and not isinstance(loaded, _AliasModule) and not getattr(loaded, "__rove_shim__", False):
+    is_ours = isinstance(loaded, _AliasModule) or getattr(loaded, "__rove_shim__", False)
+    # Modules that have imported names of the real library would keep them, and mix both libraries' classes.
+    if loaded is not None and not is_ours:
         raise ConfigError(
             f"{NAME} {getattr(loaded, '__version__', '')} is imported already, from {loaded.__file__}; call "
             "rove.compat.install() before the first import of it"
         )
+    # A finder in last position is the fallback of rove's commands, before which an installed library is found.
     if not replace and (finder is None or finder is sys.meta_path[-1]):
         installed = _installed_file()
         if installed is not None:
@@ -183,7 +194,8 @@ def uninstall() -> None:
     finder = _finder()
     if finder is not None:
         sys.meta_path.remove(finder)
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _AliasModule)]:
+    aliased = [name for name, module in sys.modules.items() if isinstance(module, _AliasModule)]
+    for name in aliased:
         del sys.modules[name]
     set_import_alias(None)
 
@@ -192,9 +204,10 @@ def missing_reason(path: str) -> str:
     """Return why `verifiers.<path>` is not available, with a replacement if there is one; "" where it is available."""
     parts = [_UNSUPPORTED_MODULES.get(part, part) for part in path.split(".")]
     for index, part in enumerate(parts):
-        if ".".join(parts[: index + 1]) in {*_MODULES, *_PACKAGES}:
+        module, path_to_part = ".".join(parts[:index]), ".".join(parts[: index + 1])
+        if path_to_part in _MODULES or path_to_part in _PACKAGES:
             continue
-        if hasattr(importlib.import_module(_target_of(".".join(parts[:index]))), part):
+        if hasattr(importlib.import_module(_target_of(module)), part):
             return ""
         try:
             getattr(importlib.import_module(TARGET), part)
@@ -211,8 +224,13 @@ def _finder() -> _Finder | None:
 def _installed_file() -> str | None:
     """Return the file of an installed verifiers; None without one, and for rove's shim distribution of that name."""
     for finder in sys.meta_path:
-        spec = None if isinstance(finder, _Finder) else finder.find_spec(NAME, None)
-        if spec is not None and spec.origin is not None:
-            with open(spec.origin, encoding="utf-8") as file:
-                return None if _SHIM_MARKER in file.read() else spec.origin
+        if isinstance(finder, _Finder):
+            continue
+        spec = finder.find_spec(NAME, None)
+        if spec is None or spec.origin is None:
+            continue
+        # The shim is found as `verifiers`, too. It is read and not imported: its import would install the alias.
+        with open(spec.origin, encoding="utf-8") as file:
+            is_shim = _SHIM_MARKER in file.read()
+        return None if is_shim else spec.origin
     return None

@@ -93,14 +93,7 @@ def translate(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]
     Exits with status 2 if an option has no counterpart, or lacks its value.
     """
     command, options = COMMANDS[name]
-    parser = argparse.ArgumentParser(name, description=f"Runs `rove {command}`.", allow_abbrev=False)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    for option in options:
-        description = option.rove if option.rove.startswith("-") else "" if option.rove else "has no effect"
-        keywords: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": "VALUE"}
-        parser.add_argument(*option.names, dest=option.names[-1], help=description, **keywords)
-    values = vars(parser.parse_args(arguments))
-
+    values = vars(_parser(name).parse_args(arguments))
     names: list[str] = values["names"]
     folder = Path(_ENVIRONMENTS_FOLDER)
     translated: list[str] = []
@@ -115,21 +108,41 @@ def translate(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]
             names = [value]
         elif option.rove == FOLDER:
             folder = Path(value)
+        elif option.is_flag:
+            translated.append(option.rove)
         else:
-            translated += [option.rove] if option.is_flag else [option.rove, value]
-    if name == "vf-eval" and not {"--save", "--resume"} & set(translated):
+            translated += [option.rove, value]
+    # v0 saves results only with -s; `rove eval` saves them by default.
+    is_saved = "--save" in translated or "--resume" in translated
+    if name == "vf-eval" and not is_saved:
         translated.append("--no-save")
     if name == "vf-install":
         names = [str(folder / environment.replace("-", "_")) for environment in names]
+        # `rove install` makes a virtual environment by default; vf-install installed where it ran.
         translated += ["--into-current", "--yes"]
     return [command, *names, *translated], ignored
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    command, options = COMMANDS[name]
+    parser = argparse.ArgumentParser(name, description=f"Runs `rove {command}`.", allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    for option in options:
+        description = option.rove if option.rove.startswith("-") else ""
+        if not option.rove:
+            description = "has no effect"
+        keywords: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": "VALUE"}
+        parser.add_argument(*option.names, dest=option.names[-1], help=description, **keywords)
+    return parser
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run rove's command for a command of v0, and return its exit status."""
     translated, ignored = translate(name, arguments)
+    # `rove install` also takes names on a hub, so a misspelled folder would be looked up there.
     if name == "vf-install":
-        missing = [word for word in translated[1:] if not word.startswith("-") and not Path(word).is_dir()]
+        folders = [word for word in translated[1:] if not word.startswith("-")]
+        missing = [folder for folder in folders if not Path(folder).is_dir()]
         if missing:
             sys.stderr.write(f"error: no folder {', '.join(missing)}; give the folder that contains it with --path\n")
             return 2

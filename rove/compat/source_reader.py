@@ -44,14 +44,15 @@ class Reading(msgspec.Struct):
 def read(texts: Mapping[str, str]) -> Reading:
     """Read the files of a package, given as text by path."""
     reading = Reading(names={"verifiers": set(), "rove": set()})
-    own = {path.replace("/", ".").removesuffix(".py").split(".")[0] for path in texts}
+    own_modules = {path.replace("/", ".").removesuffix(".py").split(".")[0] for path in texts}
     for path, text in texts.items():
         try:
             _File(reading).visit(ast.parse(text))
+        # A null byte raises ValueError, and deeply nested code RecursionError; a package may contain either.
         except (SyntaxError, ValueError, RecursionError) as error:
             reading.broken[path] = str(error)
-    known = own | sys.stdlib_module_names | {"rove", "verifiers"}
-    reading.imports = {name: needed for name, needed in reading.imports.items() if name not in known}
+    available = own_modules | sys.stdlib_module_names | {"rove", "verifiers"}
+    reading.imports = {name: needed for name, needed in reading.imports.items() if name not in available}
     return reading
 
 
@@ -60,7 +61,7 @@ class _File(ast.NodeVisitor):
 
     def __init__(self, reading: Reading):
         self.reading = reading
-        self.known: dict[str, str] = {}
+        self.library_names: dict[str, str] = {}
         """Names in the file → the library name they refer to, such as "verifiers.types.State"."""
         self.environments: set[str] = set()
         """Environment classes defined in the file."""
@@ -69,7 +70,8 @@ class _File(ast.NodeVisitor):
         """String constants by variable name, one dict per scope."""
         self.classes: list[bool] = []
         """Whether each enclosing class is an environment."""
-        self.may_fail = 0
+        self.num_guards = 0
+        """Enclosing `try` blocks that handle an ImportError: what they import is optional."""
         self.is_async = [False]
         """Whether each enclosing function is async."""
         self.awaited: set[int] = set()
@@ -84,8 +86,9 @@ class _File(ast.NodeVisitor):
         for alias in node.names:
             self._imported(alias.name)
             if _library(alias.name) is not None:
+                # `import verifiers.types` binds "verifiers", `import verifiers.types as t` binds the submodule.
                 bound = alias.name if alias.asname else alias.name.split(".")[0]
-                self.known[alias.asname or bound] = bound
+                self.library_names[alias.asname or bound] = bound
                 self.note("module", alias.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
@@ -97,50 +100,55 @@ class _File(ast.NodeVisitor):
         self._imported(node.module)
         if _library(node.module) is not None:
             self.note("module", node.module)
+            # A star import binds all names, but the package does not use all of them: only uses are recorded.
             if node.names[0].name == "*" and node.module.startswith(V0):
-                self.known |= {name: f"{node.module}.{name}" for name in compat.__all__}
+                self.library_names |= {name: f"{node.module}.{name}" for name in compat.__all__}
                 return
             for alias in node.names:
                 dotted = f"{node.module}.{alias.name}"
-                self.known[alias.asname or alias.name] = dotted
+                self.library_names[alias.asname or alias.name] = dotted
                 self._used(dotted)
 
     def _imported(self, module: str) -> None:
         name = module.split(".")[0]
-        needed = not self.may_fail
-        self.reading.imports[name] = self.reading.imports.get(name, False) or needed
+        is_required = self.num_guards == 0
+        self.reading.imports[name] = self.reading.imports.get(name, False) or is_required
 
     def visit_Try(self, node: ast.Try) -> None:
-        caught = any(_may_be_import_error(handler.type) for handler in node.handlers)
-        self.may_fail += caught
+        is_guard = any(_may_be_import_error(handler.type) for handler in node.handlers)
+        if is_guard:
+            self.num_guards += 1
         for child in node.body:
             self.visit(child)
-        self.may_fail -= caught
+        if is_guard:
+            self.num_guards -= 1
         for child in [*node.handlers, *node.orelse, *node.finalbody]:
             self.visit(child)
 
     def _dotted(self, node: ast.AST) -> str | None:
         """Return the library name that an expression refers to, or None."""
         if isinstance(node, ast.Name):
-            return self.known.get(node.id)
+            return self.library_names.get(node.id)
         if isinstance(node, ast.Attribute):
             inner = self._dotted(node.value)
             return None if inner is None else f"{inner}.{node.attr}"
         return None
 
     def _used(self, dotted: str) -> None:
-        found = _library(dotted)
-        if found is not None and found[1]:
-            path = found[1].split(".")
-            last = next((place for place, part in enumerate(path) if part[:1].isupper()), len(path) - 1)
-            self.reading.names[found[0]].add(".".join(path[: last + 1]))
-            if path[0] == "v1":
-                self.note("name", "v1")
-            self.note("name", path[last])
+        api, path = _library(dotted) or ("", "")
+        if not path:
+            return
+        parts = path.split(".")
+        # The name ends with its first class: `types.State.get` counts as a use of `types.State`.
+        length = next((index for index, part in enumerate(parts, 1) if part[:1].isupper()), len(parts))
+        self.reading.names[api].add(".".join(parts[:length]))
+        if parts[0] == "v1":
+            self.note("name", "v1")
+        self.note("name", parts[length - 1])
 
     def visit_Name(self, node: ast.Name) -> None:
-        if node.id in self.known and isinstance(node.ctx, ast.Load):
-            self._used(self.known[node.id])
+        if node.id in self.library_names and isinstance(node.ctx, ast.Load):
+            self._used(self.library_names[node.id])
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = self._dotted(node)
@@ -151,6 +159,7 @@ class _File(ast.NodeVisitor):
         if isinstance(node.value, ast.Name):
             if node.value.id in TRACKED_NAMES:
                 self.note(node.value.id, node.attr)
+            # `_keys` and `visit_Subscript` record the names of the variables that are read from it.
             if (node.value.id, node.attr) == ("os", "environ"):
                 return
         self.note("chain", f"{_tail(node.value)}.{node.attr}")
@@ -159,23 +168,32 @@ class _File(ast.NodeVisitor):
     # classes and functions
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        methods = [child for child in node.body if isinstance(child, FUNCTIONS)]
         is_env = any(self._is_environment(base) for base in node.bases)
         if is_env:
             self.environments.add(node.name)
-            for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
-                if method.name != "is_completed" or takes_messages(_parameters(method)):
-                    self.note("sync" if isinstance(method, ast.FunctionDef) else "async", method.name)
-                if "tool_name" not in {arg.arg for arg in method.args.args}:
-                    self.note("unnamed", method.name)
-                for pair in _returned_pairs(method) if method.name == "env_response" else ():
-                    self.note("pair", "one message" if isinstance(pair.elts[0], ast.Dict) else method.name)
+            for method in methods:
+                self._method_of_environment(method)
         if any(_tail(base).endswith("Rubric") for base in node.bases):
-            for method in (child for child in node.body if isinstance(child, FUNCTIONS)):
-                if {"completion", "completions"} & {arg.arg for arg in method.args.args}:
+            for method in methods:
+                parameters = {argument.arg for argument in method.args.args}
+                # Until 0.1.7 scoring methods took the completion; since 0.1.8 they take the state.
+                if "completion" in parameters or "completions" in parameters:
                     self.note("scoring", method.name)
         self.classes.append(is_env)
         self.generic_visit(node)
         self.classes.pop()
+
+    def _method_of_environment(self, method: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        # An `is_completed(state)` is no sign of an old package: 0.3.1 accepts it as well.
+        if method.name != "is_completed" or takes_messages(_parameters(method)):
+            self.note("sync" if isinstance(method, ast.FunctionDef) else "async", method.name)
+        if "tool_name" not in {argument.arg for argument in method.args.args}:
+            self.note("unnamed", method.name)
+        if method.name == "env_response":
+            for pair in _returned_pairs(method):
+                # README of 0.1.0 returns one message and the state, later releases a list and the state.
+                self.note("pair", "one message" if isinstance(pair.elts[0], ast.Dict) else method.name)
 
     def _is_environment(self, node: ast.AST) -> bool:
         """Return whether an expression is an environment class."""
@@ -190,11 +208,13 @@ class _File(ast.NodeVisitor):
 
     def _function(self, node: Any) -> None:
         self.functions[node.name] = node
-        if len(self.is_async) == 1 and not self.classes:
+        is_at_module_level = len(self.is_async) == 1 and not self.classes
+        if is_at_module_level:
             self.note("defines", node.name)
-        given = [*node.args.posonlyargs, *node.args.args][::-1]
-        pairs = [*zip(given, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
-        self.values.append({arg.arg: text for arg, value in pairs if (text := _text(value)) is not None})
+        # The defaults belong to the last positional parameters, so both lists are read from the end.
+        positional = [*node.args.posonlyargs, *node.args.args][::-1]
+        pairs = [*zip(positional, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
+        self.values.append({argument.arg: text for argument, value in pairs if (text := _text(value)) is not None})
         self.is_async.append(isinstance(node, ast.AsyncFunctionDef))
         self.generic_visit(node)
         self.is_async.pop()
@@ -234,12 +254,15 @@ class _File(ast.NodeVisitor):
         keywords = {keyword.arg or "**": keyword.value for keyword in node.keywords}
         for keyword, value in keywords.items():
             self._keyword(keyword, value)
-        if self._is_environment(node.func) or (_is_super(node.func) and any(self.classes)):
+        calls_base_class = _is_super(node.func) and any(self.classes)
+        if self._is_environment(node.func) or calls_base_class:
             for keyword in keywords:
                 self.note("environment", keyword)
         if node.args:
             self._positional(node, self._dotted(node.func) or "")
-        if _tail(node.func) == "judge" and not self.is_async[-1] and id(node) not in self.awaited:
+        # A sync function that returns the call leaves the `await` to its caller, so only other calls are synchronous.
+        is_awaited = self.is_async[-1] or id(node) in self.awaited
+        if _tail(node.func) == "judge" and not is_awaited:
             self.note("sync", "judge")
         self._keys(node, _tail(node.func), keywords)
         self.generic_visit(node)
@@ -253,41 +276,45 @@ class _File(ast.NodeVisitor):
         if keyword == "sampling_args" and isinstance(value, ast.Dict):
             for key in value.keys:
                 self.note("sampling", _text(key) or "")
-        if keyword == "funcs" and any(_tail(one) == "partial" for one in _elements(value)):
+        if keyword == "funcs" and any(_tail(function) == "partial" for function in _elements(value)):
             self.note("function", "partial")
         if keyword == "tools":
             self._tools(value)
 
     def _positional(self, node: ast.Call, called: str) -> None:
-        """Record features of positional arguments."""
-        first, *others = node.args
+        first = node.args[0]
         if called.endswith((".SingleTurnEnv", ".MultiTurnEnv")):
             self.note("positional", "environment")
         if called.endswith(".Rubric") and not isinstance(first, (ast.List, ast.Starred)):
-            several = bool(others) and not isinstance(others[0], ast.List)
-            if several or (isinstance(first, ast.Name) and first.id in self.functions):
+            # `Rubric(funcs, weights)` is valid in 0.3.1; functions one by one are 0.1.0's form.
+            has_more_functions = len(node.args) > 1 and not isinstance(node.args[1], ast.List)
+            is_function = isinstance(first, ast.Name) and first.id in self.functions
+            if has_more_functions or is_function:
                 self.note("positional", "rubric")
-        if isinstance(node.func, ast.Attribute) and (text := _text(first)) is not None:
+        text = _text(first)
+        if isinstance(node.func, ast.Attribute) and text is not None:
             if node.func.attr == "get":
                 self.note(_tail(node.func.value), text)
             if node.func.attr == "setdefault":
                 self.note("sets", text)
 
     def _tools(self, value: ast.AST) -> None:
-        for one in _elements(value):
-            function = self.functions.get(one.id) if isinstance(one, ast.Name) else None
+        for tool in _elements(value):
+            function = self.functions.get(tool.id) if isinstance(tool, ast.Name) else None
             if function is None:
                 continue
-            hints = [arg.annotation for arg in (*function.args.args, *function.args.kwonlyargs)]
-            if function.args.kwarg or any(_tail(hint) in ("dict", "Dict", "Mapping", "TypedDict") for hint in hints):
+            parameters = (*function.args.args, *function.args.kwonlyargs)
+            kinds = {_tail(parameter.annotation) for parameter in parameters}
+            if function.args.kwarg or not kinds.isdisjoint(("dict", "Dict", "Mapping", "TypedDict")):
                 self.note("tool", "dict")
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        left: ast.AST = node
-        while isinstance(left, ast.BinOp):  # a long sum would exceed the recursion limit
-            self.visit(left.right)
-            left = left.left
-        self.visit(left)
+        operand: ast.AST = node
+        # Texts of hundreds of lines joined by `+` are nested to the left and would exceed the recursion limit.
+        while isinstance(operand, ast.BinOp):
+            self.visit(operand.right)
+            operand = operand.left
+        self.visit(operand)
 
     def visit_Dict(self, node: ast.Dict) -> None:
         keys = {_text(key) for key in node.keys}
@@ -301,17 +328,21 @@ class _File(ast.NodeVisitor):
     # environment variables and datasets
 
     def _keys(self, node: ast.Call, name: str, keywords: Mapping[str, ast.AST]) -> None:
-        of_environ = isinstance(node.func, ast.Attribute) and _tail(node.func.value) == "environ"
-        given = CLIENTS.get(name)
-        if name == "getenv" or (of_environ and name in ("get", "pop", "setdefault")):
-            for one in node.args[:1]:
-                self._key(self._text_of(one), False)
+        """Record the environment variables and datasets that a call reads."""
+        first = node.args[0] if node.args else None
+        is_of_environ = isinstance(node.func, ast.Attribute) and _tail(node.func.value) == "environ"
+        reads_with_default = name == "getenv" or (is_of_environ and name in ("get", "pop", "setdefault"))
+        if reads_with_default:
+            self._key(self._text_of(first), False)
         elif name == "load_dataset":
-            self.reading.datasets |= {text for one in node.args[:1] if (text := self._text_of(one))}
+            dataset = self._text_of(first)
+            if dataset:
+                self.reading.datasets.add(dataset)
         elif name == "ensure_keys":
-            for one in _elements(node.args[0]) if node.args else ():
-                self._key(self._text_of(one), True)
-        elif given is not None and not {given, "**"} & set(keywords) and not node.args:
+            for element in _elements(first):
+                self._key(self._text_of(element), True)
+        # Without its key argument, the class reads OPENAI_API_KEY; `**options` may contain the argument.
+        elif name in CLIENTS and not node.args and keywords.keys().isdisjoint((CLIENTS[name], "**")):
             self._key(OPENAI_KEY, True)
 
     def _key(self, name: str | None, is_needed: bool) -> None:
@@ -345,19 +376,21 @@ def _tail(node: ast.AST | None) -> str:
         return _tail(node.value)
     if isinstance(node, ast.Call):
         return _tail(node.func)
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _text(node: ast.AST | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def _elements(node: ast.AST) -> list[ast.AST]:
+def _elements(node: ast.AST | None) -> list[ast.AST]:
     return list(node.elts) if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
 
 
 def _is_step(node: ast.AST) -> bool:
-    """Return whether an expression looks like a trajectory step."""
+    """Return whether an expression looks like a trajectory step, such as `state["trajectory"][-1]` or `last_step`."""
     return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and "step" in node.id)
 
 
@@ -380,8 +413,9 @@ def _parameters(method: Any) -> list[str]:
 
 
 def _may_be_import_error(kind: ast.AST | None) -> bool:
-    kinds = [_tail(one) for one in _elements(kind)] or [_tail(kind)] if kind is not None else [""]
-    return bool({"", "ImportError", "ModuleNotFoundError", "Exception"} & set(kinds))
+    classes = _elements(kind) or [kind]
+    names = {_tail(class_) for class_ in classes}
+    return not names.isdisjoint({"", "ImportError", "ModuleNotFoundError", "Exception"})
 
 
 def _returned_pairs(function: ast.AST) -> Iterator[ast.Tuple]:

@@ -183,7 +183,7 @@ def test_a_requirement_determines_the_generation(requirement: str, written_for: 
 def test_every_rule_uses_features_that_are_recorded() -> None:
     """Features of rules are not misspelled: a case above, a rollout or the mere use of a name records each of them."""
     features = set().union(*(read({"one.py": source}).features for source, _, _ in FEATURE_CASES))
-    unmatched = [rule.noted for rule in RULES if not features & set(rule.noted)]
+    unmatched = [rule.features for rule in RULES if not features & set(rule.features)]
     # Features that the mere use of a name or keyword records.
     kinds = ("name:", "keyword:", "attribute:", "rollout:")
     assert all(one.startswith((*kinds, "key:", "module:", "client_type:")) for names in unmatched for one in names)
@@ -197,7 +197,7 @@ def test_deviations_are_documented() -> None:
     ]
     words = {cells[0]: " ".join(cells[1:]) for cells in rows}
     for rule in RULES:
-        assert rule.here in words[rule.what], rule
+        assert rule.behavior in words[rule.difference], rule
 
 
 def test_used_names_are_recorded_with_their_paths() -> None:

@@ -48,12 +48,9 @@ _MODULES_OF_LEGACY_NAMES = {
 
 __all__ = sorted(" ".join(_MODULES_OF_NAMES.values()).split())  # pyright: ignore[reportUnsupportedDunderAll]
 
-_MODULE_OF = {
-    name: module
-    for names_of in (_MODULES_OF_NAMES, _MODULES_OF_LEGACY_NAMES)
-    for module, names in names_of.items()
-    for name in names.split()
-}
+_MODULE_OF: dict[str, str] = {}
+for _module, _names in [*_MODULES_OF_NAMES.items(), *_MODULES_OF_LEGACY_NAMES.items()]:
+    _MODULE_OF.update(dict.fromkeys(_names.split(), _module))
 _SUBMODULES = {"clients", "decorators", "errors", "parsers", "rubrics", "types"}
 """Modules of 0.3.1 that have the same name here: `vf.types.State`."""
 
@@ -74,8 +71,8 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
-        replacement = UNSUPPORTED.get(name)
-        raise AttributeError(f"rove.compat has no '{name}'" + (f": {replacement}" if replacement else ""))
+        reason = f": {UNSUPPORTED[name]}" if name in UNSUPPORTED else ""
+        raise AttributeError(f"rove.compat has no '{name}'{reason}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 

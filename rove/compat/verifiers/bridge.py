@@ -1,7 +1,8 @@
 """Adapter that makes a v0 environment a rove environment: v0's loop, a rove client, v0's rubric.
 
 Each response is one step of rove's trajectory if v0's trajectory contains it, in the same order. Other model calls that the
-environment makes are recorded under the model role "environment" and are not trained on.
+environment makes are recorded under the model role "environment" and are not trained on. Why it is an adapter and not a
+subclass: docs/decisions/compat.md.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class TurnClient(Client[Any, Any, Any, Any]):
         self.state: State | None = None
         self.inner = RoveState(outer)
         """The state that turns get: its steps are those in v0's trajectory."""
+        # By the id of the response. The response is stored as well: an id is unique only while its object exists.
         self._steps: dict[int, tuple[Response, TrajectoryStep]] = {}
 
     def begin(self, state: State) -> None:
@@ -54,29 +56,33 @@ class TurnClient(Client[Any, Any, Any, Any]):
     def steps(self) -> tuple[list[TrajectoryStep], list[TrajectoryStep]]:
         """Return the steps that are in v0's trajectory, and the others; both in order."""
         trajectory = self.state["trajectory"] if self.state is not None else []
-        mine = [self._steps[id(step["response"])][1] for step in trajectory if id(step.get("response")) in self._steps]
-        return mine, [step for _, step in self._steps.values() if not any(step is one for one in mine)]
+        # A package may copy, reorder or drop v0's steps, so a step is recognized by its response.
+        responses = [id(step.get("response")) for step in trajectory]
+        turns = [self._steps[response][1] for response in responses if response in self._steps]
+        turn_ids = {id(step) for step in turns}
+        other_calls = [step for _, step in self._steps.values() if id(step) not in turn_ids]
+        return turns, other_calls
 
     async def get_response(
         self, prompt: Any, model: str, sampling_args: Any, tools: Sequence[Tool] | None = None, **kwargs: Any
     ) -> Response:
         """Return the model's response. Calls with their own `model` or `sampling_args` are recorded under a model role."""
         steps, _ = self.steps()
-        recorded = list(steps)  # a list per call, since calls may be concurrent
-        own = bookkeeping(self.inner)
-        own.trajectory, own.tools = recorded, [wire_tool(tool) for tool in tools or []] or None
+        trajectory = list(steps)  # a list per call, since an environment may call the model concurrently
+        inner = bookkeeping(self.inner)
+        inner.trajectory = trajectory
+        inner.tools = [wire_tool(tool) for tool in tools or []] or None
         prompt_messages = _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps)
-        is_turn = not model and (
-            self.state is None or not sampling_args or sampling_args is self.state["sampling_args"]
-        )
-        if is_turn:
+        # The bridge runs v0's loop with the model "" and the state's own arguments; a call with others is the package's.
+        has_own_sampling = self.state is not None and sampling_args and sampling_args is not self.state["sampling_args"]
+        if not model and not has_own_sampling:
             await self.turn(self.inner, prompt_messages)
-            step = recorded[-1]
+            step = trajectory[-1]
         else:
             reply = await self.turn(
                 self.inner, prompt_messages, role=ROLE, model=model, sampling_args=_sampling(sampling_args)
             )
-            step = next(one for one in own.model_roles[ROLE] if one.completion[-1] is reply)
+            step = next(step for step in inner.model_roles[ROLE] if step.completion[-1] is reply)
         response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
         return response
@@ -115,22 +121,30 @@ def _as_sampled(messages: Sequence[Message], steps: Sequence[TrajectoryStep]) ->
     v0 drops empty contents, so that its conversation would be rendered to different tokens.
     """
     sampled = {_message_key(step.completion[-1]): Message(step.completion[-1]) for step in steps}
-    return [sampled.get(_message_key(one), one) if one["role"] == "assistant" else one for one in messages]
+    replaced: list[Message] = []
+    for message in messages:
+        is_of_model = message["role"] == "assistant"
+        replaced.append(sampled.get(_message_key(message), message) if is_of_model else message)
+    return replaced
 
 
 def _message_key(message: Mapping[str, Any]) -> str:
-    calls = [(call.get("id"), call.get("function")) for call in message.get("tool_calls") or ()]
-    named = [(id, f.get("name"), as_json(f.get("arguments"))) for id, f in calls if isinstance(f, Mapping)]
-    return json.dumps([message.get("content") or "", message.get("reasoning_content") or "", named], default=str)
+    calls: list[Any] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function")
+        if isinstance(function, Mapping):
+            calls.append((call.get("id"), function.get("name"), as_json(function.get("arguments"))))
+    return json.dumps([message.get("content") or "", message.get("reasoning_content") or "", calls], default=str)
 
 
 def _pieces(prompt: Any) -> list[Message]:
     """Return the messages of a raw prompt, separated by blank lines as v0 does."""
     pieces: list[Message] = []
     for message in normalize_messages(prompt):
+        if pieces:
+            pieces.append(UserMessage("\n\n"))
         role = "assistant" if message["role"] == "assistant" else "user"
-        between = [UserMessage("\n\n")] if pieces else []
-        pieces += [*between, Message(role=role, content=content_text(message["content"]))]
+        pieces.append(Message(role=role, content=content_text(message["content"])))
     return pieces
 
 
@@ -139,6 +153,7 @@ class BridgedEnvironment(Environment):
 
     def __init__(self, inner: EvaluableEnvironment):
         self.inner = inner
+        # The rows stay a builder: a package may load them only when a run needs them.
         super().__init__(
             dataset=None if inner.dataset_source is None else lambda: list(self._table(True)),
             eval_dataset=None if inner.eval_dataset_source is None else lambda: list(self._table(False)),
@@ -188,29 +203,32 @@ class BridgedEnvironment(Environment):
         try:
             inner = client.state = await self.inner.run_row(_row_of(state), client, "", dict(self.inner.sampling_args))
         finally:
+            # Also after a cancellation or a limit, so that the record has the turns that were sampled.
             if client.state is not None:
                 self._copy_result(state, client)
+        # v0 scores a rollout with an error; with rove's commands it fails and is left out of means (docs/compat.md).
         if inner["error"] is not None:
             raise inner["error"]
 
     def _copy_result(self, state: RoveState, client: TurnClient) -> None:
         inner = client.state
         assert inner is not None
-        mine, others = client.steps()
+        turns, other_calls = client.steps()
         completion = inner.get("completion") or []
         state[_V0_STATE] = inner
-        own = bookkeeping(state)
-        own.trajectory = mine
-        own.model_roles = {**own.model_roles, **({ROLE: others} if others else {})}
-        own.prompt = raw_text(inner["prompt"]) if client.raw else list(to_rove(inner["prompt"]))
-        own.completion = _raw_completion(mine, completion) if client.raw else list(to_rove(completion))
-        own.tools = [wire_tool(tool) for tool in inner.get("tool_defs") or []] or None
+        record = bookkeeping(state)
+        record.trajectory = turns
+        if other_calls:
+            record.model_roles = {**record.model_roles, ROLE: other_calls}
+        record.prompt = raw_text(inner["prompt"]) if client.raw else list(to_rove(inner["prompt"]))
+        record.completion = _raw_completion(turns, completion) if client.raw else list(to_rove(completion))
+        record.tools = [wire_tool(tool) for tool in inner.get("tool_defs") or []] or None
         stop_condition = inner.get("stop_condition")
-        own.stop_condition = None if stop_condition is None else str(stop_condition)
-        own.is_truncated = bool(inner.get("is_truncated"))
+        record.stop_condition = None if stop_condition is None else str(stop_condition)
+        record.is_truncated = bool(inner.get("is_truncated"))
         route = self.inner.env_route(_row_of(state))
         if route:
-            own.env_id = "/".join(route)
+            record.env_id = "/".join(route)
 
     async def tear_down(self) -> None:
         """Run v0's teardown methods, including those of the rubric."""
@@ -230,12 +248,13 @@ def _sampling(args: dict[str, Any]) -> dict[str, Any]:
 
 def _raw_completion(steps: Sequence[TrajectoryStep], completion: Sequence[Any]) -> str:
     """Return the completion of a raw prompt, including the environment's last message."""
+    completion_text = raw_text(list(completion))
     if not steps:
-        return raw_text(list(completion))
+        return completion_text
+    # The first piece of the last prompt is the question; what follows includes the texts of the environment.
     pieces = [*steps[-1].prompt, *steps[-1].completion][1:]
-    listed = "".join(str(piece["content"] or "") for piece in pieces)
-    reply = raw_text(list(completion))
-    return reply if reply.startswith(listed) else listed
+    recorded_text = "".join(str(piece["content"] or "") for piece in pieces)
+    return completion_text if completion_text.startswith(recorded_text) else recorded_text
 
 
 class BridgedRubric(Rubric):
@@ -262,8 +281,10 @@ class BridgedRubric(Rubric):
     def identity(self) -> list[str]:
         """Name, weight and code hash of every v0 function."""
         rubric = self.inner.rubric
-        listed = zip(rubric._get_reward_funcs(), rubric._get_reward_weights(), strict=False)
-        return [f"{function_name(func)} × {weight:g} #{digest_code(unwrapped(func))}" for func, weight in listed]
+        lines: list[str] = []
+        for func, weight in zip(rubric._get_reward_funcs(), rubric._get_reward_weights(), strict=False):
+            lines.append(f"{function_name(func)} × {weight:g} #{digest_code(unwrapped(func))}")
+        return lines
 
     async def score_rollout(self, state: RoveState) -> Scores:
         """Return v0's scores of a finished rollout; empty if the rubric scores whole groups."""
@@ -283,6 +304,7 @@ class BridgedRubric(Rubric):
         return [self._scores_of(state) for state in inner]
 
     def _scores_of(self, state: State) -> Scores:
+        # The weights of an EnvGroup's own rubric are not those that the member's rubric used.
         rubric = self.inner.member_of(state).rubric
         scores = as_scores(state, rubric._get_reward_func_names(), rubric._get_reward_weights())
         return msgspec.structs.replace(scores, extras=reward_errors(state))
@@ -304,9 +326,15 @@ def as_scores(state: State, names: Iterable[str], weights: Iterable[float]) -> S
     """Convert the reward and metrics of a scored v0 state."""
     reward = float(state["reward"] or 0.0)
     values = {name: float(value) for name, value in (state["metrics"] or {}).items()}
-    weighed = {name: weight for name, weight in zip(names, weights, strict=False) if weight and name in values}
-    if abs(sum(weight * values[name] for name, weight in weighed.items()) - reward) > 1e-9:
-        rest = {name: value for name, value in values.items() if name != "reward"}
-        return Scores(reward, {"reward": reward}, {"reward": 1.0}, rest)
-    rewards = {name: values[name] for name in weighed}
-    return Scores(reward, rewards, weighed, {name: value for name, value in values.items() if name not in rewards})
+    weight_of: dict[str, float] = {}
+    for name, weight in zip(names, weights, strict=False):
+        if weight and name in values:
+            weight_of[name] = weight
+    weighted_sum = sum(weight * values[name] for name, weight in weight_of.items())
+    # A rubric with its own `score_group`, or two functions of one name, has a reward that its metrics do not explain.
+    if abs(weighted_sum - reward) > 1e-9:
+        metrics = {name: value for name, value in values.items() if name != "reward"}
+        return Scores(reward, {"reward": reward}, {"reward": 1.0}, metrics)
+    rewards = {name: values[name] for name in weight_of}
+    metrics = {name: value for name, value in values.items() if name not in weight_of}
+    return Scores(reward, rewards, weight_of, metrics)

@@ -62,7 +62,10 @@ class ClientConfig(EndpointClientConfig):
         """Return one config per endpoint, with its own settings over the shared ones."""
         if not self["endpoint_configs"]:
             return [self]
-        return [ClientConfig(**{**self, **dict(one), "endpoint_configs": []}) for one in self["endpoint_configs"]]
+        configs: list[ClientConfig] = []
+        for endpoint in self["endpoint_configs"]:
+            configs.append(ClientConfig(**{**self, **dict(endpoint), "endpoint_configs": []}))
+        return configs
 
 
 class EndpointConfig(Model):
@@ -164,13 +167,16 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
         if headers:
             kwargs["extra_headers"] = headers
         try:
-            native, extra = await self.to_native_prompt(prompt)
+            native_prompt, extra = await self.to_native_prompt(prompt)
             native_tools = await self.to_native_tools(tools)
-            answer = await self.get_native_response(native, model, dict(sampling_args), native_tools, **extra, **kwargs)
-            await self.raise_from_native_response(answer)
-            return await self.from_native_response(answer)
+            native_response = await self.get_native_response(
+                native_prompt, model, dict(sampling_args), native_tools, **extra, **kwargs
+            )
+            await self.raise_from_native_response(native_response)
+            return await self.from_native_response(native_response)
         except Error:
             raise
+        # Loops and retries of v0 handle only a `vf.Error`, so any other exception of a client becomes one.
         except Exception as error:
             raise ModelError(f"{type(error).__name__}: {error}") from error
 
@@ -189,11 +195,12 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
 
     def setup_client(self, config: ClientConfig) -> RoveClient:
         """Create the rove client of a config."""
-        config = config.resolved()[config.client_idx % max(1, len(config.endpoint_configs))]
+        configs = config.resolved()
+        config = configs[config.client_idx % len(configs)]
         headers, key = _headers_and_key(config)
         return self.kind(
             config.api_base_url,
-            key or "EMPTY",
+            key or "EMPTY",  # local servers need no key, but a client needs a value
             max_concurrent=min(config.max_connections, MAX_CONCURRENT_REQUESTS),
             timeout=config.timeout,
             connect_timeout=config.connect_timeout,
@@ -224,8 +231,8 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
             EmptyModelResponseError: the response has no content and no tool calls.
         """
         message = response.message
-        parts = (content_text(message.get("content")), message.get("refusal"), message.get("tool_calls"))
-        if not any(parts) and not message.get("reasoning_content"):
+        has_text = content_text(message.get("content")) or message.get("refusal") or message.get("reasoning_content")
+        if not has_text and not message.get("tool_calls"):
             raise EmptyModelResponseError("the model returned no content and did not call any tools")
 
     async def from_native_response(self, response: RoveResponse) -> Response:
@@ -313,7 +320,7 @@ def rove_sampling(args: Mapping[str, Any] | None) -> SamplingParams:
 
 def as_response(response: RoveResponse) -> Response:
     """Convert a rove response to v0's form."""
-    message, usage, tokens = response.message, response.usage, response.tokens
+    message, usage = response.message, response.usage
     calls = [
         ToolCall(
             id=call.get("id") or "",
@@ -323,28 +330,35 @@ def as_response(response: RoveResponse) -> Response:
         for call in message.get("tool_calls") or []
     ]
     content = message.get("content")
+    if not content_text(content):
+        content = message.get("refusal") or None  # a refusal is then the text that parsers and judges see
+    # v0 knows three reasons; any other, such as "content_filter", is None.
+    has_v0_reason = response.finish_reason in ("stop", "length", "tool_calls")
     return Response(
         id="",
         created=int(time.time()),
         usage=None if usage == RoveUsage() else _usage(usage),
         message=ResponseMessage(
-            content=content if content_text(content) else message.get("refusal") or None,
+            content=content,
             reasoning_content=message.get("reasoning_content"),
             tool_calls=calls or None,
-            finish_reason=response.finish_reason
-            if response.finish_reason in ("stop", "length", "tool_calls")
-            else None,
+            finish_reason=response.finish_reason if has_v0_reason else None,
             is_truncated=response.finish_reason == "length",
-            tokens=None
-            if tokens is None
-            else ResponseTokens(
-                prompt_ids=tokens.prompt_ids,
-                prompt_mask=[0] * len(tokens.prompt_ids),
-                completion_ids=tokens.completion_ids,
-                completion_mask=[1] * len(tokens.completion_ids),
-                completion_logprobs=tokens.logprobs,
-            ),
+            tokens=_response_tokens(response),
         ),
+    )
+
+
+def _response_tokens(response: RoveResponse) -> ResponseTokens | None:
+    tokens = response.tokens
+    if tokens is None:
+        return None
+    return ResponseTokens(
+        prompt_ids=tokens.prompt_ids,
+        prompt_mask=[0] * len(tokens.prompt_ids),
+        completion_ids=tokens.completion_ids,
+        completion_mask=[1] * len(tokens.completion_ids),
+        completion_logprobs=tokens.logprobs,
     )
 
 
@@ -355,20 +369,28 @@ def _usage(usage: RoveUsage) -> Usage:
 
 def as_json(arguments: Any) -> str:
     """Return the arguments of a call as JSON; a string is JSON already."""
-    return arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps({} if arguments is None else arguments)
 
 
 def headers_from_state(config: ClientConfig | None, state: State | None) -> dict[str, str]:
     """Return the headers that a config takes from the state."""
-    wanted = config.extra_headers_from_state if config is not None else {}
-    found = {header: (state or {}).get(key) for header, key in wanted.items()}
-    return {header: str(value) for header, value in found.items() if value is not None}
+    if config is None or state is None:
+        return {}
+    headers: dict[str, str] = {}
+    for header, key in config.extra_headers_from_state.items():
+        value = state.get(key)
+        if value is not None:
+            headers[header] = str(value)
+    return headers
 
 
 def _headers_and_key(config: ClientConfig) -> tuple[dict[str, str], str | None]:
     headers, key = dict(config.extra_headers), os.environ.get(config.api_key_var)
     if config.api_key_var != "PRIME_API_KEY":
         return headers, key
+    # Prime's own endpoint, the default of a `ClientConfig`: as in v0, its command line tool may have stored the key.
     file = Path.home() / ".prime" / "config.json"
     try:
         prime_config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

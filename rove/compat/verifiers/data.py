@@ -21,25 +21,32 @@ THINK_BOXED_SYSTEM_PROMPT = (
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
     r"""Return the content of the last `\boxed{…}`; without a complete one the text, or "" if `strict`."""
-    opened = text.rfind("\\boxed{")
-    start = opened + len("\\boxed{")
-    depth = 1 if opened >= 0 else 0
-    for position in range(start, len(text) if depth else start):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if not depth:
-            return text[start:position]
+    _, command, after_command = text.rpartition("\\boxed{")
+    content = _until_closing_brace(after_command) if command else None
+    if content is not None:
+        return content
     return "" if strict else text
 
 
 def extract_first_boxed_answer(text: str) -> str:
     r"""Return the content of the first `\boxed{…}`, as `extract_boxed_answer` did until 0.1.4; the text without one."""
-    _, _, rest = text.partition("\\boxed{")
+    _, _, after_command = text.partition("\\boxed{")
+    content = _until_closing_brace(after_command)
+    return text if content is None else content
+
+
+def _until_closing_brace(text: str) -> str | None:
+    """Return the text before the brace that closes one opened before it; None if none does."""
     depth = 1
-    for index, char in enumerate(rest):
-        depth += (char == "{") - (char == "}")
+    for position, char in enumerate(text):
+        # An answer such as \frac{1}{2} has braces of its own, so the first closing brace may not be the last.
+        if char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
         if depth == 0:
-            return rest[:index]
-    return text
+            return text[:position]
+    return None
 
 
 def extract_hash_answer(text: str) -> str:
@@ -56,7 +63,10 @@ class Table(Sequence[dict[str, Any]]):
     @property
     def column_names(self) -> list[str]:
         """Names of all columns."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
+        names: dict[str, None] = {}
+        for row in self.rows:
+            names.update(dict.fromkeys(row))
+        return list(names)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,7 +81,11 @@ class Table(Sequence[dict[str, Any]]):
 
     def map(self, func: Callable[..., Mapping[str, Any]], with_indices: bool = False, **ignored: Any) -> Table:
         """Add to every row what `func` returns for it."""
-        return Table([{**row, **(func(row, i) if with_indices else func(row))} for i, row in enumerate(self.rows)])
+        rows: list[dict[str, Any]] = []
+        for index, row in enumerate(self.rows):
+            added = func(row, index) if with_indices else func(row)
+            rows.append({**row, **added})
+        return Table(rows)
 
     def filter(self, func: Callable[[dict[str, Any]], bool], **ignored: Any) -> Table:
         """Return the rows for which `func` is true."""
@@ -95,11 +109,17 @@ class Table(Sequence[dict[str, Any]]):
 
     def remove_columns(self, names: Sequence[str]) -> Table:
         """Remove columns."""
-        return Table([{name: value for name, value in row.items() if name not in names} for row in self.rows])
+        rows: list[dict[str, Any]] = []
+        for row in self.rows:
+            rows.append({name: value for name, value in row.items() if name not in names})
+        return Table(rows)
 
     def rename_column(self, old: str, new: str) -> Table:
         """Rename a column."""
-        return Table([{new if name == old else name: value for name, value in row.items()} for row in self.rows])
+        rows: list[dict[str, Any]] = []
+        for row in self.rows:
+            rows.append({new if name == old else name: value for name, value in row.items()})
+        return Table(rows)
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return the rows as a list."""
@@ -128,13 +148,14 @@ def as_table(source: Any) -> Any:
 def with_prompts(dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Mapping[str, Any]) -> Any:
     """Add a column `prompt` made of `question`; prepend the system prompt to existing prompts that have none."""
     if "prompt" not in dataset.column_names:
-        before = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        before += list(few_shot or [])
+        leading = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        leading += list(few_shot or [])
 
         def add_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-            return {"prompt": [*before, {"role": "user", "content": row["question"]}]}
+            return {"prompt": [*leading, {"role": "user", "content": row["question"]}]}
 
         return dataset.map(add_prompt, **map_kwargs)
+    # As in v0, few-shot messages are only for rows with a question.
     if system_prompt is None:
         return dataset
 
@@ -189,14 +210,17 @@ def _aime2024(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _aime2025(row: Mapping[str, Any]) -> dict[str, str]:
-    return {"question": row["question"], "answer": "".join(c for c in row["answer"] if c.isdigit() or c == ".")}
+    # One answer of the second part is "336^\circ".
+    number = filter(lambda char: char.isdigit() or char == ".", row["answer"])
+    return {"question": row["question"], "answer": "".join(number)}
 
 
 def _gpqa(row: Mapping[str, Any]) -> dict[str, str]:
     wrong = [row[f"Incorrect Answer {i}"] for i in (1, 2, 3)]
     order = list(LETTERS[:4])
     # v0 uses the process's random generator, so the order of the options differs between runs.
-    (random.Random(derive_seed(0, row["Question"])) if fixed() else random).shuffle(order)
+    generator = random.Random(derive_seed(0, row["Question"])) if fixed() else random
+    generator.shuffle(order)
     options = dict(zip(order, [row["Correct Answer"], *wrong], strict=True))
     lines = "\n".join(f"{letter}: {options[letter]}" for letter in LETTERS[:4])
     return {"question": f"Question: {row['Question']}\n\n{lines}", "answer": order[0]}
@@ -268,8 +292,11 @@ def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int |
         raise ValueError(f"Dataset {name} is not among the examples; they are {', '.join(_SOURCES)}")
     source = _SOURCES[name]
     datasets = importlib.import_module("datasets")
-    args = [(source.path,) if part is None else (source.path, part) for part in source.names]
-    parts = [datasets.load_dataset(*one, trust_remote_code=False)[split or source.split] for one in args]
+    parts: list[Any] = []
+    for name_of_part in source.names:
+        # Without this argument, `datasets` asks on stdin whether to run a repository's code; piped input could say yes.
+        splits = datasets.load_dataset(source.path, name_of_part, trust_remote_code=False)
+        parts.append(splits[split or source.split])
     dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
     if source.predicate is not None:
         dataset = dataset.filter(source.predicate)

@@ -76,9 +76,10 @@ def in_sync_code() -> bool:
 
 async def call_user(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function of a package and await the result if it is awaitable; `in_sync_code` is true while it runs."""
+    # A coroutine function runs none of its code before it is awaited, so only synchronous code sees the flag.
     token = _in_sync_code.set(True)
     try:
-        result = func(*args, **kwargs)  # a coroutine function runs no code yet
+        result = func(*args, **kwargs)
     finally:
         _in_sync_code.reset(token)
     return await awaited(result)
@@ -106,22 +107,29 @@ def maybe_retry(
         for attempt in range(max_retries):
             try:
                 result = await func(*args, **kwargs)
-            except kinds:
-                result = None
-            else:
-                states = result if isinstance(result, list) else [result]
-                if not any(isinstance(state, Mapping) and _is_error_of(state.get("error"), kinds) for state in states):
+                if not _has_error_of(result, kinds):
                     return result
+            except kinds:
+                pass
             await asyncio.sleep(min(max_wait, initial * 2**attempt * random.uniform(0.5, 1.5)))
         return await func(*args, **kwargs)
 
     return with_retries
 
 
+def _has_error_of(result: Any, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return whether a state, or one of a list of states, has an error of one of these classes."""
+    for state in result if isinstance(result, list) else [result]:
+        if isinstance(state, Mapping) and _is_error_of(state.get("error"), kinds):
+            return True
+    return False
+
+
 def _is_error_of(error: Any, kinds: tuple[type[Exception], ...]) -> bool:
     """Return whether an error is of one of these classes; in an output it is a dict with the name of its class."""
     if not isinstance(error, Mapping):
         return isinstance(error, kinds)
+    # The name may be that of any exception, such as "KeyError", or of another object of the module.
     kind = getattr(errors, str(error.get("error")), None)
     return isinstance(kind, type) and issubclass(kind, kinds)
 

@@ -95,6 +95,7 @@ class Environment(EvaluableEnvironment):
         self.env_client: Any = None
         self.set_score_rollouts(score_rollouts)
         self._set_datasets(dataset, eval_dataset)
+        # v0's defaults: packages read `env.sampling_args`.
         body = dict((sampling_args or {}).get("extra_body", {}))
         self.sampling_args: dict[str, Any] = {"n": 1, **(sampling_args or {}), "extra_body": body}
         for name, value in kwargs.items():
@@ -111,7 +112,8 @@ class Environment(EvaluableEnvironment):
         self._teardown_handlers = discover_decorated(self, "teardown")
 
     def __rove_environment__(self) -> Any:
-        """Return this environment as a rove environment, always the same object; see `rove.load_environment`."""
+        """Return this environment as a rove environment; see `rove.load_environment`."""
+        # Always the same object: with a new one per run, no run was the last, and the environment was never torn down.
         if self._adapter is None:
             self._adapter = BridgedEnvironment(self)
         return self._adapter
@@ -220,23 +222,27 @@ class Environment(EvaluableEnvironment):
 
     async def new_state(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
         """Return the initial state of a rollout of a row."""
+        # Environments change rows in place, and the rollouts of a group have the same row.
         row = deepcopy(dict(input))
         if isinstance(row.get("info"), str):
             row["info"] = json.loads(row["info"])
         task = flatten_task_input(row)
-        task = "default" if self.written_for < _MESSAGE_MODELS and isinstance(task, dict) else task
+        # Before 0.1.11, `task` was a name, "default" for rows without the column.
+        if self.written_for < _MESSAGE_MODELS and isinstance(task, dict):
+            task = "default"
         state = State(input=task if isinstance(task, dict) else row, task=task)
-        if isinstance(state["input"].get("prompt"), (str, list)):
-            state["prompt"] = self.as_written(normalize_messages(state["input"]["prompt"], field_name="input.prompt"))
+        prompt = state["input"].get("prompt")
+        if isinstance(prompt, (str, list)):
+            state["prompt"] = self.as_written(normalize_messages(prompt, field_name="input.prompt"))
         info = state.get("info")
-        own_tools = info_tools(info) if isinstance(info, Mapping) else None
+        row_tools = info_tools(info) if isinstance(info, Mapping) else None
         state.update(
             client=resolve_client(client),
             model=model,
             sampling_args=sampling_args,
             is_completed=False,
             is_truncated=False,
-            tool_defs=as_tool_defs(self.tool_defs if own_tools is None else own_tools) or [],
+            tool_defs=as_tool_defs(self.tool_defs if row_tools is None else row_tools) or [],
             trajectory=[],
             completion=None,
             trajectory_id=uuid.uuid4().hex,
@@ -247,6 +253,7 @@ class Environment(EvaluableEnvironment):
             timing=RolloutTiming(),
         )
         self._tracker(state)
+        # The bridge's client stores the state now: a rollout that is canceled returns none.
         state["client"].begin(state)
         return state
 
@@ -263,8 +270,8 @@ class Environment(EvaluableEnvironment):
         `(client, model, prompt, oai_tools=None, sampling_args=None, message_type=None)`, which has no defaults.
         """
         request = model_request(args, kwargs)
-        state, tools = request.state or {}, request.tools
-        tools = state.get("tool_defs") if tools is None else as_tool_defs(tools)
+        state = request.state or {}
+        tools = state.get("tool_defs") if request.tools is None else as_tool_defs(request.tools)
         client = state["client"] if request.client is None else resolve_client(request.client)
         sampling_args = request.sampling_args
         if not sampling_args and not request.is_legacy:
@@ -277,6 +284,7 @@ class Environment(EvaluableEnvironment):
                 sampling_args=sampling_args or {},
                 state=request.state,
             )
+        # Until 0.1.7 this was no exception: the loop compared the id of the response.
         except OverlongPromptError:
             if request.is_legacy:
                 return overlong_prompt()
@@ -293,7 +301,7 @@ class Environment(EvaluableEnvironment):
 
         Messages before the state, which packages for 0.1.2 to 0.1.7 pass, are ignored.
         """
-        state = kwargs.pop("state", None) or next(one for one in args if isinstance(one, State))
+        state = kwargs.pop("state", None) or next(argument for argument in args if isinstance(argument, State))
         for condition in self._stop_conditions:
             if await maybe_call_with_named_args(condition, state=state, env=self, **kwargs):
                 self._mark_completed(state, condition.__name__)
@@ -301,8 +309,9 @@ class Environment(EvaluableEnvironment):
         return False
 
     def _mark_completed(self, state: State, condition: str) -> None:
-        truncated = state.get("is_truncated") or any(step.get("is_truncated") for step in state["trajectory"])
-        state.update(is_completed=True, is_truncated=bool(truncated), stop_condition=condition)
+        has_truncated_step = any(step.get("is_truncated") for step in state["trajectory"])
+        is_truncated = bool(state.get("is_truncated")) or has_truncated_step
+        state.update(is_completed=True, is_truncated=is_truncated, stop_condition=condition)
 
     async def cleanup(self, state: State, task: Any = None, resources: Any = None) -> None:
         """Run the `@cleanup` methods."""
@@ -370,7 +379,8 @@ def _as_builder(source: Any) -> Callable[[], Any] | None:
 
 
 def _first(dataset: Any, n: int, seed: int | None) -> Any:
-    dataset = dataset if seed is None else dataset.shuffle(seed=seed)
+    if seed is not None:
+        dataset = dataset.shuffle(seed=seed)
     return dataset.select(range(min(n, len(dataset)))) if n > 0 else dataset
 
 
@@ -378,12 +388,13 @@ def _warn_unknown(cls: type, name: str) -> None:
     """Warn of a keyword that becomes an attribute and may be misspelled; refuse it with ROVE_COMPAT=fixed."""
     if name in _CONSTRUCTOR_ARGS_010:
         return
-    parameters: set[str] = set()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    keywords: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base) and base is not object:
-            own = inspect.signature(base.__init__).parameters.values()
-            parameters |= {one.name for one in own if one.kind in (1, 3)}
-    message = f"{cls.__name__} has no argument '{name}'; {nearest(name, parameters - {'self'})}"
+            parameters = inspect.signature(base.__init__).parameters.values()
+            keywords |= {parameter.name for parameter in parameters if parameter.kind in kinds}
+    message = f"{cls.__name__} has no argument '{name}'; {nearest(name, keywords - {'self'})}"
     if fixed():
         raise ConfigError(message)
     warnings.warn(f"{message} It becomes an attribute, as in v0.", stacklevel=4)
@@ -418,11 +429,13 @@ def load_environment(env_id: str, **env_args: Any) -> Any:
 
 def _import_environment(name: str) -> Any:
     """Import an installed module, or one in a folder that rove searches for environments."""
+    # An environment may be called "calendar" or "code"; the import would give the standard library's module.
     if name in sys.stdlib_module_names:
         return environment_module(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # The package itself was found, but a module that it imports is missing.
         if error.name != name:
             raise
         try:

@@ -79,8 +79,9 @@ class ErrorChain:
     def __contains__(self, kind: object) -> bool:
         return isinstance(kind, type) and any(isinstance(error, kind) for error in self.chain)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ErrorChain) and str(self) == str(other)
+    # By types alone, as in v0: a Counter of chains counts kinds of failures, whatever their messages.
+    def __eq__(self, chain: object) -> bool:
+        return isinstance(chain, ErrorChain) and str(self) == str(chain)
 
     def __hash__(self) -> int:
         return hash(str(self))

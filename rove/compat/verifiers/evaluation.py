@@ -40,6 +40,7 @@ _ASYNC = Version("0.1.3")
 _MEAN_SUFFIX = "_avg"
 """Ending of the keys under which README of 0.1.0 reads means: "rewards_avg"."""
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
+"""Columns that `results[...]` has even if no output has them."""
 
 
 class EvaluableEnvironment(ABC):
@@ -143,6 +144,7 @@ class EvaluableEnvironment(ABC):
     async def _run_states(self, rows: Any, client: Any, model: str, sampling_args: Any) -> list[State]:
         states = list(await asyncio.gather(*(self._run_state(row, client, model, sampling_args) for row in rows)))
         started = time.time()
+        # In v0 an exception of a rubric ends the whole run; here it fails only this example (docs/decisions/compat.md).
         try:
             await self.score_states(states)
             await self.clean_up_scored(states)
@@ -150,13 +152,16 @@ class EvaluableEnvironment(ABC):
             for state in states:
                 state.update(error=state["error"] or error, reward=0.0, metrics={})
         for state in states:
-            state["timing"].scoring.start, state["timing"].scoring.end = started, time.time()
+            scoring = state["timing"].scoring
+            scoring.start = started
+            scoring.end = time.time()
         return states
 
     async def _run_state(self, row: Any, client: Any, model: str, sampling_args: Any) -> State:
+        # The loop stores errors in the state. What arrives here was raised in a stop condition or cleanup.
         try:
             return await self.run_row(row, client, model, sampling_args)
-        except Exception as error:  # in a stop condition or cleanup
+        except Exception as error:
             state = await self.init_state(row, client, model, sampling_args)
             state.update(error=error, is_completed=True, completion=[], stop_condition="has_error")
             return state
@@ -208,15 +213,18 @@ class EvaluableEnvironment(ABC):
             "state_columns": list(state_columns or []),
             "path_to_save": folder,
         }
-        callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
-        started, outputs = time.time(), saved_outputs(folder, metadata) if results_path else []
+        callbacks = on_progress if isinstance(on_progress, list) else [on_progress]
+        started = time.time()
+        # Without `results_path` the folder is new, and has no results.
+        outputs = saved_outputs(folder, metadata) if results_path else []
         groups = without_saved(groups, outputs)
         options = {"max_retries": max_retries, "state_columns": state_columns}
         async with aclosing(self._run_groups(client, model, sampling, groups, max_concurrent, options)) as finished:
             async for new in finished:
                 outputs += new
-                for callback in callbacks:
+                for callback in filter(None, callbacks):
                     callback(outputs, new, make_metadata(outputs, started, **metadata))
+        # Groups finish in any order, and saved outputs come first; v0's results are in the order of the rows.
         outputs.sort(key=lambda output: output["example_id"])
         self._warn_of_broken_rewards(outputs)
         results = GenerateOutputs(outputs=outputs, metadata=make_metadata(outputs, started, **metadata))
@@ -238,7 +246,9 @@ class EvaluableEnvironment(ABC):
         options: Mapping[str, Any],
     ) -> AsyncGenerator[list[Any], None]:
         """Yield the outputs of each group as soon as it has finished; groups alternate between several endpoints."""
-        clients = [resolve_client(one) for one in client.resolved()] if isinstance(client, ClientConfig) else [client]
+        clients = [client]
+        if isinstance(client, ClientConfig):
+            clients = [resolve_client(config) for config in client.resolved()]
         slots = asyncio.Semaphore(max_concurrent) if max_concurrent > 0 else nullcontext()
 
         async def run(index: int, group: list[Any]) -> list[Any]:
@@ -253,9 +263,10 @@ class EvaluableEnvironment(ABC):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # A client that the caller passed may be in use elsewhere; only those that were created here are closed.
             if isinstance(client, ClientConfig):
-                for one in clients:
-                    await one.close()
+                for endpoint in clients:
+                    await endpoint.close()
 
     def evaluate(self, *args: Any, **options: Any) -> Any:
         """Run and score the evaluation rows; see `generate` for the other arguments.
@@ -269,6 +280,7 @@ class EvaluableEnvironment(ABC):
             rollouts_per_example: rollouts of each row.
         """
         evaluation = self._evaluate(*args, **options)
+        # A notebook runs an event loop, in which `asyncio.run` would fail; its cells await the evaluation.
         if self.written_for >= _ASYNC or _is_in_event_loop():
             return evaluation
         outdated("evaluate() without await", "call evaluate_sync, or await it")
@@ -316,10 +328,14 @@ class EvaluableEnvironment(ABC):
         """Warn of weighted functions that raised in every rollout: their mean of 0.0 is meaningless."""
         names, weights = self.rubric._get_reward_func_names(), self.rubric._get_reward_weights()
         weight_of = dict(zip(names, weights, strict=False))
-        errors = {name: error for output in outputs for name, error in (output.get(REWARD_ERRORS) or {}).items()}
+        errors: dict[str, str] = {}
+        for output in outputs:
+            errors.update(output.get(REWARD_ERRORS) or {})
         for name, error in errors.items():
+            # Functions of another member of a group were not called, and have not failed.
             called = [output for output in outputs if name in (output["metrics"] or ())]
-            if weight_of.get(name, 1.0) and all(name in output.get(REWARD_ERRORS, ()) for output in called):
+            always_fails = all(name in output.get(REWARD_ERRORS, ()) for output in called)
+            if weight_of.get(name, 1.0) and always_fails:
                 warnings.warn(broken_reward(name, error), stacklevel=3)
 
     def _client_and_model(self, client: Any, model: str | None) -> tuple[Any, str]:
@@ -361,7 +377,7 @@ def _group_by_example(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 def _base_url(client: Any) -> str:
     if isinstance(client, ClientConfig):
-        return ",".join(one.api_base_url for one in client.resolved())
+        return ",".join(config.api_base_url for config in client.resolved())
     return str(getattr(getattr(client, "client", None), "base_url", ""))
 
 
@@ -377,16 +393,18 @@ class UsageTracker:
         self._has_usage = False
         self.usage: Mapping[str, float] = MappingProxyType(self._totals)
 
+    # Packages copy states, of which a live view cannot be copied; the copy counts for the same rollout.
     def __deepcopy__(self, memo: Any) -> UsageTracker:
         return self
 
     def increment(self, input_tokens: float = 0, output_tokens: float = 0) -> None:
-        """Add tokens."""
-        if (input_tokens or 0) < 0 or (output_tokens or 0) < 0:
+        """Add tokens; endpoints may report None."""
+        added = {"input_tokens": float(input_tokens or 0), "output_tokens": float(output_tokens or 0)}
+        if min(added.values()) < 0:
             raise ValueError("Token usage increments must be non-negative.")
         self._has_usage = True
-        self._totals["input_tokens"] += float(input_tokens or 0)
-        self._totals["output_tokens"] += float(output_tokens or 0)
+        for name, count in added.items():
+            self._totals[name] += count
 
     def snapshot(self) -> dict[str, float] | None:
         """Return the totals; None if no usage has been reported."""
@@ -395,11 +413,12 @@ class UsageTracker:
 
 def context_tokens(trajectory: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return how many tokens of the last turn's context the model generated, and how many it did not."""
-    steps = [step for step in trajectory if (step.get("response") or {}).get("usage") is not None]
-    usages = [step["response"]["usage"] for step in steps]
+    responses = [step.get("response") or {} for step in trajectory]
+    usages = [response["usage"] for response in responses if response.get("usage") is not None]
     generated = sum(usage["completion_tokens"] for usage in usages)
-    total = usages[-1]["prompt_tokens"] + usages[-1]["completion_tokens"] if usages else 0
-    return {"final_output_tokens": generated, "final_input_tokens": max(0, total - generated)}
+    context = usages[-1]["prompt_tokens"] + usages[-1]["completion_tokens"] if usages else 0
+    # Below 0 if a package shortens the conversation between turns.
+    return {"final_output_tokens": generated, "final_input_tokens": max(0, context - generated)}
 
 
 def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
@@ -435,17 +454,22 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
     for name in ("answer", "info"):
         if not output[name]:
             del output[name]
+    # A metric named "reward" replaces the reward in v0's results, and published means were computed from these.
     for name, value in (state.get("metrics") or {}).items():
         if not (fixed() and name in output):
             output[name] = value
-    values = {name: state.get(name) for name in state_columns or ()}
-    columns = {name: one.snapshot() if isinstance(one, UsageTracker) else plain(one) for name, one in values.items()}
+    columns: dict[str, Any] = {}
+    for name in state_columns or ():
+        value = state.get(name)
+        columns[name] = value.snapshot() if isinstance(value, UsageTracker) else plain(value)
     return RolloutOutput({**output, **reward_errors(state), **columns})
 
 
 def reward_errors(state: State) -> dict[str, Any]:
     """Return the exceptions of reward functions as a field of an output or a record's `extras`; empty without any."""
-    return {REWARD_ERRORS: dict(state[REWARD_ERRORS])} if state.get(REWARD_ERRORS) else {}
+    if not state.get(REWARD_ERRORS):
+        return {}
+    return {REWARD_ERRORS: dict(state[REWARD_ERRORS])}
 
 
 def _usage(state: State) -> dict[str, float] | None:
@@ -453,7 +477,11 @@ def _usage(state: State) -> dict[str, float] | None:
     tracker = state.get("usage_tracker")
     if isinstance(tracker, UsageTracker):
         return tracker.snapshot()
-    return next((dict(state[key]) for key in ("token_usage", "usage") if isinstance(state.get(key), Mapping)), None)
+    for key in ("token_usage", "usage"):
+        usage = state.get(key)
+        if isinstance(usage, Mapping):
+            return dict(usage)
+    return None
 
 
 class GenerateOutputs(dict[str, Any]):
@@ -466,12 +494,12 @@ class GenerateOutputs(dict[str, Any]):
         outputs = self["outputs"]
         if key.endswith(_MEAN_SUFFIX):
             return self._mean_of(key)
-        if key not in _COLUMNS and not any(key in output for output in outputs):
+        is_column = key in _COLUMNS or any(key in output for output in outputs)
+        if not is_column:
             raise KeyError(f"{key!r}; results have 'outputs' and 'metadata', and the columns {sorted(_COLUMNS)}")
         outdated(f"results[{key!r}]", f"read [output[{key!r}] for output in results['outputs']]")
         if key == "metrics":
-            names = dict.fromkeys(name for output in outputs for name in output["metrics"] or {})
-            return {name: [(output["metrics"] or {}).get(name) for output in outputs] for name in names}
+            return _metric_columns(outputs)
         return [output.get(key) for output in outputs]
 
     def _mean_of(self, key: str) -> float:
@@ -496,6 +524,15 @@ class GenerateOutputs(dict[str, Any]):
             raise AttributeError(str(error)) from None
 
 
+def _metric_columns(outputs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each metric; None for outputs without it."""
+    metrics = [output["metrics"] or {} for output in outputs]
+    names: dict[str, None] = {}
+    for values in metrics:
+        names.update(dict.fromkeys(values))
+    return {name: [values.get(name) for values in metrics] for name in names}
+
+
 GenerateMetadata = dict[str, Any]
 
 
@@ -506,18 +543,17 @@ def make_metadata(outputs: Sequence[Mapping[str, Any]], started: float, **run: A
     for output in outputs:
         for name, value in (output["metrics"] or {}).items():
             values[name].append(value)
-    usages = [output["token_usage"] for output in outputs if "token_usage" in output]
     pass_at_k, pass_all_k = _pass_at_k(outputs, run["rollouts_per_example"], run["pass_threshold"])
     return {
         **run,
         "date": datetime.now(UTC).isoformat(),
         "time": time.time() - started,
         "avg_reward": _mean(rewards),
-        "avg_metrics": {name: _mean(some) for name, some in values.items()},
+        "avg_metrics": {name: _mean(numbers) for name, numbers in values.items()},
         "avg_error": _mean([float(output.get("error") is not None) for output in outputs]),
         "pass_at_k": pass_at_k,
         "pass_all_k": pass_all_k,
-        "usage": {name: _mean([usage[name] for usage in usages]) for name in usages[0]} if usages else None,
+        "usage": _mean_usage([output["token_usage"] for output in outputs if "token_usage" in output]),
     }
 
 
@@ -525,16 +561,29 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def _mean_usage(usages: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    if not usages:
+        return None
+    return {name: _mean([usage[name] for usage in usages]) for name in usages[0]}
+
+
 def _pass_at_k(
     outputs: Sequence[Mapping[str, Any]], n: int, threshold: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    passed = [[(output["reward"] or 0.0) >= threshold for output in group] for group in _group_by_example(outputs)]
-    complete = [group for group in passed if len(group) == n]
-    sizes = [2**power for power in range(n.bit_length()) if 2**power <= n]
-    any_of, all_of = {}, {}
-    for k in sizes if n > 1 and complete else []:
-        any_of[str(k)] = _mean([1.0 - comb(n - sum(group), k) / comb(n, k) for group in complete])
-        all_of[str(k)] = _mean([comb(sum(group), k) / comb(n, k) for group in complete])
+    """Return the unbiased estimates of pass@k and pass^k, for powers of two up to the rollouts per example."""
+    num_passed: list[int] = []
+    for group in _group_by_example(outputs):
+        passed = [output for output in group if (output["reward"] or 0.0) >= threshold]
+        # As in v0, an example with missing rollouts does not count.
+        if len(group) == n:
+            num_passed.append(len(passed))
+    any_of: dict[str, float] = {}
+    all_of: dict[str, float] = {}
+    if n <= 1 or not num_passed:
+        return any_of, all_of
+    for k in (2**power for power in range(n.bit_length())):
+        any_of[str(k)] = _mean([1.0 - comb(n - passed, k) / comb(n, k) for passed in num_passed])
+        all_of[str(k)] = _mean([comb(passed, k) / comb(n, k) for passed in num_passed])
     return any_of, all_of
 
 
@@ -564,9 +613,8 @@ def make_dataset(
     if options:
         warnings.warn(f"make_dataset ignores {', '.join(options)}", stacklevel=2)
     rows = [plain(output) for output in results["outputs"]]
-    columns = {name for row in rows for name in row}
     for name in (*state_columns, *extra_columns):
-        if name not in columns:
+        if not any(name in row for row in rows):
             advice = f"columns of the states must be in evaluate(state_columns=[{name!r}])"
             warnings.warn(f"make_dataset skips {name!r}, which is not in the results; {advice}", stacklevel=2)
     dataset = make_table(rows)
@@ -578,10 +626,13 @@ def make_dataset(
 def push_to_hub(results: GenerateOutputs, name: str | None) -> None:
     """Upload the outputs as a dataset to the Hugging Face hub."""
     metadata = results["metadata"]
-    usual = f"{metadata['env_id']}_{metadata['model']}_n{metadata['num_examples']}_r{metadata['rollouts_per_example']}"
+    if not name:
+        sizes = f"n{metadata['num_examples']}_r{metadata['rollouts_per_example']}"
+        name = f"{metadata['env_id']}_{metadata['model']}_{sizes}".replace("/", "_")
     datasets = importlib.import_module("datasets")
+    # Outputs contain objects of packages, for which Arrow has no type; as JSON they are text.
     rows = [json.loads(json.dumps(plain(output), default=str)) for output in results["outputs"]]
-    datasets.Dataset.from_list(rows).push_to_hub(name or usual.replace("/", "_"))
+    datasets.Dataset.from_list(rows).push_to_hub(name)
 
 
 save_results = write_results

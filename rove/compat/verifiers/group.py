@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from packaging.version import Version
@@ -23,15 +25,29 @@ ENV_GROUP_INFO_KEY = "env_id"
 
 def _route(info: Any) -> list[str]:
     value = as_info(info).get(ENV_GROUP_INFO_KEY)
-    return [value] if isinstance(value, str) else [str(name) for name in value or ()]
+    if isinstance(value, str):
+        return [value]
+    return [str(name) for name in value or ()]
 
 
 def _with_route(row: Mapping[str, Any], route: Sequence[str]) -> dict[str, Any]:
-    info = {name: value for name, value in as_info(row.get("info")).items() if name != ENV_GROUP_INFO_KEY}
+    info = as_info(row.get("info"))
+    info.pop(ENV_GROUP_INFO_KEY, None)
     if route:
+        # v0's rows have a name outside nested groups, and packages compare it with one.
         info[ENV_GROUP_INFO_KEY] = route[0] if len(route) == 1 else list(route)
-    rest = {name: value for name, value in row.items() if name != "info"}
-    return {**rest, "info": info} if info else rest
+    routed = {name: value for name, value in row.items() if name != "info"}
+    if info:
+        routed["info"] = info
+    return routed
+
+
+def _all_names(envs: Iterable[Environment]) -> list[str]:
+    """Return the sorted names of the functions of all members."""
+    names: set[str] = set()
+    for env in envs:
+        names.update(env.rubric._get_reward_func_names())
+    return sorted(names)
 
 
 class EnvGroupRubric(Rubric):
@@ -48,7 +64,7 @@ class EnvGroupRubric(Rubric):
 
     def get_reward_func_names(self) -> list[str]:
         """Return the sorted names of the functions of all members."""
-        return sorted({name for env in self.env_map.values() for name in env.rubric._get_reward_func_names()})
+        return _all_names(self.env_map.values())
 
     @property
     def has_group_rewards(self) -> bool:
@@ -74,7 +90,8 @@ class EnvGroupRubric(Rubric):
 
     def _fill(self, state: State) -> None:
         if not fixed():
-            state["metrics"] = {name: (state["metrics"] or {}).get(name, 0.0) for name in self._get_reward_func_names()}
+            metrics = state["metrics"] or {}
+            state["metrics"] = {name: metrics.get(name, 0.0) for name in self._get_reward_func_names()}
 
     async def cleanup(self, state: State) -> None:
         """Run the `@cleanup` methods of the member's rubric."""
@@ -86,6 +103,12 @@ class EnvGroupRubric(Rubric):
         """Tear down the members' rubrics."""
         for env in self.env_map.values():
             await env.rubric.teardown()
+
+
+def _routed_row(row: Mapping[str, Any], name: str, has_tasks: bool) -> dict[str, Any]:
+    """Return a member's row as a row of the group; until 0.1.10 the column `task` names the member, too."""
+    task = {"task": row.get("task", name)} if has_tasks else {}
+    return {**task, **_with_route(row, [name, *_route(row.get("info"))])}
 
 
 class EnvGroup(Environment):
@@ -120,25 +143,18 @@ class EnvGroup(Environment):
     def _concatenate(self, tables: list[Any], map_kwargs: Mapping[str, Any]) -> Any:
         parts: list[Any] = []
         has_tasks = written_for() < _INFO_ROUTES
-
-        def tasks(row: Mapping[str, Any], name: str) -> dict[str, Any]:
-            return {"task": row.get("task", name)} if has_tasks else {}
-
         for name, table in zip(self.env_names, tables, strict=True):
             if table is not None:
-
-                def routed(row: Mapping[str, Any], name: str = name) -> dict[str, Any]:
-                    return {**tasks(row, name), **_with_route(row, [name, *_route(row.get("info"))])}
-
-                parts.append(table.map(routed, **map_kwargs))
+                parts.append(table.map(partial(_routed_row, name=name, has_tasks=has_tasks), **map_kwargs))
         if not parts:
             return None
         if all(isinstance(part, Table) for part in parts):
-            return Table([row for part in parts for row in part])
+            return Table(list(chain.from_iterable(parts)))
         return importlib.import_module("datasets").concatenate_datasets(parts)
 
     def _format_dataset(self, dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Any) -> Any:
         dataset = with_prompts(dataset, system_prompt, few_shot, map_kwargs)
+        # Each member numbers its rows from 0, so their ids collide.
         if "example_id" in dataset.column_names:
             dataset = dataset.remove_columns(["example_id"])
         return dataset.add_column("example_id", list(range(len(dataset))))
@@ -195,9 +211,9 @@ class EnvGroup(Environment):
 
     def _fill(self, states: Sequence[dict[str, Any]]) -> None:
         """Set the metrics of other members to 0, as runs did until 0.1.10."""
-        names = {name for env in self.envs for name in env.rubric._get_reward_func_names()}
+        zeros = dict.fromkeys(_all_names(self.envs), 0.0)
         for state in states:
-            state["metrics"] = {**dict.fromkeys(sorted(names), 0.0), **(state["metrics"] or {})}
+            state["metrics"] = {**zeros, **(state["metrics"] or {})}
 
     async def clean_up_scored(self, states: list[State]) -> None:
         """Run the `@cleanup` methods of the rubric of their environment."""
@@ -211,7 +227,8 @@ class EnvGroup(Environment):
         """Return the environment that a rollout ran in: in nested groups the innermost."""
         member: Environment = self
         for name in _route(state.get("info")):
-            member = member.get_env_for_name(name) if isinstance(member, EnvGroup) else member
+            if isinstance(member, EnvGroup):
+                member = member.get_env_for_name(name)
         return member
 
     async def _teardown(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import random
@@ -13,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from rove.compat.verifiers.data import make_table
-from rove.compat.verifiers.decorators import cleanup, stop, teardown
+from rove.compat.verifiers.decorators import cleanup, named_args, stop, teardown
 from rove.compat.verifiers.messages import Messages, UserMessage, content_text
 from rove.compat.verifiers.multiturn import MultiTurnEnv, SingleTurnEnv
 from rove.compat.verifiers.parsers import Parser, XMLParser
@@ -70,17 +69,18 @@ class ReasoningGymEnv(SingleTurnEnv):
         warn_of_seed_overlap()
         self.gym, self.seed = gym, seed
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
-        if isinstance(gym, str):
-            family: dict[str, Any] = {"family": gym, "config": {}}
-        else:
-            specs = [one if isinstance(one, dict) else {"name": one, "weight": 1.0, "config": {}} for one in gym]
+        family: dict[str, Any] = {"family": gym, "config": {}}
+        if not isinstance(gym, str):
+            specs = [spec if isinstance(spec, dict) else {"name": spec, "weight": 1.0, "config": {}} for spec in gym]
             family = {"family": "composite", "config": {"datasets": specs}}
         self._tasks = RoveReasoningGymEnv(family["family"], config=family["config"])
-        self._infos = [{**family, "seed": seed, "task": task} for task in self._create_tasks(family)]
-        tasks = [info["task"] for info in self._infos]
-        sources = [{"source_dataset": task["metadata"]["source_dataset"]} for task in tasks]
-        questions = enumerate(zip(tasks, sources, strict=True))
-        rows = [{"question": task["question"], "answer": str(i), "info": info} for i, (task, info) in questions]
+        self._infos: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
+        # As in v0, a row's answer is the position of its task: a family's score needs the whole task, not an answer.
+        for position, task in enumerate(self._create_tasks(family)):
+            self._infos.append({**family, "seed": seed, "task": task})
+            info = {"source_dataset": task["metadata"]["source_dataset"]}
+            rows.append({"question": task["question"], "answer": str(position), "info": info})
         dataset, eval_dataset = _tables(rows, num_train_examples)
         if system_prompt is _LIBRARY_DEFAULT:
             system_prompt = self._tasks.workers.setup_result["system_prompt"]
@@ -108,6 +108,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _create_tasks(self, family: Mapping[str, Any]) -> list[Any]:
         total = self.num_train_examples + self.num_eval_examples
         tasks: list[Any] = []
+        # As in v0, training and evaluation rows are parts of one dataset of this size.
         for start in range(0, total, CHUNK_SIZE):
             positions = list(range(start, min(start + CHUNK_SIZE, total)))
             spec = {**family, "seed": self.seed, "size": total, "positions": positions}
@@ -146,6 +147,7 @@ class TextArenaEnv(MultiTurnEnv):
         for module in ("nltk", "textarena"):
             require_library(module, "textarena", type(self).__name__)
         self.game, self.feedback_fn, self.seed = game, feedback_fn, seed
+        # v0 deep-copied one game for every rollout; here each has a process, since TextArena uses global random numbers.
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         self.workers = Workers(TEXT_ARENA_WORKER, {"game": game}, env=dict(os.environ), name=game)
         self.workers.start()
@@ -229,11 +231,12 @@ class OpenEnvEnv(MultiTurnEnv):
             )
         self.openenv_project, self.seed, self.prompt_renderer = url.rstrip("/"), seed, prompt_renderer
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
+        # v0's text; `setup_state` replaces it by the first observation.
         prompt = [{"role": "user", "content": "OpenEnv rollout is initializing."}]
-        rows = [{"prompt": prompt, "info": {"seed": seed + i}} for i in range(num_train_examples + num_eval_examples)]
+        seeds = range(seed, seed + num_train_examples + num_eval_examples)
+        rows = [{"prompt": prompt, "info": {"seed": row_seed}} for row_seed in seeds]
         dataset, eval_dataset = _tables(rows, num_train_examples)
-        for name in [name for name in kwargs if name in _SANDBOX_ARGUMENTS]:
-            del kwargs[name]
+        kwargs = {name: value for name, value in kwargs.items() if name not in _SANDBOX_ARGUMENTS}
         super().__init__(
             dataset=dataset,
             eval_dataset=eval_dataset,
@@ -270,10 +273,8 @@ class OpenEnvEnv(MultiTurnEnv):
 
     def _render(self, observation: Mapping[str, Any], schema: Any, context: str, seed: int | None) -> Messages:
         arguments = {"context": context, "action_schema": schema, "contract": "gym", "seed": seed}
-        parameters = inspect.signature(self.prompt_renderer).parameters
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        given = {name: value for name, value in arguments.items() if takes_all or name in parameters}
-        messages = self.prompt_renderer(observation.get("observation") or {}, **given)
+        arguments = named_args(self.prompt_renderer, arguments)
+        messages = self.prompt_renderer(observation.get("observation") or {}, **arguments)
         if not isinstance(messages, list) or not messages:
             raise RuntimeError(f"prompt_renderer returned {messages!r} for {context}; expected a list of messages")
         return messages
@@ -286,7 +287,8 @@ class OpenEnvEnv(MultiTurnEnv):
     @cleanup
     async def cleanup_openenv(self, state: State) -> None:
         """End the session."""
-        session, http = state.pop("openenv_client", None), state.pop("openenv_http", None)
+        session = state.pop("openenv_client", None)
+        http = state.pop("openenv_http", None)
         if session is not None:
             await session.close()
         if http is not None:
@@ -312,6 +314,7 @@ def _parse_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         action = None
     if isinstance(action, dict):
         return action
+    # OpenEnv's schemas list no required fields if all have defaults; a single field is then the one that is meant.
     fields = schema.get("properties", {})
     for names in (schema.get("required", []), list(fields)):
         if len(names) == 1 and fields.get(names[0], {}).get("type") == "string":
@@ -383,8 +386,9 @@ class GymEnv(MultiTurnEnv):
     def gym_to_hf(self) -> tuple[Any, Any]:
         """Return the training and the evaluation rows, each with a first observation and a seed."""
         env = self.env_cls(**self.env_kwargs)
+        num_rows = self.num_train_episodes + self.num_eval_episodes
         try:
-            rows = [self._row(env, self.seed + i) for i in range(self.num_train_episodes + self.num_eval_episodes)]
+            rows = [self._row(env, seed) for seed in range(self.seed, self.seed + num_rows)]
         finally:
             _close(env)
         return _tables(rows, self.num_train_episodes)
@@ -415,15 +419,19 @@ class GymEnv(MultiTurnEnv):
         try:
             action = self.action_parser(text)
         except Exception as error:
-            state["gym_done"], step["reward"] = True, 0.0
-            return self.wrap_response(f"Action Parsing Error: {error}")
-        out = state["gym_env"].step(action)
-        if not isinstance(out, (tuple, list)) or len(out) not in (4, 5):
-            raise TypeError(f"step() of {self.env_cls.__name__} returned {out!r}; expected a tuple of 4 or 5 values")
-        obs, step["reward"], step["extras"]["gym_info"] = out[0], float(out[1]), out[-1]
-        state["gym_done"] = any(out[2:-1])
-        ended = "\nEpisode already ended." if state["gym_done"] else ""
-        return self.wrap_response(f"{self.obs_to_text(obs)}{ended}")
+            state["gym_done"] = True
+            step["reward"] = 0.0
+            return self.wrap_response(f"Action Parsing Error: {error}")  # v0's text
+        result = state["gym_env"].step(action)
+        if not isinstance(result, (tuple, list)) or len(result) not in (4, 5):
+            raise TypeError(f"step() of {self.env_cls.__name__} returned {result!r}; expected a tuple of 4 or 5 values")
+        # Gymnasium returns terminated and truncated, the older Gym only done.
+        observation, reward, *flags, info = result
+        step["reward"] = float(reward)
+        step["extras"]["gym_info"] = info
+        state["gym_done"] = any(flags)
+        ended = "\nEpisode already ended." if state["gym_done"] else ""  # v0's text
+        return self.wrap_response(f"{self.obs_to_text(observation)}{ended}")
 
     @stop
     async def is_done(self, state: State) -> bool:

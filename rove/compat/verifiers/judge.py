@@ -85,6 +85,7 @@ class JudgeRubric(Rubric):
 
     async def _judge(self, prompt: Any, completion: Any, answer: Any, state: State | None) -> str:
         prompt_text = self._judge_prompt(prompt, completion, answer)
+        # As in v0: several functions of a rubric may ask the same, and pay for one request.
         if prompt_text in _cached_replies(state):
             return _cached_replies(state)[prompt_text]
         try:
@@ -108,22 +109,28 @@ class JudgeRubric(Rubric):
         return self.judge_prompt.format(question=_question(prompt), answer=answer, response=response)
 
     def _request(self, prompt_text: str) -> dict[str, Any]:
-        given = {name: value for name, value in self.judge_sampling_args.items() if value is not None}
-        args = {"max_completion_tokens" if name == "max_tokens" else name: value for name, value in given.items()}
-        return {"model": self.judge_model, "messages": [{"role": "user", "content": prompt_text}], **args}
+        request: dict[str, Any] = {"model": self.judge_model, "messages": [{"role": "user", "content": prompt_text}]}
+        for name, value in self.judge_sampling_args.items():
+            if value is not None:
+                # As in v0: OpenAI's reasoning models refuse the old name.
+                request["max_completion_tokens" if name == "max_tokens" else name] = value
+        return request
 
     def _request_error(self, error: Exception) -> RuntimeError:
         return RuntimeError(f"judge model '{self.judge_model}' could not be called: {error}")
 
 
 class JudgeReply(str):
-    """The judge's response; `await` returns the same text."""
+    """The judge's response; `await` returns the same text.
+
+    A synchronous reward function may return the call of `judge` to code that awaits it.
+    """
 
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, str]:
         return str(self)
-        yield
+        yield  # never reached: it makes this method a generator, as `await` needs
 
 
 def _cached_replies(state: State | None) -> dict[str, str]:
@@ -163,8 +170,11 @@ def _request_sync(client: Any, request: dict[str, Any]) -> Any:
 def _question(prompt: Any) -> str:
     if not isinstance(prompt, list):
         return str(prompt)
+    # v0 since 0.1.11 looks for dicts, finds models and sends an empty question; this is one of the two faults that
+    # docs/decisions/compat.md does not keep.
     last = prompt[-1] if prompt else ""
-    return str(last.get("content", "") if isinstance(last, Mapping) else getattr(last, "content", ""))
+    content = last.get("content", "") if isinstance(last, Mapping) else getattr(last, "content", "")
+    return str(content)
 
 
 def _default_client(is_async: bool) -> Any:

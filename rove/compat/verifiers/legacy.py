@@ -51,15 +51,18 @@ def unpack_env_response(reply: Any, adopt: Callable[[Any], None]) -> Any:
     if not (isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], Mapping)):
         return reply
     outdated("env_response returning (messages, state)", "return the messages and change the state in place")
-    adopt(reply[1])
-    return [reply[0]] if isinstance(reply[0], Mapping) else reply[0]
+    messages, state = reply
+    adopt(state)
+    return [messages] if isinstance(messages, Mapping) else messages
 
 
 def call_update_tool_args(env: Any, name: str, args: Any, messages: Any, state: State, **kwargs: Any) -> Any:
     """Call `env.update_tool_args`; until 0.1.3 it did not take the tool's name."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(env.update_tool_args).parameters.values()
-    if sum(one.kind in kinds for one in parameters) == 3 and "tool_name" not in {one.name for one in parameters}:
+    parameters = inspect.signature(env.update_tool_args).parameters
+    num_positional = sum(parameter.kind in kinds for parameter in parameters.values())
+    # Packages name the parameters as they like; only their number shows which signature it is.
+    if num_positional == 3 and "tool_name" not in parameters:
         outdated("update_tool_args(tool_args, messages, state)", "take tool_name first")
         return env.update_tool_args(args, messages, state, **kwargs)
     return env.update_tool_args(name, args, messages, state, **kwargs)
@@ -71,8 +74,8 @@ def ends_by_itself(env: Any) -> bool:
     A package without a requirement on `verifiers` is written for 0.1.2 if its `is_completed` is synchronous.
     """
     func = type(env).is_completed
-    is_own = func.__module__.split(".")[0] != "rove"
-    return env.written_for >= _ASYNC and (not is_own or is_async(func))
+    is_inherited = func.__module__.split(".")[0] == "rove"
+    return env.written_for >= _ASYNC and (is_inherited or is_async(func))
 
 
 def default_max_turns(env: Any, argument: int | None) -> int:
@@ -154,10 +157,13 @@ class LegacyScoring:
         """Return the scores of several rollouts, as lists. rove calls an override with the rollouts of one example at a time."""
         rows = zip(prompts, completions, answers, states, tasks, infos, strict=True)
         scores = await asyncio.gather(*(self.score_rollout(*row, **kwargs) for row in rows))  # type: ignore[attr-defined]
-        names = dict.fromkeys(name for score in scores for name in score["metrics"])
+        metrics = [score["metrics"] for score in scores]
+        names: dict[str, None] = {}
+        for values in metrics:
+            names.update(dict.fromkeys(values))
         return RolloutScores(
             reward=[score["reward"] for score in scores],
-            metrics={name: [score["metrics"].get(name, 0.0) for score in scores] for name in names},
+            metrics={name: [values.get(name, 0.0) for values in metrics] for name in names},
         )
 
 
@@ -167,6 +173,7 @@ def single_state(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     0.1.8 to 0.1.10 passed a semaphore, too.
     """
     keywords = {name: value for name, value in keywords.items() if name != "score_sem"}
+    # The semaphore may be the second positional argument; a legacy call begins with the prompt, not with a state.
     if len(arguments) == 2 and not keywords and isinstance(arguments[0], State):
         return arguments[0]
     if len(arguments) + len(keywords) != 1:
@@ -187,22 +194,24 @@ async def score_with_legacy_overrides(rubric: Any, states: list[State], base: ty
 
     Returns whether the rubric overrides one of these methods of `base`.
     """
-    own = type(rubric)
-    if own.score_rollouts is not base.score_rollouts:  # type: ignore[attr-defined]
-        outdated(f"{own.__name__}.score_rollouts", "override score_group(states)")
+    cls = type(rubric)
+    # The widest override comes first: it was the entry point, and called the others itself.
+    if cls.score_rollouts is not base.score_rollouts:  # type: ignore[attr-defined]
+        outdated(f"{cls.__name__}.score_rollouts", "override score_group(states)")
         columns = zip(*(_legacy_arguments(state) for state in states), strict=True)
         scores = await call_user(rubric.score_rollouts, *map(list, columns))
         for i, state in enumerate(states):
             state["reward"] = float(scores["reward"][i])
             state["metrics"] = {name: float(values[i]) for name, values in scores["metrics"].items()}
         return True
-    is_overridden = own.score_rollout is not base.score_rollout  # type: ignore[attr-defined]
-    if is_overridden and "completion" in inspect.signature(own.score_rollout).parameters:  # type: ignore[attr-defined]
+    # An override `score_rollout(state)` is of 0.1.8 or later, and `score_group` does not call it, as in v0.
+    is_overridden = cls.score_rollout is not base.score_rollout  # type: ignore[attr-defined]
+    if is_overridden and "completion" in inspect.signature(cls.score_rollout).parameters:  # type: ignore[attr-defined]
         outdated(
-            f"{own.__name__}.score_rollout(prompt, completion, …)", "override score_rollout(state) and score_group"
+            f"{cls.__name__}.score_rollout(prompt, completion, …)", "override score_rollout(state) and score_group"
         )
-    elif own.call_reward_func is not base.call_reward_func:  # type: ignore[attr-defined]
-        outdated(f"{own.__name__}.call_reward_func", "override score_group(states), or wrap the functions")
+    elif cls.call_reward_func is not base.call_reward_func:  # type: ignore[attr-defined]
+        outdated(f"{cls.__name__}.call_reward_func", "override score_group(states), or wrap the functions")
     else:
         return False
     for state in states:

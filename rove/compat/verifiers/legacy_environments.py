@@ -91,6 +91,7 @@ class SmolaToolEnv(ToolEnv):
         def call(**arguments: Any) -> Any:
             return tool(**arguments)
 
+        # The tool's own schema: one that is made from the signature of `call` would have no arguments.
         call.__name__, call.__doc__ = definition.name, definition.description
         self._register(
             call, Tool(name=definition.name, description=definition.description, parameters=definition.parameters)
@@ -123,6 +124,9 @@ _CODE_TIMEOUT_S = 10
 _MAX_OUTPUT_CHARS = 1000
 _MAX_PAGE_CHARS = 50_000
 
+# The docstrings and replies of the following tools are what models read in v0 ("No results results" included): other
+# texts could change scores.
+
 
 def calculator(expression: str) -> str:
     """Evaluates a single line of Python math expression. No imports or variables allowed.
@@ -140,6 +144,7 @@ def calculator(expression: str) -> str:
     """
     if not set(expression) <= set("0123456789+-*/.() "):
         return "Error: Invalid characters in expression"
+    # In its own process, because 9**9**9 would block every rollout; v0 evaluates it in the main process.
     code = f"print(eval({expression!r}, {{'__builtins__': {{}}}}, {{}}))"
     output, error, timed_out = _run(code)
     if timed_out:
@@ -184,10 +189,11 @@ def _print_last_expression(code: str) -> str:
     """Code that prints the value of its last expression."""
     code = textwrap.dedent(code)
     tree = ast.parse(code, mode="exec")
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    if not isinstance(last, ast.Expr):
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
         return code
-    return f"{ast.unparse(tree)}\n_ = {ast.unparse(last.value)}\nif _ is not None: print(_)"
+    value = ast.unparse(tree.body[-1].value)
+    del tree.body[-1]
+    return f"{ast.unparse(tree)}\n_ = {value}\nif _ is not None: print(_)"
 
 
 def ask(question: str, url: str) -> str:
@@ -248,7 +254,10 @@ def search_ddg(query: str, num_results: int = 5) -> str:
             results = list(engine.text(query, max_results=min(num_results, 10)))
     except Exception as error:
         return f"Error: {error}"
-    lines = [f"• {one['title']}\n  {one['body'][:200].rsplit('.', 1)[0]}." for one in results]
+    lines: list[str] = []
+    for result in results:
+        summary = result["body"][:200].rsplit(".", 1)[0]  # up to the last complete sentence
+        lines.append(f"• {result['title']}\n  {summary}.")
     return "\n\n".join(lines) or "No results results"
 
 
@@ -271,10 +280,12 @@ def search(query: str) -> str:
         results = engine.search(q=query, count=10, raw=True).get("web", {}).get("results", [])
     except Exception as error:
         return f"Error: {error}"
-    lines = [
-        f"•  {one['profile']['name']} ({one['profile']['long_name']})\n   {one['title']}\n"
-        f"   {one['description'][:300]} ...\n   {one['url']}"
-        for one in results
-        if "profile" in one
-    ]
+    lines: list[str] = []
+    for result in results:
+        if "profile" in result:
+            profile = result["profile"]
+            lines.append(
+                f"•  {profile['name']} ({profile['long_name']})\n   {result['title']}\n"
+                f"   {result['description'][:300]} ...\n   {result['url']}"
+            )
     return "\n\n".join(lines[:3]) or "No results results"

@@ -42,7 +42,8 @@ _STOP_METHODS = ("max_turns_reached", "prompt_too_long")
 def parameter_names(func: Callable[..., Any]) -> list[str]:
     """Return the names of a method's parameters, without `self`, `*args` and `**kwargs`, whatever these are called."""
     parameters = list(inspect.signature(func).parameters.values())[1:]
-    return [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind not in collecting]
 
 
 def uses_legacy_loop(env: Any, base: type) -> bool:
@@ -50,11 +51,14 @@ def uses_legacy_loop(env: Any, base: type) -> bool:
     if env.message_type == "completion":
         return False
     cls = type(env)
-    overridden = {name for name in _SIGNATURES if getattr(cls, name) is not getattr(base, name)}
-    legacy = [name for name in sorted(overridden) if _SIGNATURES[name](parameter_names(getattr(cls, name)))]
-    for name in legacy:
-        outdated(f"{cls.__name__}.{name}", _REPLACEMENTS[name])
-    return bool(legacy) or env.written_for < TRAJECTORIES
+    has_legacy_method = False
+    for name in sorted(_SIGNATURES):
+        method = getattr(cls, name)
+        # Releases from 0.1.8 on have methods of the same names, so only the parameters tell which loop calls them.
+        if method is not getattr(base, name) and _SIGNATURES[name](parameter_names(method)):
+            outdated(f"{cls.__name__}.{name}", _REPLACEMENTS[name])
+            has_legacy_method = True
+    return has_legacy_method or env.written_for < TRAJECTORIES
 
 
 _SIGNATURES: dict[str, Callable[[list[str]], bool]] = {
@@ -100,12 +104,15 @@ def model_request(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelReques
     names = _LEGACY_REQUEST if is_legacy else _REQUEST
     values = {**dict(zip(names, args, strict=False)), **kwargs}
     tools = values.get("tool_defs")
-    tools = values.get("oai_tools") if tools is None else tools
+    if tools is None:
+        tools = values.get("oai_tools")
     state, sampling_args = values.get("state"), values.get("sampling_args")
+    # The old signature has no state and no defaults: without tools, the request has none.
     if is_legacy:
         rollout = _current.get()
         state = None if rollout is None else rollout.state
-        tools, sampling_args = tools or [], sampling_args or {}
+        tools = tools or []
+        sampling_args = sampling_args or {}
     return ModelRequest(
         state, values.get("prompt"), values.get("client"), values.get("model"), tools, sampling_args, is_legacy
     )
@@ -132,6 +139,7 @@ class LegacyRollout:
         token = _current.set(self)
         try:
             await self._run()
+        # A limit of the run ends the rollout by rove's rules; it is no error of the package.
         except LimitReachedError:
             raise
         except Exception as error:
@@ -147,8 +155,7 @@ class LegacyRollout:
 
     async def _run(self) -> None:
         env, state = self.env, self.state
-        _move_input_fields(state)
-        state.update(completion=await call_user(env.init_completion), responses=[], turn=0)
+        await _prepare_state(env, state)
         values = {name: state[name] for name in ("prompt", "completion", "answer", "task", "info", "example_id")}
         if "completion" in parameter_names(type(env).init_state):
             self.adopt(await call_user(env.init_state, **values))
@@ -170,6 +177,7 @@ class LegacyRollout:
         env = self.env
         self.has_started = True
         self.adopt(await call_user(env.setup_state, self.state))
+        # As in the old loop, `is_completed` is called twice per turn; an override may change the state each time.
         while not await self._is_completed():
             messages = await call_user(env.get_context_messages, self.state)
             response = await self._request(messages)
@@ -180,14 +188,16 @@ class LegacyRollout:
             if await self._is_completed() or self._is_at_limit():
                 break
             await self._add_env_response()
+        # A fault that is kept by default: the environment does not see the last turn (docs/compat.md).
         if fixed() and self.state.get("stop_condition") == "max_turns_reached":
             await self._add_env_response()
         return self.state["completion"], self.state
 
     async def _is_completed(self) -> bool:
         messages = await call_user(self.env.get_context_messages, self.state)
-        takes_messages = _SIGNATURES["is_completed"](parameter_names(type(self.env).is_completed))
-        arguments = (messages, self.state) if takes_messages else (self.state,)
+        arguments: tuple[Any, ...] = (self.state,)
+        if takes_messages(parameter_names(type(self.env).is_completed)):
+            arguments = (messages, self.state)
         return bool(await call_user(self.env.is_completed, *arguments))
 
     def _is_at_limit(self) -> bool:
@@ -233,6 +243,7 @@ class LegacyRollout:
         """Append the new ones of `state["responses"]` to the trajectory."""
         responses = self.state.get("responses") or []
         for response in responses[self._recorded :]:
+            # A package may store responses of its own, such as those of another model.
             if id(response) in self._calls:
                 await self.env.add_model_response(self.state, *self._calls[id(response)])
         self._recorded = len(responses)
@@ -240,16 +251,23 @@ class LegacyRollout:
     async def restarted(self) -> LegacyRollout:
         """Return this rollout; a new one if it has run turns already: before 0.1.6, each `rollout` began with a new state."""
         if self.has_started:
-            row = {**self.state["input"], **{name: self.state[name] for name in INPUT_FIELDS}}
-            state = await self.env.new_state(row, *(self.state[name] for name in ("client", "model", "sampling_args")))
-            _move_input_fields(state)
-            state.update(completion=await call_user(self.env.init_completion), responses=[], turn=0)
-            self.state, self._recorded = state, 0
+            former = self.state
+            row = {**former["input"], **{name: former[name] for name in INPUT_FIELDS}}
+            state = await self.env.new_state(row, former["client"], former["model"], former["sampling_args"])
+            await _prepare_state(self.env, state)
+            self.state = state
+            self._recorded = 0
         return self
 
 
 _current: ContextVar[LegacyRollout | None] = ContextVar("legacy_rollout", default=None)
 """The rollout that the running code belongs to: `get_model_response` did not get its state."""
+
+
+async def _prepare_state(env: Any, state: State) -> None:
+    """Give a new state the form and the keys that it had until 0.1.7."""
+    _move_input_fields(state)
+    state.update(completion=await call_user(env.init_completion), responses=[], turn=0)
 
 
 def current_rollout() -> LegacyRollout | None:
@@ -276,8 +294,7 @@ async def inherited_rollout(env: Any, args: Sequence[Any], kwargs: Mapping[str, 
         row = {name: values[name] for name in INPUT_FIELDS if values.get(name) is not None}
         state = await env.new_state(row, values["client"], values["model"], values.get("sampling_args"))
         rollout = LegacyRollout(env, state)
-        _move_input_fields(state)
-        state.update(completion=await call_user(env.init_completion), responses=[], turn=0)
+        await _prepare_state(env, state)
         token = _current.set(rollout)
         try:
             return await rollout.run_turns()
@@ -307,12 +324,14 @@ _ROLLOUT_016 = (
 def _rollout_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `rollout` by name; the fourth is the answer until 0.1.5, and then the completion."""
     has_answer_fourth = len(args) > 3 and isinstance(args[3], str)
-    return {**dict(zip(_ROLLOUT if has_answer_fourth else _ROLLOUT_016, args, strict=False)), **kwargs}
+    names = _ROLLOUT if has_answer_fourth else _ROLLOUT_016
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 async def _call_rollout(env: Any, arguments: Mapping[str, Any]) -> Any:
     """Call the environment's `rollout` with the arguments that it takes."""
     parameters = inspect.signature(env.rollout).parameters.values()
+    # An override with `*args` passes them on, usually to `super().rollout`, and does not show which arguments it takes.
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         takes_state = env.written_for >= _STATE_ARGUMENT or "state" in {parameter.name for parameter in parameters}
         names = _ROLLOUT_016 if takes_state else _ROLLOUT
@@ -324,4 +343,5 @@ def _move_input_fields(state: State) -> None:
     """Move prompt, answer, info and example_id from the state's input into the state, where they were until 0.1.7."""
     row = state["input"]
     values = {name: row.pop(name) for name in INPUT_FIELDS if name in row}
+    # Code of that time iterates over the state or copies it, and must find them there.
     dict.update(state, {"answer": "", "info": {}, "example_id": 0, **values})

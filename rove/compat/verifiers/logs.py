@@ -25,12 +25,12 @@ def setup_logging(level: str | None = "INFO", **ignored: Any) -> None:
 def log_level(level: str | int) -> Iterator[None]:
     """Log messages from this level on within the context."""
     logger = logging.getLogger(NAME)
-    before = logger.level
+    previous_level = logger.level
     logger.setLevel(level.upper() if isinstance(level, str) else level)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(previous_level)
 
 
 def quiet_verifiers() -> AbstractContextManager[None]:
@@ -42,10 +42,12 @@ def format_messages(messages: Any) -> str:
     """Return a conversation as readable text."""
     if isinstance(messages, str):
         return messages
-    printable = [message_to_printable(message) for message in messages]
-    lines = [f"{message['role']}: {message.get('content') or ''}" for message in printable]
-    calls = [[f"[tool call] {call}" for call in message.get("tool_calls") or []] for message in printable]
-    return "\n\n".join("\n\n".join([line, *more]) for line, more in zip(lines, calls, strict=True))
+    lines: list[str] = []
+    for message in messages:
+        printable = message_to_printable(message)
+        lines.append(f"{printable['role']}: {printable.get('content') or ''}")
+        lines += [f"[tool call] {call}" for call in printable.get("tool_calls") or []]
+    return "\n\n".join(lines)
 
 
 def print_prompt_completions_sample(
@@ -69,8 +71,13 @@ def print_time(seconds: float) -> str:
     """Return seconds as text: "12ms", "3s", "2m 5s", "1h 10m", "2d"."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
-    for size, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+    for size, name, smaller_size, smaller_name in _TIME_UNITS:
         if seconds >= size:
-            rest = seconds % size // smaller
-            return f"{seconds // size:.0f}{name}" + (f" {rest:.0f}{smaller_name}" if rest else "")
+            text = f"{seconds // size:.0f}{name}"
+            remainder = seconds % size // smaller_size
+            return f"{text} {remainder:.0f}{smaller_name}" if remainder else text
     return f"{seconds:.0f}s"
+
+
+_TIME_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+"""Seconds and name of a unit, and of the next smaller one."""

@@ -51,7 +51,7 @@ class _ServerThread:
     async def start(self) -> dict[str, list[dict[str, Any]]]:
         """Start servers that are not running; return their tools by server."""
         if self._servers is None:
-            settings = read_servers([asdict(one) for one in self._configs])
+            settings = read_servers([asdict(config) for config in self._configs])
             self._servers = Servers(settings, START_TIMEOUT_S, CALL_TIMEOUT_S, MAX_RESTARTS)
         return await self._servers.start()
 
@@ -83,29 +83,34 @@ class MCPEnv(ToolEnv):
         error_formatter: Callable[[Exception], str] = "Error: {}".format,
         **kwargs: Any,
     ):
-        self.mcp_servers = [one if isinstance(one, MCPServerConfig) else MCPServerConfig(**one) for one in mcp_servers]
+        self.mcp_servers: list[MCPServerConfig] = []
+        for server in mcp_servers:
+            self.mcp_servers.append(server if isinstance(server, MCPServerConfig) else MCPServerConfig(**server))
         super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
         self._server_threads = [_ServerThread(self.mcp_servers)]
         """The last entry belongs to this process, earlier ones to the processes that it was forked from."""
+        # As in v0 they start in the constructor, because `env.tool_defs` must have their tools; hence the own thread: an
+        # event loop may be running here.
         if self.mcp_servers:
-            servers = self._server_threads[-1]
-            self._register_tools(servers.submit(servers.start()).result())
+            thread = self._server_threads[-1]
+            self._register_tools(thread.submit(thread.start()).result())
 
     def _register_tools(self, tools_of: dict[str, list[dict[str, Any]]]) -> None:
         """Add the servers' tools; as in v0 there are no metrics per tool."""
+        definitions = list(self.tool_defs or [])
         for server, tools in tools_of.items():
             for tool in tools:
                 name = tool["name"]
                 schema = tool.get("inputSchema") or {"type": "object", "properties": {}}
-                definition = Tool(name=name, description=tool.get("description") or "", parameters=schema)
-                self.tool_defs = [*(self.tool_defs or []), definition]
+                definitions.append(Tool(name=name, description=tool.get("description") or "", parameters=schema))
                 self.tool_map[name] = _caller(self, server, name)
                 self.tools.append(self.tool_map[name])
+        self.tool_defs = definitions
 
     async def call_tool(self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any) -> Any:
         """Call a tool; errors are returned to the model."""
         if tool_name not in self.tool_map:
-            content = f"Error: Tool '{tool_name}' not found"
+            content = f"Error: Tool '{tool_name}' not found"  # v0's text
         else:
             try:
                 content = str(await self.tool_map[tool_name](**tool_args))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +17,8 @@ ModelT = TypeVar("ModelT", bound="Model")
 class Model(dict[str, Any]):
     """A dict with declared fields and, like v0's pydantic models, attributes, `model_dump` and similar methods.
 
-    All declared fields are present: `"tool_calls" in message` is true for every assistant message.
+    All declared fields are present: `"tool_calls" in message` is true for every assistant message. Why it is a dict:
+    docs/decisions/compat.md.
 
         call = ToolCall(id="1", name="add", arguments="{}")
         call.name == call["name"] == call.get("name")
@@ -36,6 +38,7 @@ class Model(dict[str, Any]):
         if missing:
             raise ValueError(f"{type(self).__name__} needs {', '.join(missing)}; got {sorted(values)}")
         super().__init__()
+        # In the order of the declaration: `str(message)` shows the fields in it, and is part of some prompts.
         for name in self.field_names():
             if name in values:
                 self[name] = values.pop(name)
@@ -85,10 +88,12 @@ class Model(dict[str, Any]):
             include, exclude: names of the only fields to return, and of fields to leave out; pydantic's nested forms
                 (`{"function": {"name"}}`, `{"strict": True}`) select within a field.
         """
-        dumped = {
-            name: plain(value, exclude_none) for name, value in self.items() if not (exclude_none and value is None)
-        }
-        dumped.update((name, getattr(self, name)) for name in self.computed)
+        dumped: dict[str, Any] = {}
+        for name, value in self.items():
+            if value is not None or not exclude_none:
+                dumped[name] = plain(value, exclude_none)
+        for name in self.computed:
+            dumped[name] = getattr(self, name)
         return _selected(dumped, include, exclude)
 
     def model_dump_json(
@@ -99,9 +104,9 @@ class Model(dict[str, Any]):
 
     def model_copy(self: ModelT, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ModelT:
         """Return a copy with some fields replaced."""
-        made = copy.deepcopy(self) if deep else copy.copy(self)
-        made.update(update or {})
-        return made
+        copied = copy.deepcopy(self) if deep else copy.copy(self)
+        copied.update(update or {})
+        return copied
 
     @classmethod
     def model_validate(cls: type[ModelT], value: Any, **ignored: Any) -> ModelT:
@@ -126,16 +131,22 @@ def _selected(dumped: Any, include: Any, exclude: Any) -> Any:
     """Return a dict without the fields that are excluded, or not included; each may be a set of names or a nested dict."""
     if not isinstance(dumped, dict):
         return dumped
-    inside = include if isinstance(include, Mapping) else dict.fromkeys(dumped if include is None else include, True)
-    outside = exclude if isinstance(exclude, Mapping) else dict.fromkeys(exclude or (), True)
+    included = _by_field(list(dumped) if include is None else include)
+    excluded = _by_field(exclude or ())
     selected = {}
     for name, value in dumped.items():
-        part_in, part_out = inside.get(name, False), outside.get(name, False)
-        if part_in is False or part_out is True or part_out is ...:
+        field_include, field_exclude = included.get(name, False), excluded.get(name, False)
+        # pydantic accepts True and `...` for a whole field; anything else selects within it.
+        if field_include is False or field_exclude is True or field_exclude is ...:
             continue
-        nested_include = part_in if isinstance(part_in, (set, frozenset, Mapping)) else None
-        selected[name] = _selected(value, nested_include, part_out or None)
+        nested_include = field_include if isinstance(field_include, (set, frozenset, Mapping)) else None
+        selected[name] = _selected(value, nested_include, field_exclude or None)
     return selected
+
+
+def _by_field(selection: Any) -> Mapping[str, Any]:
+    """Return a selection as a mapping from field to the part of it; a set of names selects whole fields."""
+    return selection if isinstance(selection, Mapping) else dict.fromkeys(selection, True)
 
 
 def plain(value: Any, exclude_none: bool = False) -> Any:
@@ -272,12 +283,13 @@ def _as_legacy_message(message: Model, call_type: type[LegacyToolCall]) -> Model
         values["tool_calls"] = [call_type(**call) for call in values["tool_calls"]]
     if values.get("role") == "tool":  # the order in which the old ToolEnv wrote them
         values = {"role": "tool", "content": values.pop("content"), **values}
+    if values.get("tool_calls") == []:
+        del values["tool_calls"]
     message_type = _LEGACY_TYPES.get(type(message), type(message))
-    made = message_type.__new__(message_type)
-    made.update(
-        {name: value for name, value in values.items() if value is not None and (name, value) != ("tool_calls", [])}
-    )
-    return made
+    # Without `__init__`, which would add the declared fields that are missing.
+    legacy_message = message_type.__new__(message_type)
+    legacy_message.update({name: value for name, value in values.items() if value is not None})
+    return legacy_message
 
 
 class _ChatMessage(Model):
@@ -295,8 +307,8 @@ class _ChatMessage(Model):
 
 
 def _part(part: Any) -> Any:
-    message_type = _PARTS.get(part.get("type")) if isinstance(part, Mapping) else None
-    return part if message_type is None else message_type.model_validate(part)
+    part_type = _PARTS.get(part.get("type")) if isinstance(part, Mapping) else None
+    return part if part_type is None else part_type.model_validate(part)
 
 
 class TextMessage(_ChatMessage):
@@ -414,33 +426,35 @@ def _flat_call(call: Any) -> Any:
         return call
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         return call
-    arguments, given = function.get("arguments"), call.get("id")
+    arguments, call_id = function.get("arguments"), call.get("id")
     if not isinstance(arguments, str):
         try:
             arguments = json.dumps({} if arguments is None else arguments)
         except (TypeError, ValueError):
             arguments = str(arguments)
     name = function["name"]
-    return ToolCall(id=given if isinstance(given, str) else name, name=name, arguments=arguments)
+    # As in v0, a call without an id, as in hand-written examples, has the tool's name as its id.
+    return ToolCall(id=call_id if isinstance(call_id, str) else name, name=name, arguments=arguments)
 
 
 def normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
     """Create messages from a string, dicts or messages."""
     if isinstance(value, str):
         return [TextMessage(content=value)]
-    made: Messages = []
+    messages: Messages = []
     for message in value:
         if isinstance(message, tuple(_ROLES.values())):
-            made.append(message)
+            messages.append(message)
         elif isinstance(message, Mapping):
-            made.append(from_raw_message(message))
+            messages.append(from_raw_message(message))
+        # Such as a message of the package `openai`, which packages append as they got it.
         elif hasattr(message, "role") and hasattr(message, "content"):
-            made.append(message)
+            messages.append(message)
         else:
             raise TypeError(
                 f"Invalid {field_name} item type: {type(message).__name__}. Expected vf.Message-like objects."
             )
-    return made
+    return messages
 
 
 def maybe_normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
@@ -450,7 +464,8 @@ def maybe_normalize_messages(value: Any, *, field_name: str = "messages") -> Mes
 
 def get_messages(messages: Sequence[Any], role: str | None = None) -> Messages:
     """Return the messages of a role, or all."""
-    return [message for message in normalize_messages(messages) if role is None or message.role == role]
+    normalized = normalize_messages(messages)
+    return normalized if role is None else [message for message in normalized if message.role == role]
 
 
 def message_role(message: Any) -> str | None:
@@ -461,7 +476,7 @@ def message_role(message: Any) -> str | None:
 
 def concat_messages(messages_list: Iterable[Iterable[Any]]) -> Messages:
     """Concatenate conversations."""
-    return [message for messages in messages_list for message in messages]
+    return list(chain.from_iterable(messages_list))
 
 
 def sanitize_tool_calls(messages: Any) -> Any:
@@ -472,15 +487,20 @@ def sanitize_tool_calls(messages: Any) -> Any:
 
 
 def _with_calls_as_json(message: Any) -> Any:
-    get = message.get if isinstance(message, Mapping) else lambda name: getattr(message, name, None)
-    given = get("tool_calls")
-    if not given:
+    get = _getter(message)
+    calls = get("tool_calls")
+    if not calls:
         return message
-    calls = [call if isinstance(call, str) else _dumped(call) for call in given]
-    made = {"role": get("role"), "content": get("content") or "", "tool_calls": calls}
+    json_calls = [call if isinstance(call, str) else _dumped(call) for call in calls]
+    converted = {"role": get("role"), "content": get("content") or "", "tool_calls": json_calls}
     if isinstance(get("reasoning_content"), str):
-        made["reasoning_content"] = get("reasoning_content")
-    return made
+        converted["reasoning_content"] = get("reasoning_content")
+    return converted
+
+
+def _getter(message: Any) -> Callable[[str], Any]:
+    """Return a function from a field's name to its value; None for a field that a message lacks."""
+    return message.get if isinstance(message, Mapping) else lambda name: getattr(message, name, None)
 
 
 def _dumped(call: Any) -> str:
@@ -494,8 +514,9 @@ def content_text(content: Any, between: str = " ") -> str:
         return content
     if not isinstance(content, list):
         return ""
-    parts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-    return between.join(part for part in parts if isinstance(part, str)).strip()
+    parts = [part for part in content if isinstance(part, Mapping)]
+    texts = [part.get("text") for part in parts if part.get("type") == "text"]
+    return between.join(text for text in texts if isinstance(text, str)).strip()
 
 
 def messages_to_printable(messages: Any) -> Any:
@@ -507,16 +528,21 @@ def message_to_printable(message: Any) -> Any:
     """Replace images and audio in a message by placeholders."""
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list):
         return message
-    placeholders = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[audio]"}
-    texts = [
-        part.get("text") if part.get("type") == "text" else placeholders.get(str(part.get("type")))
-        for part in message["content"]
-        if isinstance(part, Mapping)
-    ]
-    content = " ".join(text for text in texts if isinstance(text, str)).strip()
-    printable = {"role": message.get("role"), "content": content}
-    more = {name: message.get(name) for name in ("reasoning_content", "tool_calls")}
-    return printable | {name: value for name, value in more.items() if value is not None}
+    texts: list[str] = []
+    for part in message["content"]:
+        if isinstance(part, Mapping):
+            text = part.get("text") if part.get("type") == "text" else _PLACEHOLDERS.get(str(part.get("type")))
+            if isinstance(text, str):
+                texts.append(text)
+    printable = {"role": message.get("role"), "content": " ".join(texts).strip()}
+    for name in ("reasoning_content", "tool_calls"):
+        if message.get(name) is not None:
+            printable[name] = message.get(name)
+    return printable
+
+
+_PLACEHOLDERS = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[audio]"}
+"""Type of a content part → the text that stands for it in tables of rollouts."""
 
 
 def to_rove(messages: Iterable[Any]) -> list[RoveMessage]:
@@ -525,18 +551,20 @@ def to_rove(messages: Iterable[Any]) -> list[RoveMessage]:
 
 
 def _wire(message: Any) -> RoveMessage:
-    role = message["role"] if isinstance(message, Mapping) else message.role
-    get = message.get if isinstance(message, Mapping) else lambda name: getattr(message, name, None)
-    made = RoveMessage(role="user" if role == "text" else role, content=plain(get("content")))
+    get = _getter(message)
+    role = get("role")
+    wire_message = RoveMessage(role="user" if role == "text" else role, content=plain(get("content")))
     if role == "assistant":
         calls = get("tool_calls")
         if calls is not None:
-            made["tool_calls"] = [
-                {"type": "function", "id": c["id"], "function": {"name": c["name"], "arguments": c["arguments"]}}
-                for c in calls
-            ]
+            wire_message["tool_calls"] = [_wire_call(call) for call in calls]
         if get("reasoning_content") is not None:
-            made["reasoning_content"] = get("reasoning_content")
+            wire_message["reasoning_content"] = get("reasoning_content")
     elif role == "tool":
-        made["tool_call_id"] = get("tool_call_id")
-    return made
+        wire_message["tool_call_id"] = get("tool_call_id")
+    return wire_message
+
+
+def _wire_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"type": "function", "id": call["id"], "function": function}

@@ -69,9 +69,11 @@ class MultiTurnEnv(Environment):
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
         self.has_legacy_loop = uses_legacy_loop(self, MultiTurnEnv)
+        # A package that overrides methods of the old loop also reads messages as dicts, whatever its requirement allows.
         self.has_legacy_messages = self.has_legacy_messages or self.has_legacy_loop
         if self.has_legacy_loop:
             add_undecorated_stops(self)
+        # As in v0: it makes every rubric a group, whose advantages are those of its first member (docs/compat.md).
         self.add_rubric(MultiTurnMonitorRubric())
 
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
@@ -100,7 +102,9 @@ class MultiTurnEnv(Environment):
     @stop
     async def max_total_completion_tokens_reached(self, state: State) -> bool:
         """Stop after the maximum number of generated tokens."""
-        usage = self.get_state_usage(state) if self.max_total_completion_tokens > 0 else None
+        if self.max_total_completion_tokens <= 0:
+            return False
+        usage = self.get_state_usage(state)
         return usage is not None and usage["output_tokens"] >= self.max_total_completion_tokens
 
     @stop
@@ -118,7 +122,8 @@ class MultiTurnEnv(Environment):
             return state["prompt"]
         messages = _conversation(state)
         reply = unpack_env_response(await call_user(self.env_response, messages, state), state.update)
-        return concat_messages([messages, self.as_written(maybe_normalize_messages(reply, field_name="env_response"))])
+        env_messages = self.as_written(maybe_normalize_messages(reply, field_name="env_response"))
+        return concat_messages([messages, env_messages])
 
     async def render_completion(self, state: State) -> None:
         """Set `state["completion"]` to the messages after the prompt."""
@@ -194,6 +199,7 @@ class MultiTurnEnv(Environment):
         rollout.state["timing"].generation.start = time.time()
         try:
             await asyncio.wait_for(rollout.run(), self.timeout_seconds)
+        # As in v0, a rollout that has timed out is no error: it is scored as it is.
         except TimeoutError:
             self._mark_timed_out(rollout.state)
         finally:
@@ -205,6 +211,7 @@ class MultiTurnEnv(Environment):
     ) -> State:
         if self.has_legacy_loop:
             return await self.run_row(input, client, model, sampling_args)
+        # `setup_state` may replace the state, and the cleanup needs the new one even if the rollout is canceled.
         holder = [await self.init_state(input, client, model, sampling_args)]
         try:
             await asyncio.wait_for(self._run_turns(holder), self.timeout_seconds)
@@ -221,6 +228,8 @@ class MultiTurnEnv(Environment):
         """Run all turns; `setup_state` may replace the state in the list."""
         state = holder[0]
         state["timing"].generation.start = state["timing"].setup.start = time.time()
+        # v0 stores only a `vf.Error` in the state, and any other exception ends the whole run (docs/decisions/compat.md).
+        # A limit of the run is rove's, and no error of the environment.
         try:
             holder[0] = state = _replaced_state(state, await call_user(self.setup_state, state))
         except LimitReachedError:
@@ -243,6 +252,7 @@ class MultiTurnEnv(Environment):
         prompt = maybe_normalize_messages(await self.get_prompt_messages(state), field_name="prompt_messages")
         if state["trajectory"]:
             timing.env.spans.append(TimeSpan(start=started, end=time.time()))
+        # `env_response` runs within `get_prompt_messages`, and may have ended the rollout.
         if state.get("final_env_response") is not None:
             return
         started = time.time()
@@ -253,10 +263,11 @@ class MultiTurnEnv(Environment):
     async def _is_over(self, state: State) -> bool:
         if type(self).is_completed is not Environment.is_completed:
             return await self._is_over_by_override(state)
-        over = await Environment.is_completed(self, state)
-        if over and fixed() and state["stop_condition"] == "max_turns_reached" and state["trajectory"]:
+        is_over = await Environment.is_completed(self, state)
+        has_unseen_turn = is_over and state["stop_condition"] == "max_turns_reached" and state["trajectory"]
+        if has_unseen_turn and fixed():
             await self._final_response(state)
-        return over
+        return is_over
 
     async def _is_over_by_override(self, state: State) -> bool:
         """Ask a package's own `is_completed(state)` instead of the stop conditions.
@@ -291,8 +302,10 @@ def _replaced_state(state: State, returned: Any) -> State:
 
 def _conversation(state: State) -> Messages:
     """Return the messages up to the last model turn; the prompt before the first."""
-    last = state["trajectory"][-1] if state["trajectory"] else {"prompt": state["prompt"], "completion": []}
-    return concat_messages([last["prompt"], last["completion"]])
+    if not state["trajectory"]:
+        return list(state["prompt"])
+    step = state["trajectory"][-1]
+    return concat_messages([step["prompt"], step["completion"]])
 
 
 class SingleTurnEnv(MultiTurnEnv):
@@ -304,9 +317,16 @@ class SingleTurnEnv(MultiTurnEnv):
     def __init__(self, *args: Any, **kwargs: Any):
         if args:
             outdated("SingleTurnEnv(dataset, …)", "pass keywords: dataset=, parser=, rubric=")
+        # By type, so that any order works. A second dataset is for evaluation.
         for value in args:
-            kind = "parser" if isinstance(value, Parser) else "rubric" if isinstance(value, Rubric) else "dataset"
-            kwargs["eval_dataset" if kind == "dataset" and kind in kwargs else kind] = value
+            if isinstance(value, Parser):
+                kwargs["parser"] = value
+            elif isinstance(value, Rubric):
+                kwargs["rubric"] = value
+            elif "dataset" in kwargs:
+                kwargs["eval_dataset"] = value
+            else:
+                kwargs["dataset"] = value
         super().__init__(max_turns=1, **kwargs)
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
@@ -317,10 +337,10 @@ class SingleTurnEnv(MultiTurnEnv):
 async def parse_response_message(response: Response) -> Messages:
     """Return the message of a response as it is stored in a conversation."""
     message = response.message
+    # Fields about the response, such as its tokens, stay out of the conversation; those of a package's client stay in it.
+    fields = {name: message[name] for name in AssistantMessage.field_names() if name != "role"}
     extra = {name: value for name, value in message.items() if name not in type(message).field_names()}
-    return [
-        AssistantMessage(**{name: message[name] for name in AssistantMessage.field_names() if name != "role"}, **extra)
-    ]
+    return [AssistantMessage(**fields, **extra)]
 
 
 async def parse_response_messages(response: Response, message_type: str = "chat") -> Any:
@@ -345,15 +365,16 @@ async def parse_response_tokens(response: Response, *limits: Any, **named: Any) 
     tokens = response.message.tokens if response is not None else None
     if tokens is None:
         return None
-    limit = len(tokens.prompt_ids) + len(tokens.completion_ids) if max_seq_len is None else max_seq_len
-    max_completion = max(0, limit - len(tokens.prompt_ids))
+    prompt_length, completion_length = len(tokens.prompt_ids), len(tokens.completion_ids)
+    limit = prompt_length + completion_length if max_seq_len is None else max_seq_len
+    max_completion = max(0, limit - prompt_length)
     return TrajectoryStepTokens(
         prompt_ids=tokens.prompt_ids[:limit],
         prompt_mask=tokens.prompt_mask[:limit],
         completion_ids=tokens.completion_ids[:max_completion],
         completion_mask=tokens.completion_mask[:max_completion],
         completion_logprobs=tokens.completion_logprobs[:max_completion],
-        overlong_prompt=len(tokens.prompt_ids) > limit,
-        is_truncated=len(tokens.completion_ids) > max_completion or len(tokens.prompt_ids) > limit,
+        overlong_prompt=prompt_length > limit,
+        is_truncated=completion_length > max_completion or prompt_length > limit,
         routed_experts=tokens.routed_experts,
     )

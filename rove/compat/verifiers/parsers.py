@@ -89,14 +89,19 @@ class ThinkParser(Parser):
 
     def parse(self, text: str) -> Any:
         """Return the text after the reasoning."""
-        return self.extract_fn(text.rpartition("</think>")[2].strip() if "</think>" in text else "")
+        # Reasoning that was cut off at the length limit has no closing tag, and no answer.
+        _, closing_tag, response = text.rpartition("</think>")
+        return self.extract_fn(response.strip() if closing_tag else "")
 
     def get_format_reward_func(self) -> Callable[..., float]:
         """Return the share of assistant messages that are `<think>…</think>` followed by text."""
 
         def has_format(text: str) -> float:
-            once = text.count("<think>") == 1 and text.count("</think>") == 1
-            return float(once and text.strip().startswith("<think>") and not text.endswith("</think>"))
+            has_one_block = text.count("<think>") == 1 and text.count("</think>") == 1
+            is_first = text.strip().startswith("<think>")
+            # As in v0, without `strip`: a line break after the closing tag counts as text.
+            has_response = not text.endswith("</think>")
+            return 1.0 if has_one_block and is_first and has_response else 0.0
 
         def format_reward_func(completion: Any, **kwargs: Any) -> float:
             return self._mean_score(completion, has_format)
@@ -134,16 +139,13 @@ class XMLParser(Parser):
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> Any:
         """Return the text of every tag as an attribute, None without one; the first of several, or the `last`."""
-        found: dict[str, str | None] = {}
-        for name in (name for _, names in self._fields for name in names):
-            matches = re.finditer(rf"<{name}>\s*(.*?)\s*</{name}>", text, re.DOTALL)
-            match = next(matches, None)
-            if last:
-                for match in matches:  # noqa: B007  the last one
-                    pass
-            raw = match.group(1) if match else None
-            found[name] = raw.strip() if raw and strip else raw
-        return SimpleNamespace(**found)
+        values: dict[str, str | None] = {}
+        for _, names in self._fields:
+            for name in names:
+                contents = [match[1] for match in re.finditer(rf"<{name}>\s*(.*?)\s*</{name}>", text, re.DOTALL)]
+                value = contents[-1 if last else 0] if contents else None
+                values[name] = value.strip() if value and strip else value
+        return SimpleNamespace(**values)
 
     def parse_answer(self, completion: Any) -> Any:
         """Return the answer field of the last assistant message that has it.
@@ -154,6 +156,8 @@ class XMLParser(Parser):
             return getattr(self.parse(completion, last=True), self.answer_field, None)
         for message in reversed(self.get_assistant_messages(completion)):
             text = self._text(message)
+            # v0 grades the first of several answers in a message, which may be a draft; published scores depend on it.
+            # Without `last=False`, because packages override `parse(text)` without that argument.
             parsed = self.parse(text, last=True) if fixed() else self.parse(text)
             answer = getattr(parsed, self.answer_field, None)
             if answer is not None:
@@ -166,8 +170,11 @@ class XMLParser(Parser):
 
     def get_format_str(self) -> str:
         """Return the format as text for a prompt."""
-        tags = [name if len(names) == 1 else f"[ {' | '.join(names)} ]" for name, names in self._fields]
-        return "\n".join(f"<{tag}>\n...\n</{tag}>" for tag in tags)
+        lines: list[str] = []
+        for name, names in self._fields:
+            tag = name if len(names) == 1 else f"[ {' | '.join(names)} ]"
+            lines.append(f"<{tag}>\n...\n</{tag}>")
+        return "\n".join(lines)
 
     def format(self, **values: Any) -> str:
         """Return a text in this format; a value may be given under any name of its field.
@@ -177,7 +184,7 @@ class XMLParser(Parser):
         """
         parts: list[str] = []
         for name, names in self._fields:
-            value = next((values[one] for one in [name, *names] if one in values), None)
+            value = next((values[alternative] for alternative in names if alternative in values), None)
             if value is None:
                 raise ValueError(f"Missing value for field '{name}' (allowed: {names})")
             parts.append(f"<{name}>\n{value}\n</{name}>")
@@ -200,18 +207,26 @@ class XMLParser(Parser):
         has_fields = any(value is not None for value in parsed.values())
         if fixed() and not has_fields:
             return 0.0
-        occurs = [
-            any(parsed[name] is not None or f"<{name}>" in text or f"</{name}>" in text for name in names)
-            for _, names in self._fields
-        ]
-        score = 0.4 * (sum(occurs) / len(occurs)) if has_fields else 0.0
+        score = 0.0
+        if has_fields:
+            num_present = 0
+            for _, names in self._fields:
+                # An opening or closing tag alone counts as well.
+                if any(parsed[name] is not None or _has_tag(text, name) for name in names):
+                    num_present += 1
+            score = 0.4 * (num_present / len(self._fields))
         stripped = text.strip()
+        # For the spacing: v0 parses again without stripping and finds the same fields, so even a text without tags passes.
         score += 0.2
         if stripped.startswith(tuple(f"<{name}>" for name in self._fields[0][1])):
             score += 0.2
         if stripped.endswith(tuple(f"</{name}>" for name in self._fields[-1][1])):
             score += 0.2
         return score
+
+
+def _has_tag(text: str, name: str) -> bool:
+    return f"<{name}>" in text or f"</{name}>" in text
 
 
 def _checked(fields: Sequence[Any]) -> list[tuple[str, list[str]]]:
@@ -224,6 +239,7 @@ def _checked(fields: Sequence[Any]) -> list[tuple[str, list[str]]]:
             raise ValueError("Field tuple cannot be empty.")
         if not all(isinstance(name, str) for name in names):
             raise TypeError("All alternatives in a tuple must be strings.")
+        # As in v0, only the first names must differ: the answer may have a name that is another field's alternative.
         if names[0] in [name for name, _ in parsed_fields]:
             raise ValueError(f"Duplicate field name: {names[0]}")
         parsed_fields.append((names[0], names))

@@ -42,11 +42,13 @@ def set_legacy_attributes(owner: object, keywords: Mapping[str, Any]) -> None:
         setattr(owner, name, value)
 
 
-def outdated(what: str, instead: str) -> None:
+def outdated(form: str, instead: str) -> None:
     """Warn of a name or form from before 0.1.11 that still works."""
-    warnings.warn(f"{what} is from an older verifiers; {instead}", FutureWarning, stacklevel=3)
+    # A FutureWarning, because Python hides a DeprecationWarning of an imported package by default.
+    warnings.warn(f"{form} is from an older verifiers; {instead}", FutureWarning, stacklevel=3)
 
 
+# The first of the provided versions, 0.0.0, is only for installers.
 RELEASES = tuple(map(Version, PROVIDED_VERSIONS[NAME][1:]))
 """Releases whose API rove provides, oldest first."""
 NEWEST = RELEASES[-1]
@@ -81,16 +83,18 @@ def _release_of(module: str, file: str) -> Version:
         return NEWEST
     requirements = _distribution_requirements(module) or project_requirements(Path(file))
     allowed = allowed_releases(requirements)
-    texts = _package_texts(module, Path(file))
-    is_environment = module == "__main__" or _has_load_environment(texts, file)
-    span = recognized_releases(read(texts).features) if is_environment else None
     newest = allowed[-1]
-    if span is None or newest < span.end:
+    texts = _package_texts(module, Path(file))
+    # Other callers, such as a test or a library that uses verifiers, may contain code for several releases.
+    is_environment = module == "__main__" or _has_load_environment(texts, file)
+    generation = recognized_releases(read(texts).features) if is_environment else None
+    if generation is None or newest < generation.end:
         return newest
-    release = release_within(span, allowed)
+    release = release_within(generation, allowed)
     warnings.warn(
-        f"{module} is written for verifiers {release} ({span.reason}), although its requirement allows {newest}; it gets the "
-        f"behavior of {release}. To choose another release, require it in the package's pyproject.toml: verifiers==…",
+        f"{module} is written for verifiers {release} ({generation.reason}), although its requirement allows {newest}; "
+        f"it gets the behavior of {release}. To choose another release, require it in the package's pyproject.toml: "
+        "verifiers==…",
         FutureWarning,
         stacklevel=4,
     )
@@ -109,17 +113,22 @@ class Releases(NamedTuple):
 
 def _has_load_environment(texts: Mapping[str, str], file: str) -> bool:
     """Return whether a file, or the `__init__` of its package, has a `load_environment`."""
-    entry_points = [text for path, text in texts.items() if path in (file, Path(file).name)]
-    entry_points += [text for path, text in list(texts.items())[:1] if Path(path).name == "__init__.py"]
-    names = {feature for text in entry_points for feature in read({"entry": text}).features}
-    return bool(names & {"defines:load_environment", "imports:load_environment"})
+    entry_points = {path: text for path, text in texts.items() if path in (file, Path(file).name)}
+    for path in list(texts)[:1]:
+        # The first file of a package is its `__init__`, which may import the function from another module.
+        if Path(path).name == "__init__.py":
+            entry_points[path] = texts[path]
+    features = read(entry_points).features
+    return "defines:load_environment" in features or "imports:load_environment" in features
 
 
-def release_within(span: Releases, allowed: Sequence[Version]) -> Version:
+def release_within(generation: Releases, allowed: Sequence[Version]) -> Version:
     """Return the release of a generation that a package is written for, given the releases that its requirement allows."""
-    generation = [release for release in RELEASES if span.start <= release < span.end]
-    has_lower_bound = allowed[0] > RELEASES[0]
-    return allowed[0] if has_lower_bound and allowed[0] in generation else generation[-1]
+    releases = [release for release in RELEASES if generation.start <= release < generation.end]
+    oldest = allowed[0]
+    # `verifiers>=0.1.2` is the release with which the package was written; a requirement without a bound says nothing.
+    has_lower_bound = oldest > RELEASES[0]
+    return oldest if has_lower_bound and oldest in releases else releases[-1]
 
 
 _GENERATIONS = {
@@ -142,9 +151,10 @@ Features that newer packages may have for other reasons, such as their own key "
 
 def recognized_releases(features: Collection[str]) -> Releases | None:
     """Return the oldest generation whose API a package uses, given its features; None if 0.3.1 has all that it uses."""
-    for (start, end), noted in _GENERATIONS.items():
-        matching = [feature for feature in noted if feature in features]
-        if start == "0.1.0" and {"sync:judge", "name:JudgeRubric"} <= set(features):
+    for (start, end), refused_features in _GENERATIONS.items():
+        matching = [feature for feature in refused_features if feature in features]
+        # A package may have a function `judge` of its own.
+        if start == "0.1.0" and "sync:judge" in features and "name:JudgeRubric" in features:
             matching.append("sync:judge")
         if start == "0.1.3":
             matching += [f"state:{key}" for key in ("turn", "responses") if _reads_only(features, key)]
@@ -166,14 +176,15 @@ _MAX_FILES = 100
 def _package_texts(module: str, file: Path) -> dict[str, str]:
     """Return the texts of a package's Python files; those of a single module if it is none."""
     folder = next((parent for parent in file.parents if parent.name == module), None)
-    is_package = folder is not None and (folder / "__init__.py").is_file()
-    files = [file]
-    if folder is not None and is_package:
+    # A single module is named without its folder, which is no part of its import path.
+    paths = {file.name: file}
+    if folder is not None and (folder / "__init__.py").is_file():
         files = [folder / "__init__.py", *sorted(folder.rglob("*.py"))[:_MAX_FILES]]
+        paths = {str(path): path for path in files}
     texts: dict[str, str] = {}
-    for path in files:
+    for name, path in paths.items():
         try:
-            texts[path.name if not is_package else str(path)] = path.read_text(encoding="utf-8")
+            texts[name] = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
     return texts
@@ -188,7 +199,8 @@ def allowed_releases(requirements: Iterable[str]) -> tuple[Version, ...]:
         except InvalidRequirement:
             continue
         if requirement.name.lower() == NAME:
-            allowed = tuple(release for release in allowed if requirement.specifier.contains(release, prereleases=True))
+            specifier = requirement.specifier
+            allowed = tuple(release for release in allowed if specifier.contains(release, prereleases=True))
     return allowed or RELEASES
 
 

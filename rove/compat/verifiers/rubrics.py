@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, get_origin
 
 from packaging.version import Version
@@ -48,12 +49,12 @@ class Rubric(LegacyScoring):
     def __init__(
         self,
         funcs: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
-        *more: Any,
+        *positional: Any,
         weights: list[float] | None = None,
         parser: Parser | None = None,
         **legacy: Any,
     ):
-        funcs, weights, parser = _normalize_arguments(funcs, more, weights, parser)
+        funcs, weights, parser = _normalize_arguments(funcs, positional, weights, parser)
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
         self.funcs: list[Callable[..., Any]] = funcs
         self.weights: list[float] = weights or [1.0] * len(funcs)
@@ -93,7 +94,7 @@ class Rubric(LegacyScoring):
     def add_cleanup_handler(self, handler: Callable[..., Any]) -> None:
         """Call a function with every scored state."""
         self._cleanup_handlers.append(handler)
-        self._cleanup_handlers.sort(key=lambda one: (-getattr(one, "cleanup_priority", 0), function_name(one)))
+        self._cleanup_handlers.sort(key=lambda func: (-getattr(func, "cleanup_priority", 0), function_name(func)))
 
     def get_reward_func_names(self) -> list[str]:
         """Return the names of the functions, in order."""
@@ -125,12 +126,14 @@ class Rubric(LegacyScoring):
                 f"{type(self).__name__} has {len(funcs)} reward functions and {len(weights)} weights; "
                 "functions without a weight count 0, as in v0: give one weight per function"
             )
-        return [(func, weights[i] if i < len(weights) else 0.0) for i, func in enumerate(funcs)]
+        missing = [0.0] * (len(funcs) - len(weights))
+        return list(zip(funcs, [*weights, *missing], strict=False))
 
     def _is_group_func(self, func: Callable[..., Any]) -> bool:
         signature = inspect.signature(func)
         returned = signature.return_annotation
-        return bool(_PLURALS & signature.parameters.keys()) or returned is list or get_origin(returned) is list
+        takes_group = not _PLURALS.isdisjoint(signature.parameters)
+        return takes_group or returned is list or get_origin(returned) is list
 
     @property
     def has_group_rewards(self) -> bool:
@@ -161,14 +164,14 @@ class Rubric(LegacyScoring):
 
     def group_score_objects(self, states: list[State]) -> dict[str, Any]:
         """Return the arguments that group functions can take by name."""
-        each = [self.score_objects(state) for state in states]
+        objects_of_states = [self.score_objects(state) for state in states]
         objects = {
             "prompts": [state["prompt"] for state in states],
             "completions": [state["completion"] for state in states],
             "answers": [state.get("answer", "") for state in states],
             "states": states,
-            "tasks": [one.get("task") for one in each],
-            "infos": [one.get("info", {}) for one in each],
+            "tasks": [objects.get("task") for objects in objects_of_states],
+            "infos": [objects.get("info", {}) for objects in objects_of_states],
             **self.class_objects,
         }
         for provider in self.group_score_object_providers:
@@ -191,15 +194,17 @@ class Rubric(LegacyScoring):
         states: Sequence[dict[str, Any]],
     ) -> Any:
         """Return the value of a function; `zero` if it raises, and the error is noted in the states."""
+        name = function_name(func)
         try:
-            with phase(f"reward {function_name(func)}"):
+            with phase(f"reward {name}"):
                 return as_value(await call_user(func, **named_args(func, objects)))
         except Exception as error:
             if fixed() or isinstance(error, LimitReachedError):
                 raise
-            self.logger.error(f"Error calling reward function {function_name(func)}: {error}")
+            # As in v0, where the line of the log is all that is left of it; rove also counts the errors in the summary.
+            self.logger.error(f"Error calling reward function {name}: {error}")
             for state in states:
-                state.setdefault(REWARD_ERRORS, {})[function_name(func)] = f"{type(error).__name__}: {error}"
+                state.setdefault(REWARD_ERRORS, {})[name] = f"{type(error).__name__}: {error}"
             return zero
 
     async def score_rollout(self, *arguments: Any, **named: Any) -> Any:
@@ -254,10 +259,10 @@ class Rubric(LegacyScoring):
 
     async def cleanup(self, state: State) -> None:
         """Run the `@cleanup` methods, after scoring."""
-        objects = {**self.class_objects, **_columns(state, state.get("task"))}
+        objects = {**self.class_objects, **_columns(state, state.get("task")), "state": state}
         objects |= {name: state.get(name) for name in ("prompt", "completion", "answer", "info", "task")}
         for handler in self._cleanup_handlers:
-            await maybe_call_with_named_args(handler, **{**objects, "state": state})
+            await maybe_call_with_named_args(handler, **objects)
 
     async def teardown(self) -> None:
         """Run the `@teardown` methods."""
@@ -265,32 +270,41 @@ class Rubric(LegacyScoring):
             await call_user(handler)
 
 
-def _normalize_arguments(funcs: Any, more: tuple[Any, ...], weights: Any, parser: Any) -> tuple[list[Any], Any, Any]:
+def _normalize_arguments(
+    funcs: Any, positional: tuple[Any, ...], weights: Any, parser: Any
+) -> tuple[list[Any], Any, Any]:
     """Return functions, weights and parser; the functions may be separate positional arguments."""
     if callable(funcs):
         outdated("Rubric(func, …)", "pass a list: Rubric(funcs=[…], weights=[…])")
-        return [funcs, *more], weights, parser
-    if len(more) > 2:
-        raise TypeError(f"Rubric takes funcs, weights and parser; got {2 + len(more)} positional arguments")
-    given = dict(zip(("weights", "parser"), more, strict=False))
+        return [funcs, *positional], weights, parser
+    if len(positional) > 2:
+        raise TypeError(f"Rubric takes funcs, weights and parser; got {2 + len(positional)} positional arguments")
+    arguments = {"weights": weights, "parser": parser, **dict(zip(("weights", "parser"), positional, strict=False))}
     # v0 does not copy the lists; some packages append to them later.
-    return [] if funcs is None else funcs or [], given.get("weights", weights), given.get("parser", parser)
+    return funcs or [], arguments["weights"], arguments["parser"]
 
 
 def _columns(state: State, task: Any) -> dict[str, Any]:
     """Return the additional columns of the dataset row, and the fields of the task."""
+    columns: dict[str, Any] = {}
     row = state.get("input")
-    columns = {name: row[name] for name in row if name not in INPUT_FIELDS} if isinstance(row, Mapping) else {}
-    return {**columns, **(task if isinstance(task, Mapping) else {})}
+    if isinstance(row, Mapping):
+        columns = {name: value for name, value in row.items() if name not in INPUT_FIELDS}
+    if isinstance(task, Mapping):
+        columns |= task
+    return columns
 
 
 def _set_advantages(states: Sequence[State]) -> None:
     mean = sum(state["reward"] for state in states) / len(states) if states else 0.0
     for state in states:
         state["advantage"] = state["reward"] - mean
+        # An environment may have set the rewards of its turns, which then stay.
         for step in state["trajectory"]:
-            step["advantage"] = state["advantage"] if step["advantage"] is None else step["advantage"]
-            step["reward"] = state["reward"] if step["reward"] is None else step["reward"]
+            if step["advantage"] is None:
+                step["advantage"] = state["advantage"]
+            if step["reward"] is None:
+                step["reward"] = state["reward"]
 
 
 class RubricGroup(Rubric):
@@ -308,15 +322,15 @@ class RubricGroup(Rubric):
 
     def get_reward_func_names(self) -> list[str]:
         """Return the names of all functions."""
-        return [name for rubric in self.rubrics for name in rubric._get_reward_func_names()]
+        return list(chain.from_iterable(rubric._get_reward_func_names() for rubric in self.rubrics))
 
     def get_reward_funcs(self) -> list[Callable[..., Any]]:
         """Return all functions."""
-        return [func for rubric in self.rubrics for func in rubric._get_reward_funcs()]
+        return list(chain.from_iterable(rubric._get_reward_funcs() for rubric in self.rubrics))
 
     def get_reward_weights(self) -> list[float]:
         """Return the weights of all functions."""
-        return [weight for rubric in self.rubrics for weight in rubric._get_reward_weights()]
+        return list(chain.from_iterable(rubric._get_reward_weights() for rubric in self.rubrics))
 
     @property
     def has_group_rewards(self) -> bool:
@@ -366,8 +380,11 @@ class RubricGroup(Rubric):
 
         The advantage is that of the first rubric's reward (with ROVE_COMPAT=fixed of the whole reward).
         """
-        original = [(step, step["advantage"], step["reward"]) for state in states for step in state["trajectory"]]
+        steps = list(chain.from_iterable(state["trajectory"] for state in states))
+        original = [(step, step["advantage"], step["reward"]) for step in steps]
         await self._add_up(states, lambda rubric, states: call_scoring(rubric.score_group, states))
+        # Each rubric sets the advantages that are None, so that in v0 the first one decides. With two rewarding rubrics
+        # and the rewards 1, 10, 0 and 0, the rollout with 10 got a negative advantage.
         if fixed():
             for step, advantage, reward in original:
                 step["advantage"], step["reward"] = advantage, reward
@@ -376,14 +393,16 @@ class RubricGroup(Rubric):
     async def _add_up(self, states: list[State], score: Callable[[Rubric, list[State]], Any]) -> None:
         rewards = [0.0] * len(states)
         metrics: list[dict[str, float]] = [{} for _ in states]
-        before = [(state.get("reward"), state.get("metrics")) for state in states]
+        original = [(state.get("reward"), state.get("metrics")) for state in states]
         for rubric in self.rubrics:
             await score(rubric, states)
             for i, state in enumerate(states):
                 rewards[i] += state["reward"] or 0.0
                 for name, value in (state["metrics"] or {}).items():
                     metrics[i][name] = metrics[i].get(name, 0.0) + value
-                state["reward"], state["metrics"] = before[i][0], dict(before[i][1] or {})
+                # The next rubric finds the state as the first did.
+                reward, values = original[i]
+                state["reward"], state["metrics"] = reward, dict(values or {})
         for state, reward, values in zip(states, rewards, metrics, strict=True):
             state["reward"], state["metrics"] = reward, values
 
@@ -405,9 +424,12 @@ def strict_boxed_answer(text: str) -> str:
     return extract_boxed_answer(text, strict=True)
 
 
-_NO_TAGS, _OPTIONAL_REASONING = Version("0.1.2.post1"), Version("0.1.7")
-_LAST_BOX, _SHORT_NAME, _STRICT = Version("0.1.5"), Version("0.1.9"), Version("0.1.12")
-"""Releases in which `MathRubric` changed."""
+# Releases in which `MathRubric` changed; docs/compat.md has the table.
+_NO_TAGS = Version("0.1.2.post1")
+_LAST_BOX = Version("0.1.5")
+_OPTIONAL_REASONING = Version("0.1.7")
+_SHORT_NAME = Version("0.1.9")
+_STRICT = Version("0.1.12")
 
 
 def boxed_answer_extractor() -> Callable[..., str]:
@@ -453,6 +475,7 @@ class MathRubric(Rubric):
         self.max_verify_chars = max_verify_chars
         self.timeout_seconds = timeout_seconds
         self._pool = MathPool(max(1, min(max_workers, os.cpu_count() or 1)), timeout_seconds, strict=False)
+        # The function's name is the metric's: scores under another name could not be compared with published ones.
         self.add_reward_func(self.correct_answer if version >= _SHORT_NAME else self.correct_answer_reward_func)
         if version < _NO_TAGS:
             self.add_reward_func(self.parser.get_format_reward_func(), weight=0.2)

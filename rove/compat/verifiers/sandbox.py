@@ -72,12 +72,14 @@ class SandboxClient:
     ) -> CommandResult:
         """Run a bash command."""
         session = await self.env.session(sandbox_id)
-        result = await session.bash(f"cd {working_dir} && {command}" if working_dir else command, timeout)
-        return CommandResult(result.output, result.error, 124 if result.timed_out else result.exit_code or 0)
+        result = await session.bash(_in_folder(command, working_dir), timeout)
+        exit_code = 124 if result.timed_out else result.exit_code or 0  # 124 as of the program `timeout`
+        return CommandResult(result.output, result.error, exit_code)
 
     async def upload_bytes(self, sandbox_id: str, file_path: str, file_bytes: bytes, *ignored: Any) -> None:
         """Write a file in the sandbox."""
-        await (await self.env.session(sandbox_id)).put(file_path, file_bytes)
+        session = await self.env.session(sandbox_id)
+        await session.put(file_path, file_bytes)
 
     async def upload_file(self, sandbox_id: str, file_path: str, local_file_path: str, **ignored: Any) -> None:
         """Copy a local file to the sandbox."""
@@ -85,7 +87,8 @@ class SandboxClient:
 
     async def download_file(self, sandbox_id: str, file_path: str, local_file_path: str, **ignored: Any) -> None:
         """Copy a file of the sandbox to a local file."""
-        data = await (await self.env.session(sandbox_id)).get(file_path)
+        session = await self.env.session(sandbox_id)
+        data = await session.get(file_path)
         await asyncio.to_thread(Path(local_file_path).write_bytes, data)
 
     async def wait_for_creation(self, sandbox_id: str, **ignored: Any) -> None:
@@ -126,6 +129,7 @@ class SandboxEnv(StatefulToolEnv):
         super().__init__(stop_errors=[SandboxError] if stop_errors is None else stop_errors, **kwargs)
         self.add_rubric(SandboxMonitorRubric())
         self.timeout_per_command_seconds = timeout_per_command_seconds
+        # v0's default keeps a container alive; here it would be a command that never ends.
         self.start_command = "" if start_command == "tail -f /dev/null" else start_command
         if backend is None:
             limits = override_limits(SandboxLimits(), timeout_per_command_seconds, memory_gb, None)
@@ -148,21 +152,24 @@ class SandboxEnv(StatefulToolEnv):
             SandboxError: it could not be started, or `start_command` failed.
         """
         if sandbox_id not in self._sessions:
-            began = time.perf_counter()
+            started_at = time.perf_counter()
+            # Stored before `start_command` runs, so that a sandbox whose command fails is closed as well.
             session = self._sessions[sandbox_id] = await self.backend.open()
             if sandbox_state is not None:
-                sandbox_state.update(ready=True, ready_wait_time=time.perf_counter() - began)
-            started = await session.bash(self.start_command) if self.start_command else None
-            if started is not None and not started.ok:
-                raise SandboxError(f"start_command failed: {started.text()}")
+                sandbox_state.update(ready=True, ready_wait_time=time.perf_counter() - started_at)
+            if self.start_command:
+                result = await session.bash(self.start_command)
+                if not result.ok:
+                    raise SandboxError(f"start_command failed: {result.text()}")
         return self._sessions[sandbox_id]
 
     async def bash(
         self, command: str, sandbox_id: str, sandbox_state: dict[str, Any], working_dir: str | None = None
     ) -> str:
         """Execute `command` inside persistent sandbox container."""
+        # The docstring is the tool's description, and the replies are v0's: models were scored with these texts.
         session = await self.session(sandbox_id, sandbox_state)
-        result = await session.bash(f"cd {working_dir} && {command}" if working_dir else command)
+        result = await session.bash(_in_folder(command, working_dir))
         sandbox_state["command_execution_times"].append(result.seconds)
         if result.timed_out:
             return f"Error: Command timed out after {self.timeout_per_command_seconds}s"
@@ -183,6 +190,7 @@ class SandboxEnv(StatefulToolEnv):
     @cleanup
     async def destroy_sandbox(self, state: State) -> None:
         """Run `post_rollout`, then close the sandbox."""
+        # A package's `post_rollout` may raise, and the sandbox must not outlive its rollout.
         try:
             await maybe_await(self.post_rollout, state)
         finally:
@@ -245,17 +253,27 @@ class PythonEnv(SandboxEnv):
         """Add the rollout's sandbox and interpreter to calls of `python`."""
         if tool_name != "python":
             return super().update_tool_args(tool_name, tool_args, messages, state, **kwargs)
-        return {**tool_args, **{name: state[name] for name in ("sandbox_id", "sandbox_state", "python_state")}}
+        hidden = {name: state[name] for name in ("sandbox_id", "sandbox_state", "python_state")}
+        return {**tool_args, **hidden}
+
+
+def _in_folder(command: str, folder: str | None) -> str:
+    return f"cd {folder} && {command}" if folder else command
 
 
 def _format_result(result: Result, number: int) -> str:
     value = f"Out[{number}]: {result.value}" if result.value else ""
-    return "\n".join(part for part in (result.output.rstrip(), result.error.rstrip(), value) if part) or "(no output)"
+    parts = filter(None, (result.output.rstrip(), result.error.rstrip(), value))
+    return "\n".join(parts) or "(no output)"
 
 
-def _installed(names: str) -> list[str]:
+def _installed(packages: str) -> list[str]:
     """Return the packages that are installed; warn of the others."""
-    requested = package_names(" ".join(name.split("==")[0].split(">=")[0] for name in names.split()))
+    names: list[str] = []
+    for package in packages.split():
+        names.append(package.split("==")[0].split(">=")[0])
+    requested = package_names(" ".join(names))
+    # Nothing is installed here: v0 runs pip in a container that it throws away, and this is the user's machine.
     missing = [name for name in requested if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
         warnings.warn(f"code in sandboxes cannot import {', '.join(missing)}: not installed here", stacklevel=4)

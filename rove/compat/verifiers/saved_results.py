@@ -23,9 +23,10 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
         saved = json.loads((folder / _METADATA_FILE).read_text(encoding="utf-8"))
         lines = (folder / _RESULTS_FILE).read_text(encoding="utf-8").splitlines()
         outputs = [RolloutOutput(json.loads(line)) for line in lines if line.strip()]
+    # The folder is never overwritten: it may hold the results of another run.
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} has results that cannot be read ({error}); choose another results_path") from error
-    saved = {"shuffle": False, **saved}
+    saved = {"shuffle": False, **saved}  # v0's own files may lack it
     different = [name for name in _RESUMED_SETTINGS if saved.get(name) != metadata[name]]
     if different:
         pairs = ", ".join(f"{name} {saved.get(name)!r} instead of {metadata[name]!r}" for name in different)
@@ -40,22 +41,26 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
 
 def without_saved(groups: Sequence[list[Any]], outputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return the groups without the rollouts that are among the outputs."""
-    saved = Counter(output["example_id"] for output in outputs)
+    num_saved = Counter(output["example_id"] for output in outputs)
     remaining = []
+    # With independent scoring, several groups of one rollout belong to the same example.
     for group in groups:
         example_id = group[0]["example_id"]
-        finished = min(saved[example_id], len(group))
-        saved[example_id] -= finished
-        if group[finished:]:
-            remaining.append(group[finished:])
+        num_finished = min(num_saved[example_id], len(group))
+        num_saved[example_id] -= num_finished
+        if group[num_finished:]:
+            remaining.append(group[num_finished:])
     return remaining
 
 
 def write_results(results: Mapping[str, Any], folder: Path) -> None:
     """Write `results.jsonl` and `metadata.json`."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [{name: value for name, value in plain(one).items() if name != "trajectory"} for one in results["outputs"]]
-    lines = [json.dumps(row, default=str) for row in rows]
+    lines: list[str] = []
+    for output in results["outputs"]:
+        row = plain(output)
+        row.pop("trajectory", None)  # as in v0; it repeats the conversation for every turn
+        lines.append(json.dumps(row, default=str))
     (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
     (folder / _METADATA_FILE).write_text(metadata, encoding="utf-8")

@@ -17,8 +17,12 @@ def setup(game: str) -> dict[str, Any]:
     game_instance = Game.instance = textarena.make(env_id=game)
     game_instance.reset(num_players=1)
     words = game_instance.word_list
+    # As in v0, which has the same lines for games that group their words.
     if isinstance(words, dict):
-        words = [word for some in words.values() for word in (some if isinstance(some, (list, tuple)) else [some])]
+        groups = list(words.values())
+        words = []
+        for group in groups:
+            words += group if isinstance(group, (list, tuple)) else [group]
     return {"question": game_instance.get_observation()[1], "words": list(words)}
 
 

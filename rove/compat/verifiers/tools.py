@@ -63,8 +63,11 @@ class ToolMonitorRubric(Rubric):
 
 
 def _called_tools(completion: Messages) -> list[str]:
-    messages = (message for message in completion if message["role"] == "assistant")
-    return [call["name"] for message in messages for call in message.get("tool_calls") or []]
+    names: list[str] = []
+    for message in completion:
+        if message["role"] == "assistant":
+            names += [call["name"] for call in message.get("tool_calls") or []]
+    return names
 
 
 def _name(tool: Any) -> str:
@@ -99,12 +102,12 @@ class ToolEnv(MultiTurnEnv):
         definitions = [convert_func_to_tool_def(tool) for tool in self.tools]
         super().__init__(tool_defs=definitions, max_turns=max_turns, **kwargs)
         rubrics = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
-        # A package may have its own rubric that counts calls, such as a `ToolRubric`.
-        existing = next((one for one in rubrics if isinstance(one, ToolMonitorRubric)), None)
-        self.tool_monitor_rubric = existing or ToolMonitorRubric()
+        # A package may have its own rubric that counts calls, such as a `ToolRubric`; a second one would count them twice.
+        monitors = [rubric for rubric in rubrics if isinstance(rubric, ToolMonitorRubric)]
+        self.tool_monitor_rubric = monitors[0] if monitors else ToolMonitorRubric()
         for name in self.tool_map:
             self.tool_monitor_rubric.add_tool_metric(name)
-        if existing is None:
+        if not monitors:
             self.add_rubric(self.tool_monitor_rubric)
 
     def __getattr__(self, name: str) -> Any:
@@ -130,15 +133,17 @@ class ToolEnv(MultiTurnEnv):
     def remove_tool(self, tool: Callable[..., Any]) -> None:
         """Remove a tool."""
         self.tools.remove(tool)
-        self.tool_defs = [one for one in self.tool_defs or [] if one.name != _name(tool)]
+        self.tool_defs = [definition for definition in self.tool_defs or [] if definition.name != _name(tool)]
         self.tool_map.pop(_name(tool))
         self.tool_monitor_rubric.remove_tool_metric(_name(tool))
 
     @stop
     async def no_tools_called(self, state: State) -> bool:
         """Stop when the model responds without a call."""
-        last = state["trajectory"][-1]["completion"][-1] if state["trajectory"] else None
-        return last is not None and last["role"] == "assistant" and not last.get("tool_calls")
+        if not state["trajectory"]:
+            return False
+        message = state["trajectory"][-1]["completion"][-1]
+        return message["role"] == "assistant" and not message.get("tool_calls")
 
     async def call_tool(self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any) -> Any:
         """Call a tool; its exceptions propagate."""
@@ -168,6 +173,7 @@ class ToolEnv(MultiTurnEnv):
             except Exception as error:
                 replies.append(self._error_message(error, ToolParseError, call["id"]))
                 continue
+            # Outside of the `try`, as in v0: an error of `update_tool_args` is the environment's, not the model's.
             args = self._prepare_args(call["name"], args, messages, state, **kwargs)
             args = await args if inspect.isawaitable(args) else args
             try:
@@ -228,12 +234,15 @@ def filter_signature(func: Callable[..., Any], args_to_skip: Sequence[str]) -> C
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
+    hidden = {*args_to_skip, "self"}
     signature = inspect.signature(func)
-    parameters_kept = [one for name, one in signature.parameters.items() if name not in args_to_skip and name != "self"]
+    visible = [parameter for name, parameter in signature.parameters.items() if name not in hidden]
+    annotations = getattr(func, "__annotations__", {})
     wrapper.__name__ = function_name(func)
     wrapper.__doc__ = func.__doc__
-    wrapper.__signature__ = signature.replace(parameters=parameters_kept)  # pyright: ignore[reportFunctionMemberAccess]
-    wrapper.__annotations__ = {k: v for k, v in getattr(func, "__annotations__", {}).items() if k not in args_to_skip}
+    wrapper.__signature__ = signature.replace(parameters=visible)  # pyright: ignore[reportFunctionMemberAccess]
+    wrapper.__annotations__ = {name: hint for name, hint in annotations.items() if name not in args_to_skip}
+    # `get_type_hints` evaluates annotations that are strings in this module.
     wrapper.__module__ = func.__module__
     return wrapper
 
@@ -254,11 +263,13 @@ Definitions = dict[str, dict[str, Any]]
 
 def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
     """Return a function as a tool. All arguments are required, also those with a default: the schema is strict."""
-    described, notes = read_docstring(inspect.getdoc(func))
+    tool_name = function_name(func)
+    description, notes = read_docstring(inspect.getdoc(func))
     definitions: Definitions = {}
     hints = _hints(func)
     properties: dict[str, Any] = {}
     for name, parameter in inspect.signature(func).parameters.items():
+        # An object without fixed fields is not possible in a strict schema.
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
         hint = hints.get(name, Any)
@@ -266,8 +277,10 @@ def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
             hint = list[hint]
         note = notes.get(name) or _annotated(hint, parameter.default)
         properties[name] = _property(name, parameter, note, _schema(hint, definitions), definitions)
-    parameters = ({"$defs": definitions} if definitions else {}) | _object(f"{function_name(func)}_args", properties)
-    return Tool(name=function_name(func), description=described, parameters=parameters, strict=True)
+    parameters = _object(f"{tool_name}_args", properties)
+    if definitions:
+        parameters = {"$defs": definitions, **parameters}
+    return Tool(name=tool_name, description=description, parameters=parameters, strict=True)
 
 
 def _object(title: str, properties: dict[str, Any]) -> dict[str, Any]:
@@ -283,14 +296,18 @@ def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
 
 def _annotated(hint: Any, default: Any) -> str | None:
     """Return the description in an annotation or default: a string of `Annotated`, or that of a pydantic `Field`."""
-    for one in getattr(hint, "__metadata__", ()):
-        if isinstance(one, str):
-            return one
-    fields = [one for one in (*getattr(hint, "__metadata__", ()), default) if _is_field(one)]
-    return next((one.description for one in fields if one.description), None)
+    metadata = getattr(hint, "__metadata__", ())
+    for annotation in metadata:
+        if isinstance(annotation, str):
+            return annotation
+    for field in (*metadata, default):
+        if _is_field(field) and field.description:
+            return field.description
+    return None
 
 
 def _is_field(value: Any) -> bool:
+    # By the names of the class, because pydantic is optional and slow to import.
     return type(value).__name__ == "FieldInfo" and type(value).__module__.startswith("pydantic")
 
 
@@ -314,28 +331,33 @@ def _property(
         annotations["default"] = _json_value(default)
     if "$ref" not in schema:
         return {**schema, **annotations, "title": name.replace("_", " ").title()}
-    # A reference stands alone: with words beside it, what it refers to is in its index.
-    return {**definitions[schema["$ref"].rpartition("/")[2]], **annotations} if annotations else schema
+    if not annotations:
+        return schema
+    # OpenAI's strict schemas allow nothing next to a reference: v0 replaces it by the definition if there is a description.
+    return {**definitions[schema["$ref"].rpartition("/")[2]], **annotations}
 
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
-    return value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, _LISTS) else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return list(value) if isinstance(value, _LISTS) else value
 
 
 def _schema(hint: Any, definitions: Definitions) -> dict[str, Any]:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated and any(map(_is_field, args[1:])):
-        schema_of = importlib.import_module("pydantic").TypeAdapter(hint).json_schema()
-        definitions.update(schema_of.pop("$defs", {}))
-        return schema_of
+        # A Field may have limits, such as ge=0, which only pydantic converts.
+        schema = importlib.import_module("pydantic").TypeAdapter(hint).json_schema()
+        definitions.update(schema.pop("$defs", {}))
+        return schema
     if origin is Annotated:
         return _schema(args[0], definitions)
     if hint in _PLAIN:
         return dict(_PLAIN[hint])
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_schema(one, definitions) for one in args]}
+        return {"anyOf": [_schema(member, definitions) for member in args]}
     if origin is Literal:
         return _choice(args)
     if hint in _LISTS or origin in _LISTS:
@@ -348,34 +370,40 @@ def _schema(hint: Any, definitions: Definitions) -> dict[str, Any]:
 
 
 def _choice(values: tuple[Any, ...]) -> dict[str, Any]:
+    choice: dict[str, Any] = {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
     kinds = {_JSON_NAMES.get(type(value)) for value in values}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    choice = {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
-    return {**choice, "type": kind} if kind else choice
+    # Values of several kinds have no common type; None is not among the kinds with a name.
+    if len(kinds) == 1 and None not in kinds:
+        choice["type"] = kinds.pop()
+    return choice
 
 
 def _array(kind: Any, args: tuple[Any, ...], definitions: Definitions) -> dict[str, Any]:
     if kind is tuple and args and args[-1] is not Ellipsis:
-        items = [_schema(one, definitions) for one in args]
+        items = [_schema(item, definitions) for item in args]
         return {"maxItems": len(items), "minItems": len(items), "prefixItems": items, "type": "array"}
-    schema_of: dict[str, Any] = {"items": _schema(args[0], definitions) if args else {}, "type": "array"}
-    return {**schema_of, "uniqueItems": True} if kind in (set, frozenset) else schema_of
+    schema: dict[str, Any] = {"items": _schema(args[0], definitions) if args else {}, "type": "array"}
+    if kind in (set, frozenset):
+        schema["uniqueItems"] = True
+    return schema
 
 
 def _definition_of(hint: type, definitions: Definitions) -> dict[str, Any]:
     """Return a reference to a class, whose definition is added once."""
     if issubclass(hint, enum.Enum):
-        definitions[hint.__name__] = {**_choice(tuple(one.value for one in hint)), "title": hint.__name__}
+        definitions[hint.__name__] = {**_choice(tuple(member.value for member in hint)), "title": hint.__name__}
     elif hasattr(hint, "model_json_schema"):  # pydantic
-        schema_of = hint.model_json_schema()  # pyright: ignore[reportAttributeAccessIssue]
-        definitions.update(schema_of.pop("$defs", {}))
-        required = list(schema_of.get("properties", {}))
-        definitions[hint.__name__] = {**schema_of, "additionalProperties": False, "required": required}
+        schema = hint.model_json_schema()  # pyright: ignore[reportAttributeAccessIssue]
+        definitions.update(schema.pop("$defs", {}))
+        # A strict schema requires every field, also those with a default.
+        required = list(schema.get("properties", {}))
+        definitions[hint.__name__] = {**schema, "additionalProperties": False, "required": required}
     elif dataclasses.is_dataclass(hint) or is_typeddict(hint):
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}  # it may refer to itself
-            hints = get_type_hints(hint, include_extras=True)
-            fields = {name: _field(name, one, hint, definitions) for name, one in hints.items()}
+            fields: dict[str, Any] = {}
+            for name, field_hint in get_type_hints(hint, include_extras=True).items():
+                fields[name] = _field(name, field_hint, hint, definitions)
             definitions[hint.__name__] = _object(hint.__name__, fields)
     else:
         return {}
@@ -383,11 +411,13 @@ def _definition_of(hint: type, definitions: Definitions) -> dict[str, Any]:
 
 
 def _field(name: str, hint: Any, owner: Any, definitions: Definitions) -> dict[str, Any]:
-    schema_of = _schema(hint, definitions)
+    schema = _schema(hint, definitions)
     default = getattr(owner, name, None)
     if default is not None and dataclasses.is_dataclass(owner):
-        schema_of["default"] = _json_value(default)
-    return schema_of if "$ref" in schema_of else {**schema_of, "title": name.replace("_", " ").title()}
+        schema["default"] = _json_value(default)
+    if "$ref" not in schema:
+        schema["title"] = name.replace("_", " ").title()
+    return schema
 
 
 VALID_TOOL_CONTENT_PART_TYPES = frozenset({"text", "image_url"})
@@ -395,6 +425,6 @@ VALID_TOOL_CONTENT_PART_TYPES = frozenset({"text", "image_url"})
 
 def is_valid_tool_content_parts(value: Any) -> bool:
     """Return whether a tool returned a list of content parts: texts and images."""
-    return isinstance(value, list) and all(
-        isinstance(part, dict) and part.get("type") in VALID_TOOL_CONTENT_PART_TYPES for part in value
-    )
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(part, dict) and part.get("type") in VALID_TOOL_CONTENT_PART_TYPES for part in value)

@@ -105,16 +105,26 @@ def _lora_settings(adapter: Any) -> dict[str, Any]:
     if adapter is None:
         return {}
     targets = adapter.target_modules or []
-    targets = [] if targets == "all-linear" else [targets] if isinstance(targets, str) else sorted(targets)
-    scaling = {"lora.alpha": float(adapter.lora_alpha), "lora.dropout": float(adapter.lora_dropout or 0.0)}
-    return {"lora.rank": adapter.r, "lora.targets": targets, **scaling}
+    if targets == "all-linear":
+        targets = []  # PEFT's name for rove's default
+    elif isinstance(targets, str):
+        targets = [targets]
+    return {
+        "lora.rank": adapter.r,
+        "lora.targets": sorted(targets),  # PEFT stores a set, whose order differs between processes
+        "lora.alpha": float(adapter.lora_alpha),
+        "lora.dropout": float(adapter.lora_dropout or 0.0),
+    }
 
 
 def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     """Convert v0's settings to rove's. Settings without a counterpart (devices, vLLM servers, logging) are dropped."""
     from rove.train.config import RLConfig as RoveRLConfig
 
-    settings = {_SETTINGS[name]: value for name, value in args.items() if name in _SETTINGS and value is not None}
+    settings: dict[str, Any] = {}
+    for name, value in args.items():
+        if name in _SETTINGS and value is not None:
+            settings[_SETTINGS[name]] = value
     loss = args.get("loss_type", "bnpo")
     if loss not in _LOSSES:
         raise ConfigError(f"loss_type is {loss!r}; expected one of {', '.join(_LOSSES)}")
@@ -123,14 +133,14 @@ def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     settings["loss.kind"] = _LOSSES[loss]
     settings["advantage_estimator"] = "std" if args.get("scale_rewards") else "mean"
     settings["truncated"] = "mask" if args.get("mask_truncated_completions") else "keep"
+    # v0 samples any number of batches ahead; rove's trainer at most one.
     settings["max_off_policy_steps"] = min(1, settings.get("max_off_policy_steps", 0))
+    # transformers' arguments may have it as text, such as "1e-6" from YAML.
     settings["learning_rate"] = float(settings["learning_rate"])
     if str(args.get("lr_scheduler_type", "")).startswith("constant"):
         settings["final_lr_fraction"] = 1.0
     if args.get("sync_ref_model") and settings.get("loss.kl_penalty"):
         settings["loss.sync_reference_every"] = args["ref_model_sync_steps"]
-    if settings.get("run_dir") is None:
-        settings.pop("run_dir", None)
     values: dict[str, Any] = {"env": env_id or "env", "model": ""}
     for name, value in {**settings, **_lora_settings(adapter)}.items():
         merge(values, nested(name, value))
@@ -172,7 +182,8 @@ class GRPOTrainer:
         loaded = self._loaded()
         config = rl_config(self.args, self.env.env_id, self.peft_config)
         env = self.env.__rove_environment__() if hasattr(self.env, "__rove_environment__") else self.env
-        self.run = Run(config.run_dir or Path("runs") / f"{self.args.get('run_name') or env.env_id or 'env'}--rl")
+        name = self.args.get("run_name") or env.env_id or "env"
+        self.run = Run(config.run_dir or Path("runs") / f"{name}--rl")
         with self.run as run:
             run.start("rl", msgspec.to_builtins(config), {"env": env.identity, "model": loaded.name})
             return asyncio.run(train_rl(config, env, loaded, run))

@@ -105,6 +105,7 @@ class Response(Model):
     @property
     def choices(self) -> list[Choice]:
         """The response as OpenAI's only choice, which packages for 0.1.2 to 0.1.10 read."""
+        # Those releases passed the response of the package `openai` on.
         message = self["message"]
         return [Choice(message=message, text=message.get("content"), finish_reason=message.get("finish_reason"))]
 
@@ -212,6 +213,7 @@ class State(dict[str, Any]):
         return super().__getitem__(key) if row is None else row[key]
 
     def __missing__(self, key: str) -> Any:
+        # Only read, never stored: a package that sets its own key "turn" has the value that it set.
         if key in ("turn", "responses") and "trajectory" in self:
             steps = super().__getitem__("trajectory")
             return len(steps) if key == "turn" else [step["response"] for step in steps]
@@ -270,9 +272,11 @@ def flatten_task_input(row: Mapping[str, Any]) -> Any:
     Strings that are not JSON, as in rows of 0.1.0, are returned unchanged.
     """
     info = row.get("info")
-    info = json.loads(info) if isinstance(info, str) and info else info
+    if isinstance(info, str) and info:
+        info = json.loads(info)
     task = info.get("task") if isinstance(info, Mapping) else None
-    task = row.get("task") if task is None else task
+    if task is None:
+        task = row.get("task")
     if isinstance(task, str):
         try:
             task = json.loads(task)

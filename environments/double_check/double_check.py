@@ -9,7 +9,7 @@ from typing import Any
 
 import rove as vf
 
-SYSTEM_PROMPT = "Solve the problem. Answer <answer>number</answer>"
+SYSTEM_PROMPT = "Solve the problem. Write the result in <answer> tags, for example <answer>42</answer>."
 FOLLOW_UP = "Are you sure?"
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import rove as vf
 
-SYSTEM_PROMPT = "Where is the one who is named? Look it up, then answer."
+SYSTEM_PROMPT = "Find the room of this person. First call lookup(who=NAME), then answer(room=ROOM)."
 NAMES = "Ada Ben Cleo Emil Gus Kim Nora Otto".split()  # noqa: SIM905
 ROOMS = "attic barn cellar garden hall kitchen loft study".split()  # noqa: SIM905
 GUESS_PROB, SECOND_LOOKUP_PROB = 0.5, 0.85
@@ -16,19 +16,19 @@ GUESS_PROB, SECOND_LOOKUP_PROB = 0.5, 0.85
 
 
 def lookup(who: str, state: vf.State) -> str:
-    """Return the room of a person."""
+    """Return the room in which a person is."""
     rooms = state["info"]["rooms"]
     if who not in rooms:
-        raise ValueError("nobody has that name")
+        raise ValueError("there is no person of that name")
     if "answered" not in state:  # calls after `answer` in the same turn do not count
         state["looked_up"].append(who)
     return rooms[who]
 
 
 def answer(room: str, state: vf.State) -> str:
-    """Give the final answer."""
+    """Submit the room as the final answer."""
     state.setdefault("answered", room)
-    return "done"
+    return "Answer submitted."
 
 
 def correct(state: vf.State, answer: str) -> float:

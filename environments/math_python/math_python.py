@@ -7,13 +7,14 @@ import math
 import random
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import rove as vf
 
 SYSTEM_PROMPT = (
-    "Solve the problem. The tool `python` runs Python for you: it shows what is printed and the value of the last expression, "
-    "and variables stay from call to call. The answer is a whole number; put it in \\boxed{}."
+    "Solve the problem. Use the tool `python` to run Python code. It returns what the code prints and the value of the last "
+    "expression; variables persist between calls. The answer is an integer. Write it in \\boxed{}, for example \\boxed{42}."
 )
 INTEGER = re.compile(r"[-+]?\d+")
 
@@ -24,7 +25,8 @@ Problem = tuple[str, int, str]
 def arithmetic(rng: random.Random) -> Problem:
     """Return a problem of level 1: evaluate an expression."""
     a, b, c, d = (rng.randint(1_000, 99_999) for _ in "abcd")
-    return f"What is {a} * {b} - {c} * {d}?", a * b - c * d, f"{a} * {b} - {c} * {d}"
+    expression = f"{a} * {b} - {c} * {d}"
+    return f"What is {expression}?", a * b - c * d, expression
 
 
 def multiples(rng: random.Random) -> Problem:
@@ -44,12 +46,12 @@ def multiples(rng: random.Random) -> Problem:
 def coprimes(rng: random.Random) -> Problem:
     """Return a problem of level 3: count coprime numbers."""
     n = rng.randint(5_000, 60_000)
-    answer, rest, factor = n, n, 2
-    while rest > 1:  # Euler's totient
-        if rest % factor == 0:
+    answer, remaining, factor = n, n, 2
+    while remaining > 1:  # Euler's totient
+        if remaining % factor == 0:
             answer -= answer // factor
-            while rest % factor == 0:
-                rest //= factor
+            while remaining % factor == 0:
+                remaining //= factor
         factor += 1
     question = f"How many of the whole numbers from 1 to {n} have no common divisor with {n} except 1?"
     return question, answer, f"import math\nsum(math.gcd(k, {n}) == 1 for k in range(1, {n} + 1))"
@@ -62,8 +64,9 @@ def circle(rng: random.Random) -> Problem:
     for size in range(2, people + 1):
         survivor = (survivor + step) % size
     question = (
-        f"{people} people stand in a circle, numbered from 1 to {people}. Counting starts at person 1; every time the count "
-        f"reaches {step} that person leaves, and it starts again at 1 with the next one. Who is left at the end?"
+        f"{people} people stand in a circle, numbered from 1 to {people}. Counting starts with person 1. Every time the count "
+        f"reaches {step}, that person leaves the circle, and counting starts again at 1 with the next person. Which person "
+        "remains at the end?"
     )
     code = (
         f"people = list(range(1, {people} + 1))\nat = 0\nwhile len(people) > 1:\n"
@@ -75,15 +78,17 @@ def circle(rng: random.Random) -> Problem:
 def paths(rng: random.Random) -> Problem:
     """Return a problem of level 5: count paths that are too many to list."""
     width, height = rng.randint(6, 12), rng.randint(6, 12)
-    inner = [(x, y) for x in range(1, width) for y in range(1, height)]
+    inner = list(product(range(1, width), range(1, height)))
     closed = sorted(rng.sample(inner, rng.randint(4, 10)))
-    ways = {(x, y): 0 for x in range(-1, width + 1) for y in range(-1, height + 1)} | {(0, -1): 1}
+    ways = {(0, -1): 1}  # as if the path came from below the start
     for y in range(height + 1):
         for x in range(width + 1):
-            ways[x, y] = 0 if (x, y) in closed else ways[x - 1, y] + ways[x, y - 1]
+            ways[x, y] = ways.get((x - 1, y), 0) + ways.get((x, y - 1), 0)
+            if (x, y) in closed:
+                ways[x, y] = 0
     question = (
         f"In a grid of streets you walk from (0, 0) to ({width}, {height}), always one step to the right (x + 1) or up (y + 1). "
-        f"These crossings are closed: {', '.join(map(str, closed))}. How many ways are there?"
+        f"These crossings are closed: {', '.join(map(str, closed))}. How many different paths are there?"
     )
     code = (
         f"from functools import cache\nclosed = {closed}\n@cache\ndef ways(x, y):\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from itertools import product
 from typing import Any
 
 import rove as vf
@@ -17,40 +18,43 @@ WORDINGS = {
     "code": [
         "The code of the {of} is {what}.",
         "{what} is the code that opens the cage of the {of}.",
-        "Whoever looks for the {of} has to enter {what}.",
+        "To find the {of}, you have to enter {what}.",
     ],
     "seen": [
         "On day {what} the {of} was seen.",
-        "Somebody saw the {of} on day {what}.",
-        "Day {what} brought the {of} back.",
+        "A traveler saw the {of} on day {what}.",
+        "The {of} was back on day {what}.",
     ],
     "home": ["The {of} lives in {what}.", "{what} is where the {of} sleeps.", "In {what} people feed the {of}."],
     "keeper": [
-        "The keeper of {of} is {what}.",
-        "{what} keeps the gate of {of}.",
-        "To enter {of} you have to ask {what}.",
+        "The gatekeeper of {of} is {what}.",
+        "{what} guards the gate of {of}.",
+        "To enter {of}, you have to see {what}.",
     ],
     "weight": [
         "The {of} weighs {what} pounds.",
-        "At {what} pounds the {of} was put back.",
-        "{what} pounds: so heavy is the {of}.",
+        "The scale showed {what} pounds for the {of}.",
+        "{what} pounds is the weight of the {of}.",
     ],
 }
 """Sentence templates for each kind of fact; no sentence fits the templates of two kinds."""
 FILLERS = [
-    "{person} walked from {town} to {other} in {n} hours and said nothing of it.",
+    "{person} walked from {town} to {other} in {n} hours and never mentioned it.",
     "In {town} it rained for {n} days.",
     "{person} counted {n} {color} doors and went home.",
-    "Nobody in {town} remembers the winter of {n}.",
+    "No one in {town} remembers the winter of {n}.",
     "A letter from {other} reached {person} with {n} stamps on it.",
-    "The road to {town} is {n} miles long, and {person} knows each of them.",
+    "The road to {town} is {n} miles long, and {person} knows every one of them.",
     "{person} painted the {color} {animal} on a wall, {n} times.",
-    "They say that {person} of {town} owned {n} books, all of them {color}.",
+    "People say that {person} of {town} owned {n} books, all of them {color}.",
 ]
 """Templates of sentences that state no fact."""
 LEVELS = ("code", "seen", "keeper", "weight")
 PIECE_CHARS = 20_000
 """Approximate length of a piece that the policy `recursive` passes to a sub-model, in characters."""
+
+COPY_REQUEST = "Copy every sentence that contains one of these: "
+"""Request of the policy `recursive` to a sub-model; the words to look for follow."""
 
 Fact = tuple[str, str, str]
 """Kind, subject (a creature or town), and value."""
@@ -58,42 +62,42 @@ Fact = tuple[str, str, str]
 
 def hidden(rng: random.Random, kind: str) -> tuple[str, str, list[Fact], list[str]]:
     """Return question, answer, facts to hide (needed ones, then decoys), and the subjects of the question."""
-    creatures = rng.sample([f"{color} {animal}" for color in COLORS for animal in ANIMALS], 60)
-    of, others = creatures[0], creatures[1:]
+    creatures = rng.sample([f"{color} {animal}" for color, animal in product(COLORS, ANIMALS)], 60)
+    subject, decoy_creatures = creatures[0], creatures[1:]
     towns = rng.sample(TOWNS, len(TOWNS))
     codes = rng.sample(range(10_000, 100_000), 60)
-    decoys: list[Fact] = [("code", creature, str(code)) for creature, code in zip(others[:30], codes, strict=False)]
-    decoys += [("seen", rng.choice(others), str(day)) for day in rng.sample(range(2, 100), 30)]
+    decoys: list[Fact] = [
+        ("code", creature, str(code)) for creature, code in zip(decoy_creatures[:30], codes, strict=False)
+    ]
+    decoys += [("seen", rng.choice(decoy_creatures), str(day)) for day in rng.sample(range(2, 100), 30)]
     weights = rng.sample(range(10, 999), 30)
-    decoys += [("weight", creature, str(n)) for creature, n in zip(others[20:50], weights, strict=True)]
-    homes = [("home", creature, rng.choice(towns)) for creature in others[:15]]
+    decoys += [("weight", creature, str(n)) for creature, n in zip(decoy_creatures[20:50], weights, strict=True)]
+    homes = [("home", creature, rng.choice(towns)) for creature in decoy_creatures[:15]]
     keepers = [("keeper", town, person) for town, person in zip(towns, rng.sample(PEOPLE, len(TOWNS)), strict=True)]
     decoys += [*homes, *keepers[1:]]
     if kind == "code":
-        return f"What is the code of the {of}?", str(codes[-1]), [(kind, of, str(codes[-1])), *decoys], [of]
+        code = str(codes[-1])
+        return f"What is the code of the {subject}?", code, [(kind, subject, code), *decoys], [subject]
     if kind == "seen":
         days = rng.sample(range(2, 100), rng.randint(3, 15))
-        return (
-            f"On how many days was the {of} seen?",
-            str(len(days)),
-            [*((kind, of, str(day)) for day in days), *decoys],
-            [of],
-        )
+        sightings: list[Fact] = [(kind, subject, str(day)) for day in days]
+        return f"On how many days was the {subject} seen?", str(len(days)), [*sightings, *decoys], [subject]
     if kind == "keeper":
         town, person = keepers[0][1:]
-        question = f"Who keeps the town that the {of} lives in?"
-        return question, person, [("home", of, town), keepers[0], *decoys], [of]
-    heaviest, *rest = others[50:54]
+        question = f"Who is the gatekeeper of the town in which the {subject} lives?"
+        return question, person, [("home", subject, town), keepers[0], *decoys], [subject]
+    heaviest, *lighter = decoy_creatures[50:54]
     weights = sorted(rng.sample(range(10, 999), 4), reverse=True)
-    facts = [(kind, creature, str(n)) for creature, n in zip([heaviest, *rest], weights, strict=True)]
-    subjects = sorted([heaviest, *rest])
-    return f"Which weighs most: the {', the '.join(subjects)}?", heaviest, [*facts, *decoys], subjects
+    facts = [(kind, creature, str(n)) for creature, n in zip([heaviest, *lighter], weights, strict=True)]
+    subjects = sorted([heaviest, *lighter])
+    question = f"Which of these creatures weighs the most: the {', the '.join(subjects)}?"
+    return question, heaviest, [*facts, *decoys], subjects
 
 
 def sentence_of(fact: Fact, rng: random.Random) -> str:
     """Return a fact as a sentence."""
-    kind, of, what = fact
-    sentence = rng.choice(WORDINGS[kind]).format(of=of, what=what)
+    kind, subject, value = fact
+    sentence = rng.choice(WORDINGS[kind]).format(of=subject, what=value)
     return sentence[0].upper() + sentence[1:]
 
 
@@ -102,8 +106,8 @@ def haystack(state: vf.State) -> str:
     info = state["info"]
     rng = random.Random(f"{info['seed']}:text")
     needles = [sentence_of(fact, rng) for fact in hidden(random.Random(info["seed"]), info["kind"])[2]]
-    sentences, left = [], info["length"] - sum(map(len, needles))
-    while left > 0:
+    sentences, num_missing = [], info["length"] - sum(map(len, needles))
+    while num_missing > 0:
         names = {
             "person": rng.choice(PEOPLE),
             "town": rng.choice(TOWNS),
@@ -112,7 +116,7 @@ def haystack(state: vf.State) -> str:
         }
         names |= {"color": rng.choice(COLORS), "animal": rng.choice(ANIMALS)}
         sentences.append(rng.choice(FILLERS).format(**names))
-        left -= len(sentences[-1]) + 1
+        num_missing -= len(sentences[-1]) + 1
     for needle in needles:
         sentences.insert(rng.randint(0, len(sentences)), needle)
     starts = range(0, len(sentences), 12)
@@ -139,15 +143,15 @@ READY = "\nanswer['ready'] = True"
 
 def _program(kind: str, about: list[str]) -> str:
     """Return a program that finds the answer in the text `notes`."""
-    found = f"find({_pattern(kind, about[0])!r})"
+    matches = f"find({_pattern(kind, about[0])!r})"
     if kind == "code":
-        return f"{FIND}answer['content'] = {found}[0]{READY}"
+        return f"{FIND}answer['content'] = {matches}[0]{READY}"
     if kind == "seen":
-        return f"{FIND}answer['content'] = len({found}){READY}"
+        return f"{FIND}answer['content'] = len({matches}){READY}"
     if kind == "keeper":
         home_pattern, keeper_pattern = _pattern("home", about[0]), _pattern("keeper", "TOWN")
-        found = f"find({keeper_pattern!r}.replace('TOWN', home))"
-        return f"{FIND}home = find({home_pattern!r})[0]\nanswer['content'] = {found}[0]{READY}"
+        matches = f"find({keeper_pattern!r}.replace('TOWN', home))"
+        return f"{FIND}home = find({home_pattern!r})[0]\nanswer['content'] = {matches}[0]{READY}"
     patterns = {of: _pattern(kind, of) for of in about}
     return f"{FIND}all = {patterns!r}\nanswer['content'] = max(all, key=lambda of: int(find(all[of])[0])){READY}"
 
@@ -167,16 +171,16 @@ def recursive(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.
     """Let sub-models copy the relevant sentences of each piece, then search the copies; also act as the sub-model."""
     if messages[0].role != "system":
         words, _, piece = messages[0].content.partition("\n\n")
-        wanted = words.removeprefix("Copy what has one of these: ").split(", ")
+        search_words = words.removeprefix(COPY_REQUEST).split(", ")
         sentences = re.split(r"(?<=\.)\s+", piece)
-        return " ".join(one for one in sentences if any(word in one.casefold() for word in wanted))
+        return " ".join(sentence for sentence in sentences if any(word in sentence.casefold() for word in search_words))
     info = state["info"]
-    wanted = [*info["about"], "keep", "to enter"] if info["kind"] == "keeper" else info["about"]
+    search_words = [*info["about"], "gate", "to enter"] if info["kind"] == "keeper" else info["about"]
     if len(messages) > 2:
         return _python(_program(info["kind"], info["about"]))
     return _python(
         f"pieces = ['']\nfor part in context.split('\\n\\n'):\n    if len(pieces[-1]) > {PIECE_CHARS}: pieces.append('')\n"
-        f"    pieces[-1] += part + '\\n\\n'\nask = {'Copy what has one of these: ' + ', '.join(wanted)!r}\n"
+        f"    pieces[-1] += part + '\\n\\n'\nask = {COPY_REQUEST + ', '.join(search_words)!r}\n"
         "notes = ' '.join(llm_batch([f'{ask}\\n\\n{piece}' for piece in pieces]))\nlen(pieces), len(notes)"
     )
 

@@ -8,8 +8,8 @@ from typing import Any
 import rove as vf
 
 SYSTEM_PROMPT = (
-    "Reverse the text you are given character by character, spaces included.\n"
-    "Answer <reversed_text>the reversed text</reversed_text> and nothing else."
+    "Reverse the text character by character, including the spaces.\n"
+    "Answer with the reversed text only, for example <reversed_text>eert dlo</reversed_text> for the text: old tree"
 )
 WORDS = """
     apple arrow autumn baker beach bear bell bird boat book bread bridge brook brush cabin candle castle cat cedar

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import rove as vf
@@ -47,13 +48,13 @@ def sentence_score(words: int) -> float:
 
 def short_sentences(completion: vf.Messages) -> float:
     """Return the mean score of the words; a word has the score of its sentence, and repeated sentences score 0."""
-    total, earned, seen = 0, 0.0, set[str]()
+    total, earned, used = 0, 0.0, set[str]()
     for sentence in split_sentences(str(completion[-1].content or "")):
         words = len(sentence.split())
         total += words
-        if sentence.lower() not in seen:
+        if sentence.lower() not in used:
             earned += words * sentence_score(words)
-        seen.add(sentence.lower())
+        used.add(sentence.lower())
     return earned / total if total else 0.0
 
 
@@ -79,7 +80,7 @@ def ornate(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 def rows(things: Sequence[str], num_examples: int, seed: int) -> list[dict[str, Any]]:
     """Return dataset rows with questions about the given things, in random order."""
     named = [f"an {thing}" if thing[0] in "aeiou" else f"a {thing}" for thing in things]
-    questions = [question.format(thing) for thing in named for question in QUESTIONS]
+    questions = [question.format(thing) for thing, question in product(named, QUESTIONS)]
     rng = random.Random(seed)
     chosen: list[str] = []
     while len(chosen) < num_examples:

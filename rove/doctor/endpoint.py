@@ -15,7 +15,7 @@ from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.core.errors import Error, InfraError, nearest
 from rove.core.findings import MEDIUM, OK, SKIPPED, Finding
 from rove.core.messages import UserMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, is_mapping
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.rendering.tool_calls import calls_of
 from rove.utils.units import human_seconds
@@ -51,7 +51,7 @@ TOOL: JsonObject = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "The weather in a city.",
+        "description": "Return the current weather in a city.",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
@@ -121,14 +121,17 @@ async def _first_response(client: EndpointClient, model: str) -> tuple[Response 
 
 async def list_models(client: EndpointClient) -> list[JsonObject]:
     """Return the models that the API lists."""
-    path = "v1/models" if client.translate(_request(client, "", HELLO))[0].startswith("v1/") else "models"
+    # The path of a request shows whether the base URL includes "v1".
+    request_path, _ = client.translate(_request(client, "", HELLO))
+    path = "v1/models" if request_path.startswith("v1/") else "models"
     async with client.open_stream(path) as reply:
         try:
             content = msgspec.json.decode(await reply.read())
         except msgspec.DecodeError:
             return []
     data = content.get("data") if isinstance(content, dict) else None
-    return [one for one in data or [] if isinstance(one, dict) and "id" in one]
+    entries = filter(is_mapping, data or [])
+    return [dict(entry) for entry in entries if "id" in entry]
 
 
 def check_key(listed: Sequence[Any] | Error, response: Response | Error) -> Finding:
@@ -145,7 +148,7 @@ def check_models(listed: Sequence[JsonMapping] | Error, model: str) -> Finding:
     """Check whether the model is in the list."""
     if isinstance(listed, Error):
         return Finding("models", f"no list, as on many servers: {_error_text(listed)}", SKIPPED)
-    names = [str(one["id"]) for one in listed]
+    names = [str(entry["id"]) for entry in listed]
     if not names:
         return Finding("models", "the list is empty, as on many servers", SKIPPED)
     if model in names:
@@ -160,17 +163,18 @@ def check_response(response: Response | Error, max_tokens: int = MAX_TOKENS) -> 
     if isinstance(response, Error):
         return Finding("response", _error_text(response))
     text = text_of(response.message).strip()
-    seen = f"'{_short(text, 40)}' ({response.usage.completion_tokens} tokens, {response.finish_reason})"
+    num_tokens = response.usage.completion_tokens
+    description = f"'{_short(text, 40)}' ({num_tokens} tokens, {response.finish_reason})"
     if response.finish_reason == "length":
         if max_tokens < MAX_TOKENS:
-            return Finding("response", seen, OK, f"truncated at {max_tokens} tokens, because the server is slow")
-        seen += f", which does not end within {max_tokens} tokens"
-        return Finding("response", seen, MEDIUM, "raise -t, or check the chat template")
+            return Finding("response", description, OK, f"truncated at {max_tokens} tokens, because the server is slow")
+        description += f", which does not end within {max_tokens} tokens"
+        return Finding("response", description, MEDIUM, "raise -t, or check the chat template")
     if not text and response.message.get("reasoning_content"):
-        return Finding("response", seen, MEDIUM, "only reasoning, no text: raise -t")
+        return Finding("response", description, MEDIUM, "only reasoning, no text: raise -t")
     if not text:
         return Finding("response", "empty", MEDIUM, "check the model's chat template, or train it")
-    return Finding("response", seen, OK)
+    return Finding("response", description, OK)
 
 
 async def check_tools(client: EndpointClient, model: str, max_tokens: int = MAX_TOKENS) -> Finding:
@@ -213,20 +217,25 @@ async def check_logprobs(client: EndpointClient, model: str) -> Finding:
     values = logprobs_in(answer)
     if not values:
         return Finding("logprobs", "none returned")
-    if any(not isinstance(v, (int, float)) or not math.isfinite(v) or v > 1e-4 or v < -999 for v in values):
+    if not all(map(_is_logprob, values)):
         text = f"not log-probabilities: {_short(str(values), 40)}; expected finite values up to 0"
         return Finding("logprobs", text)
     total = math.fsum(values)
     return Finding("logprobs", f"{len(values)} tokens, finite, sum {total:.2f}", OK)
 
 
+def _is_logprob(value: object) -> bool:
+    # Rounding can make the log-probability of a certain token slightly positive; vLLM writes -9999 for minus infinity.
+    return isinstance(value, (int, float)) and math.isfinite(value) and -999 <= value <= 1e-4
+
+
 def logprobs_in(answer: Any) -> list[Any]:
     """Return the log-probabilities in the JSON of a (chat) completion; [] if there are none."""
     try:
-        found = answer["choices"][0].get("logprobs") or {}
-        if "token_logprobs" in found:
-            return found["token_logprobs"]
-        return [one["logprob"] for one in found["content"] or []]
+        logprobs = answer["choices"][0].get("logprobs") or {}
+        if "token_logprobs" in logprobs:
+            return logprobs["token_logprobs"]
+        return [token["logprob"] for token in logprobs["content"] or []]
     except (KeyError, IndexError, TypeError, AttributeError):
         return []
 
@@ -249,25 +258,28 @@ async def check_seed(client: EndpointClient, model: str) -> Finding:
 
 async def check_context(client: EndpointClient, model: str, listed: Sequence[JsonMapping] | Error) -> Finding:
     """Find the context length: from the list of models, else from the error of an impossible request."""
-    known = [] if isinstance(listed, Error) else [one for one in listed if one["id"] == model]
+    entry: JsonMapping = {}
+    if not isinstance(listed, Error):
+        entry = next((entry for entry in listed if entry["id"] == model), {})
     for name in CONTEXT_NAMES:
-        if known and isinstance(known[0].get(name), int):
-            return Finding("context", f"{known[0][name]:,} tokens (its {name})", OK)
+        if isinstance(entry.get(name), int):
+            return Finding("context", f"{entry[name]:,} tokens (its {name})", OK)
     # The prompt is as short as before, so this costs little even if the server responds.
     response = await _respond(client, _request(client, model, HELLO, max_tokens=IMPOSSIBLE_TOKENS))
     if isinstance(response, Error):
-        found = re.search(
-            r"(?:context|maximum|at most|up to|limit)\D{0,40}?(\d{3,9})", str(response).replace(",", ""), re.I
-        )
-        if found and int(found[1]) != IMPOSSIBLE_TOKENS:
-            return Finding("context", f"{int(found[1]):,} tokens (from an error message)", OK)
+        message = str(response).replace(",", "")
+        match = re.search(r"(?:context|maximum|at most|up to|limit)\D{0,40}?(\d{3,9})", message, re.I)
+        context = int(match[1]) if match else IMPOSSIBLE_TOKENS
+        if context != IMPOSSIBLE_TOKENS:  # the message may only repeat the request
+            return Finding("context", f"{context:,} tokens (from an error message)", OK)
     return Finding("context", "unknown: see the model's card", SKIPPED)
 
 
 async def check_streaming(client: EndpointClient, model: str) -> Finding:
     """Check whether responses are streamed."""
     path, body = client.translate(_request(client, model, STORY, max_tokens=STORY_MAX_TOKENS))
-    started, first, events = time.perf_counter(), None, 0
+    first, events = None, 0
+    started = time.perf_counter()
     async with client.open_stream(path, {**body, "stream": True}) as reply:
         async for line in reply.content:
             if line.startswith(b"data:"):
@@ -291,10 +303,10 @@ async def check_latency(client: EndpointClient, model: str) -> Finding:
             raise response
     median = sorted(taken)[1]
     speed = f", {tokens / sum(taken):.0f} tokens/s" if tokens else ""
-    seen = f"{human_seconds(median)} for up to {STORY_MAX_TOKENS} tokens{speed}"
+    description = f"{human_seconds(median)} for up to {STORY_MAX_TOKENS} tokens{speed}"
     if median > SLOW_RESPONSE_S:
-        return Finding("latency", seen)
-    return Finding("latency", f"{seen}, one request at a time", OK)
+        return Finding("latency", description)
+    return Finding("latency", f"{description}, one request at a time", OK)
 
 
 def _request(client: EndpointClient, model: str, text: str, tools: Any = None, **sampling: Any) -> Request:
@@ -316,17 +328,23 @@ def _timed_out(error: Error) -> bool:
 
 async def _twice(client: EndpointClient, model: str, **sampling: Any) -> tuple[bool, str]:
     request = _request(client, model, STORY, max_tokens=STORY_MAX_TOKENS, **sampling)
-    first, second = [text_of((await client.respond(request)).message) for _ in range(2)]
+    first = text_of((await client.respond(request)).message)
+    second = text_of((await client.respond(request)).message)
     return first == second, first
 
 
 def _short(text: str, max_chars: int = 90) -> str:
-    text = " ".join("".join(c if c.isprintable() or c.isspace() else "·" for c in text).split())
+    # A message of a broken server can contain control characters, which would change the terminal.
+    characters = [char if char.isprintable() or char.isspace() else "·" for char in text]
+    text = " ".join("".join(characters).split())
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def _error_text(error: Exception) -> str:
     """Return an error in at most 200 characters; for an HTTP error, its status and the server's message."""
-    text, message = str(error), re.search(r'"message": ?"((?:[^"\\]|\\.)*)', str(error))
+    text = str(error)
+    message = re.search(r'"message": ?"((?:[^"\\]|\\.)*)', text)
     status = re.search(r"HTTP \d{3}", text)
-    return _short(f"{status[0]}: {message[1]}" if status and message else text, 200)
+    if status and message:
+        text = f"{status[0]}: {message[1]}"
+    return _short(text, 200)

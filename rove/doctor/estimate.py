@@ -127,19 +127,19 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         loaded: A model of the size that is trained; its weights are changed.
     """
     on_cpu = loaded.model.device.type == "cpu"
-    libraries = resident_memory() - on_cpu * sum(p.nbytes for p in loaded.model.parameters())
+    libraries = resident_memory()
+    if on_cpu:  # `memory_needed` counts the weights
+        libraries -= sum(p.nbytes for p in loaded.model.parameters())
     loaded = add_lora(rl, loaded)
     learner = Learner(rl, OBJECTIVE, loaded)
     rng = random.Random(0)
-    rollout = await _sampling_seconds(rl, loaded, work, rng) + work.environment_seconds
+    rollout_seconds = await _sampling_seconds(rl, loaded, work, rng) + work.environment_seconds
     # Equal prefixes are computed once: the members of a group share a prompt, and all rollouts the instructions.
     groups = [rng.choice(work.rollouts) for _ in range(rl.batch_size // rl.rollouts_per_example)]
-    prompt_lengths = [mask.index(True) for _, mask in groups]
-    members = [
-        _variant(one, loaded, rng, start)
-        for one, start in zip(groups, prompt_lengths, strict=True)
-        for _ in range(rl.rollouts_per_example)
-    ]
+    members: list[TrainingSequence] = []
+    for rollout in groups:
+        prompt_length = rollout[1].index(True)
+        members += [_variant(rollout, loaded, rng, prompt_length) for _ in range(rl.rollouts_per_example)]
     trained = _computed_tokens(rl, loaded, members)
     first = work.rollouts[0][0]
     shared = min(common_prefix(first, ids) for ids, _ in work.rollouts)
@@ -153,9 +153,16 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         batch = [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
         passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * _computed_tokens(rl, loaded, batch) * token + _evaluation_seconds(sft, rollout, work)
-        kept = round((1 - sft.validation_fraction) * work.conversations)
-        sft_steps = max(1, kept // sft.batch_size) * sft.epochs
+        sft_step = passes * _computed_tokens(rl, loaded, batch) * token
+        sft_step += _evaluation_seconds(sft, rollout_seconds, work)
+        training_conversations = round((1 - sft.validation_fraction) * work.conversations)
+        sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
+    rl_step = rl.batch_size * rollout_seconds + TRAINED_SHARE * trained * token
+    rl_step += _evaluation_seconds(rl, rollout_seconds, work)
+    initial = 0.0
+    if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation
+        initial = _evaluation_seconds(rl, rollout_seconds, work, every=1)
+    setup_seconds = ROWS * work.conditions * work.setup_seconds
     data = TOKEN_BYTES * work.conversations * work.tokens
     needed = memory_needed(rl, loaded, trial, round(work.tokens), trained)
     # In the results table, a model that has not learned the format yet may sample the maximum number of tokens in every turn.
@@ -165,11 +172,10 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         data=work.data_rollouts * work.teacher_seconds,
         sft_step=OVERHEAD * sft_step,
         sft_steps=sft_steps,
-        rl_step=OVERHEAD
-        * (rl.batch_size * rollout + TRAINED_SHARE * trained * token + _evaluation_seconds(rl, rollout, work)),
+        rl_step=OVERHEAD * rl_step,
         rl_steps=rl.steps,
-        initial=_evaluation_seconds(rl, rollout, work, every=1) if rl.lr_backoff is not None else 0.0,
-        table=SAMPLED_ROWS * work.table_rollouts * rollout + ROWS * work.conditions * work.setup_seconds,
+        initial=initial,
+        table=SAMPLED_ROWS * work.table_rollouts * rollout_seconds + setup_seconds,
         memory=max(
             peak_memory() + data,
             libraries + RUNTIME_BYTES + sum(needed.values()) + data,
@@ -179,13 +185,14 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
 
 
 def _evaluation_seconds(
-    config: RLConfig | SFTConfig, rollout: float, work: Workload, every: int | None = None
+    config: RLConfig | SFTConfig, rollout_seconds: float, work: Workload, every: int | None = None
 ) -> float:
     """Return the seconds of evaluations per training step, or if each were run every `every` steps."""
-    return sum(
-        (work.setup_seconds + one.num_examples * one.rollouts_per_example * rollout) / (every or one.every)
-        for one in config.evaluation
-    )
+    seconds = 0.0
+    for evaluation in config.evaluation:
+        num_rollouts = evaluation.num_examples * evaluation.rollouts_per_example
+        seconds += (work.setup_seconds + num_rollouts * rollout_seconds) / (every or evaluation.every)
+    return seconds
 
 
 def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence]) -> float:
@@ -203,11 +210,11 @@ async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workloa
     turn_tokens = work.sampled_tokens / work.turns
     longest = max(2, min(MAX_TURN_TOKENS, round(turn_tokens)))
     await _sample(engine, config, loaded, work, rng, 1)  # includes one-time setup
-    first, last = [
-        min([await _sample(engine, config, loaded, work, rng, length) for _ in range(REPEATS)])
-        for length in (1, longest)
-    ]
-    decoding = max(0.0, last - first) / (longest - 1)
+    shortest_of: dict[int, float] = {}
+    for length in (1, longest):
+        shortest_of[length] = min([await _sample(engine, config, loaded, work, rng, length) for _ in range(REPEATS)])
+    first, last = shortest_of[1], shortest_of[longest]
+    decoding = max(0.0, last - first) / (longest - 1)  # the first token includes the prefill
     return (first + max(0.0, turn_tokens - 1) * decoding) / config.batch_size
 
 
@@ -217,15 +224,20 @@ async def _sample(
     """Sample a full batch of rollouts with `length` tokens per turn; return the seconds."""
     turns = round(work.turns)
     groups = [rng.choice(work.rollouts) for _ in range(config.batch_size // config.rollouts_per_example)]
-    prompts = [ids[: mask.index(True)] for ids, mask in groups for _ in range(config.rollouts_per_example)]
-    between = (work.tokens - work.sampled_tokens - statistics.fmean(map(len, prompts))) / max(1, turns - 1)
+    prompts: list[list[int]] = []
+    for ids, mask in groups:
+        prompts += [ids[: mask.index(True)]] * config.rollouts_per_example
+    environment_tokens = work.tokens - work.sampled_tokens - statistics.fmean(map(len, prompts))
+    between = environment_tokens / max(1, turns - 1)
     sampling = SamplingParams(temperature=1.0, max_tokens=length)
     started = time.perf_counter()
     for turn in range(turns):
-        requests = [engine.generate(ids, sampling, seed=turn * len(prompts) + n) for n, ids in enumerate(prompts)]
+        first_seed = turn * len(prompts)
+        requests = [engine.generate(ids, sampling, seed=first_seed + n) for n, ids in enumerate(prompts)]
         sampled = await asyncio.gather(*requests)
         messages = [_random_ids(loaded, rng, round(between)) for _ in prompts]
-        prompts = [[*ids, *made.ids, *message] for ids, made, message in zip(prompts, sampled, messages)]
+        turns_so_far = zip(prompts, sampled, messages, strict=True)
+        prompts = [[*ids, *response.ids, *message] for ids, response, message in turns_so_far]
     seconds = time.perf_counter() - started
     engine.release()
     return seconds

@@ -69,16 +69,13 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Traini
     model, sampled = loaded.model, bool(samples)
     if not sampled:
         rng = random.Random(0)
-        count = min(
-            SYNTHETIC_TOKENS,
-            config.micro_batch_tokens,
-            int(getattr(model.config, "max_position_embeddings", SYNTHETIC_TOKENS)),
-        )
+        context = int(getattr(model.config, "max_position_embeddings", SYNTHETIC_TOKENS))
+        count = min(SYNTHETIC_TOKENS, config.micro_batch_tokens, context)
         ids = [rng.randrange(model.config.vocab_size) for _ in range(count)]
         mask = [position > 0 for position in range(count)]
         samples = [TrainingSequence(ids, mask, [0.0] * count, [1.0] * count)]
     batches = micro_batches(samples, config.micro_batch_tokens, model.device, can_pack(model))
-    batch = max(batches, key=lambda one: one.ids.numel())
+    batch = max(batches, key=lambda candidate: candidate.ids.numel())
     # While a layer is recomputed, all its activations are in memory: so are those of the last layer here.
     recomputed = checkpointed_layers(model)[:-1] if config.activation_checkpointing else []
     with mixed_precision(model) if config.mixed_precision else nullcontext():
@@ -86,23 +83,27 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Traini
         started = time.perf_counter()
         _pass(model, batch, recomputed)  # the first pass includes one-time setup
     seconds = time.perf_counter() - started
-    drift = (logprobs - batch.logprobs).abs().max().item() if sampled and len(logprobs) else None
+    drift = None
+    if sampled and len(logprobs):
+        drift = (logprobs - batch.logprobs).abs().max().item()
     return Trial(batch.ids.numel(), seconds, saved, len(batch.predicting), drift)
 
 
 def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tuple[int, torch.Tensor]:
     """Run one forward and backward pass; return the bytes that layers save for it, and the log-probabilities."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    is_autocast = torch.is_autocast_enabled(model.device.type)
-    shapes = {tuple(sorted(p.shape)) for p in model.parameters() if p.ndim > 1 and is_autocast}
+    weight_shapes: set[tuple[int, ...]] = set()
+    if torch.is_autocast_enabled(model.device.type):
+        weight_shapes = {tuple(sorted(p.shape)) for p in model.parameters() if p.ndim > 1}
     storages: dict[int, int] = {}
     vocabulary = model.get_output_embeddings().weight.shape[0]
 
     def record_storage(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         # Under autocast, copies of the weights are saved; they do not grow with the tokens.
-        is_copy = tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in shapes
-        if storage.data_ptr() not in weights and not is_copy and tensor.shape[-1:] != (vocabulary,):
+        is_copy = tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in weight_shapes
+        is_logits = tensor.shape[-1:] == (vocabulary,)  # `_logits_bytes` counts them
+        if storage.data_ptr() not in weights and not is_copy and not is_logits:
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -128,12 +129,14 @@ def check_drift(trial: Trial, in_bf16: bool = False) -> Finding:
         in_bf16: Whether settings let the trainer or the sampler compute in bf16.
     """
     drift = trial.drift or 0.0
-    seen = f"log-probs differ by at most {drift:.1g}"
+    difference = f"log-probs differ by at most {drift:.1g}"
     if not drift <= (MAX_BF16_DRIFT if in_bf16 else MAX_DRIFT):  # NaN fails too
-        return Finding("logprob_mismatch", seen)
+        return Finding("logprob_mismatch", difference)
     if in_bf16:
-        return Finding("logprob_mismatch", seen, OK, "usual in bf16; the importance ratio of the loss corrects it")
-    return Finding("logprob_mismatch", seen, OK)
+        return Finding(
+            "logprob_mismatch", difference, OK, "usual in bf16; the importance ratio of the loss corrects it"
+        )
+    return Finding("logprob_mismatch", difference, OK)
 
 
 def memory_needed(
@@ -156,18 +159,20 @@ def memory_needed(
     in_bf16 = config.bf16_sampling and has_bf16_products(loaded.model.device)
     own_weights = trained if config.max_off_policy_steps > 0 else 0
     keys_and_values = CACHE_FACTOR * config.batch_size * longest * position_bytes(loaded.model)
+    # The decoder joins projections into its own copies of the weights.
+    joined = size if decoder.supports(loaded.model) else 0
     sampling = {
-        "joined weights": size * decoder.supports(loaded.model) / (2 if in_bf16 else 1),
+        "joined weights": joined / 2 if in_bf16 else float(joined),
         "keys and values": min(float(default_cache_bytes(loaded.model.device)), keys_and_values),
     }
+    # On CPUs, only some models keep bf16 copies of their weights; on GPUs, autocast makes them (docs/decisions/bf16_training.md).
+    copies_weights = supports_bf16_layers(loaded.model) or loaded.model.device.type == "cuda"
     training = {
         "gradients": float(trained),
         "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * filled,
         "logits": _logits_bytes(config, loaded.model, filled, filled * trial.rows / trial.tokens),
         "buffers of the output head": _head_buffers(loaded.model),
-        "bf16 copies of the weights": size / 2
-        if config.mixed_precision and (supports_bf16_layers(loaded.model) or loaded.model.device.type == "cuda")
-        else 0.0,
+        "bf16 copies of the weights": size / 2 if config.mixed_precision and copies_weights else 0.0,
     }
     if config.max_off_policy_steps == 0:
         smaller = min(sampling, training, key=lambda phase: sum(phase.values()))
@@ -191,10 +196,11 @@ def _logits_bytes(config: RLConfig, model: Any, tokens: float, rows: float) -> f
         return 4.0 * LOGITS_FACTOR * vocabulary * (tokens + rows)
     if not scores_natively(head):
         return LOGITS_FACTOR * min(MAX_LOGITS_BYTES / 2, 4.0 * vocabulary * rows)
-    converted = (
-        head.backward_dtype.itemsize / head.forward_dtype.itemsize if head.backward_dtype != head.forward_dtype else 0
-    )
-    return (1 + converted) * min(MAX_LOGITS_BYTES, head.forward_dtype.itemsize * vocabulary * rows)
+    forward_bytes = head.forward_dtype.itemsize
+    converted = 0.0
+    if head.backward_dtype != head.forward_dtype:  # the backward pass converts the logits
+        converted = head.backward_dtype.itemsize / forward_bytes
+    return (1 + converted) * min(MAX_LOGITS_BYTES, forward_bytes * vocabulary * rows)
 
 
 def _head_buffers(model: Any) -> float:
@@ -203,8 +209,10 @@ def _head_buffers(model: Any) -> float:
     A product packs the weight. A trained weight's gradient is computed whole before it is added to the gradients of earlier
     micro-batches; that of a tied embedding is computed separately.
     """
-    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    return float(head.nbytes * (2 if head is embedding and head.requires_grad else 1))
+    head = model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight
+    copies = 2 if head is embedding and head.requires_grad else 1
+    return float(head.nbytes * copies)
 
 
 def position_bytes(model: Any) -> int:
@@ -213,7 +221,8 @@ def position_bytes(model: Any) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return 2 * heads * size * sum(kind != "conv" for kind in kinds) * model.dtype.itemsize
+    num_attention_layers = sum(kind != "conv" for kind in kinds)  # convolutions keep no keys and values
+    return 2 * heads * size * num_attention_layers * model.dtype.itemsize
 
 
 def resident_memory() -> int:
@@ -230,7 +239,8 @@ def memory_free(device: torch.device) -> int | None:
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             free.append(1024 * int(line.split()[1]))
-    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    limit = _lines("/sys/fs/cgroup/memory.max")
+    used = _lines("/sys/fs/cgroup/memory.current")
     if limit and used and limit[0].isdigit():
         free.append(int(limit[0]) - int(used[0]))
     if not free and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -242,28 +252,29 @@ def check_memory(needed: dict[str, float], free: int | None) -> Finding:
     """Check whether a run fits into memory; loaded weights count as free."""
     total = sum(needed.values())
     largest = sorted(needed, key=lambda name: -needed[name])[:NAMED_PARTS]
-    shown = {name: needed[name] for name in largest} | {"other": total - sum(needed[name] for name in largest)}
-    parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in shown.items() if size > 0.005 * total)
+    named_sizes = {name: needed[name] for name in largest}
+    named_sizes["other"] = total - sum(named_sizes.values())
+    parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in named_sizes.items() if size > 0.005 * total)
     if free is None:
         return Finding("memory", f"about {human_bytes(total)} ({parts})", OK)
     available = free + needed["weights"] + needed.get("Python and its libraries", 0)
-    seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(available)} free"
-    return Finding("memory", seen, _severity(total, available))
+    usage = f"about {human_bytes(total)} ({parts}) of {human_bytes(available)} free"
+    return Finding("memory", usage, _severity(total, available))
 
 
 def check_time(config: RLConfig, sampling: float, training: float) -> Finding:
     """Estimate the duration of a run from the seconds of sampling and training per step."""
     step = sampling + training
-    seen = (
+    duration = (
         f"about {human_seconds(step)} per step ({human_seconds(sampling)} sampling), "
         f"{human_seconds(step * config.steps)} in total"
     )
     if step * config.steps > LONG_RUN_S:
-        return Finding("time", seen)
+        return Finding("time", duration)
     if step * config.checkpoint_every > 3600:
-        seen += f"; an interruption may cost {human_seconds(step * config.checkpoint_every)}"
-        return Finding("time", seen, remedy="lower --checkpoint-every")
-    return Finding("time", seen, OK, "more if rollouts become longer during training")
+        duration += f"; an interruption may cost {human_seconds(step * config.checkpoint_every)}"
+        return Finding("time", duration, remedy="lower --checkpoint-every")
+    return Finding("time", duration, OK, "more if rollouts become longer during training")
 
 
 def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float, folder: Path) -> Finding:
@@ -271,16 +282,18 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
     while not folder.exists():
         folder = folder.parent
     saved = needed["AdamW"] / ADAM_TENSORS  # the size of the trained weights
-    one = saved + needed["AdamW"]
+    checkpoint = saved + needed["AdamW"]
     if config.loss.sync_reference_every is not None:
-        one += needed["reference model"]
+        checkpoint += needed["reference model"]
     # A new checkpoint is written before the oldest is deleted; the final weights are written at the end.
-    checkpoints = one * (config.keep_checkpoints + 1) + saved
+    checkpoints = checkpoint * (config.keep_checkpoints + 1) + saved
     rollouts = rollout_bytes * config.batch_size * config.steps
     free = shutil.disk_usage(folder).free
-    parts = f"checkpoints {human_bytes(checkpoints)}" + (f", rollouts {human_bytes(rollouts)}" if rollouts else "")
-    seen = f"{parts}; {human_bytes(free)} free"
-    return Finding("disk", seen, _severity(checkpoints + rollouts, free, certain=1.0))
+    parts = f"checkpoints {human_bytes(checkpoints)}"
+    if rollouts:
+        parts += f", rollouts {human_bytes(rollouts)}"
+    usage = f"{parts}; {human_bytes(free)} free"
+    return Finding("disk", usage, _severity(checkpoints + rollouts, free, certain=1.0))
 
 
 def _severity(needed: float, available: float, certain: float = UNCERTAINTY) -> Severity:

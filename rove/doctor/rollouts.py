@@ -70,8 +70,9 @@ def check_failures(records: Sequence[RolloutRecord]) -> Finding:
     errors = [record.error for record in records if record.error is not None]
     if not errors:
         return Finding("rollouts", f"{len(records)} sampled, none failed", OK)
-    seen = f"{len(errors)} of {len(records)} failed; {errors[0].phase}: {errors[0].type}: {errors[0].message}"
-    return Finding("rollouts", seen, HIGH if len(errors) == len(records) else MEDIUM)
+    first = errors[0]
+    summary = f"{len(errors)} of {len(records)} failed; {first.phase}: {first.type}: {first.message}"
+    return Finding("rollouts", summary, HIGH if len(errors) == len(records) else MEDIUM)
 
 
 def check_reward(scored: Sequence[RolloutRecord]) -> Finding:
@@ -80,12 +81,13 @@ def check_reward(scored: Sequence[RolloutRecord]) -> Finding:
     scores = scored[0].scores
     assert scores is not None
     best = max(sum(weight for weight in scores.weights.values() if weight > 0), *rewards)
-    seen = f"mean {mean(rewards):.3f}, from {min(rewards):.3g} to {max(rewards):.3g} (at most about {best:.3g})"
-    if max(rewards) <= 0 and max(rewards) - min(rewards) < EQUAL_REWARDS * best:
-        return Finding("base_reward", f"{seen}: nothing to reinforce", HIGH)
-    if best > 0 and mean(rewards) > EASY_REWARD * best:
-        return Finding("base_reward", f"{seen}: little left to learn", MEDIUM, "use harder examples")
-    return Finding("base_reward", seen, OK)
+    average, lowest, highest = mean(rewards), min(rewards), max(rewards)
+    summary = f"mean {average:.3f}, from {lowest:.3g} to {highest:.3g} (at most about {best:.3g})"
+    if highest <= 0 and highest - lowest < EQUAL_REWARDS * best:
+        return Finding("base_reward", f"{summary}: nothing to reinforce", HIGH)
+    if best > 0 and average > EASY_REWARD * best:
+        return Finding("base_reward", f"{summary}: little left to learn", MEDIUM, "use harder examples")
+    return Finding("base_reward", summary, OK)
 
 
 def check_advantages(scored: Sequence[RolloutRecord]) -> Finding:
@@ -110,61 +112,61 @@ def check_format(scored: Sequence[RolloutRecord]) -> Finding:
             if "format" in name:
                 values.setdefault(name, []).append(value)
     if not values:
-        return Finding(
-            "format",
-            "no reward function has 'format' in its name",
-            SKIPPED,
-            "one with a small weight helps weak models",
-        )
+        remedy = "one with a small weight helps weak models"
+        return Finding("format", "no reward function has 'format' in its name", SKIPPED, remedy)
     worst = min(values, key=lambda name: mean(values[name]))
-    seen = f"{worst} {mean(values[worst]):.2f}"
-    return Finding("format", seen, OK if mean(values[worst]) >= BAD_FORMAT else MEDIUM)
+    average = mean(values[worst])
+    return Finding("format", f"{worst} {average:.2f}", OK if average >= BAD_FORMAT else MEDIUM)
 
 
 def check_truncation(records: Sequence[RolloutRecord], scripted: Lengths, max_tokens: int) -> Finding:
     """Check whether responses fit into `max_tokens`."""
     steps = [step for record in records for step in record.steps]
     truncated = sum(step.finish_reason == "length" for step in steps) / max(1, len(steps))
-    seen = f"{truncated:.0%} of responses truncated at {max_tokens}"
+    summary = f"{truncated:.0%} of responses truncated at {max_tokens}"
     if scripted.response > max_tokens:
-        seen += f"; a scripted policy needs {scripted.response}"
-        return Finding("max_tokens", seen, MEDIUM, f"-t {scripted.response * 3 // 2}")
-    return Finding("max_tokens", seen, OK if truncated <= MAX_TRUNCATED else MEDIUM)
+        summary += f"; a scripted policy needs {scripted.response}"
+        return Finding("max_tokens", summary, MEDIUM, f"-t {scripted.response * 3 // 2}")
+    return Finding("max_tokens", summary, OK if truncated <= MAX_TRUNCATED else MEDIUM)
 
 
 def check_context(sampled: Lengths, scripted: Lengths, max_tokens: int, context: int) -> Finding:
     """Check whether the longest rollouts fit into the model's context."""
     longest = max(sampled.prompt, scripted.prompt)
-    seen = f"longest prompt {longest:,} + {max_tokens:,} of {context:,} tokens"
+    summary = f"longest prompt {longest:,} + {max_tokens:,} of {context:,} tokens"
     if not longest:
         return Finding("context", "no prompts to measure", SKIPPED)
     if max(sampled.shortest_prompt, scripted.shortest_prompt) >= context:
-        return Finding("context", f"{seen}: no prompt leaves room for a response", HIGH)
-    shortest = min(one.shortest_prompt for one in (sampled, scripted) if one.prompt)
+        return Finding("context", f"{summary}: no prompt leaves room for a response", HIGH)
+    measured = [lengths for lengths in (sampled, scripted) if lengths.prompt]
+    shortest = min(lengths.shortest_prompt for lengths in measured)
     if shortest + max_tokens > context:
-        less = f"at most -t {context - longest}" if longest < context else "a much smaller -t"
-        return Finding("context", f"{seen}: no prompt leaves room for a response of this length", HIGH, less)
-    return Finding("context", seen, OK if longest + max_tokens <= context else MEDIUM)
+        remedy = f"at most -t {context - longest}" if longest < context else "a much smaller -t"
+        return Finding("context", f"{summary}: no prompt leaves room for a response of this length", HIGH, remedy)
+    return Finding("context", summary, OK if longest + max_tokens <= context else MEDIUM)
 
 
 def check_history(records: Sequence[RolloutRecord], scripted: Sequence[RolloutRecord], renderer: Renderer) -> Finding:
     """Check whether each turn's prompt extends the tokens of the turn before, under the model's chat template."""
-    long = [r for r in records if len(r.steps) > 1 and all(s.tokens is not None for s in r.steps)]
-    forks = sum(len(sequences_from_record(record, 0.0)) > 1 for record in long)
-    turns = [([*r.prompt, *r.completion], r.tools) for r in scripted if len(r.steps) > 1]
+    several_turns = [record for record in records if len(record.steps) > 1]
+    # Sampled turns are compared by their tokens. Scripted ones have none, so the chat template renders them.
+    tokenized = [record for record in several_turns if all(step.tokens is not None for step in record.steps)]
+    rewritten = sum(len(sequences_from_record(record, 0.0)) > 1 for record in tokenized)
+    rendered = [record for record in scripted if len(record.steps) > 1]
     try:
-        rewritten = forks + sum(len(renderer.training_branches(*conversation)) > 1 for conversation in turns)
+        for record in rendered:
+            branches = renderer.training_branches([*record.prompt, *record.completion], record.tools)
+            rewritten += len(branches) > 1
     except Error as error:
-        cause, remedy = (
-            "the chat template does not support these conversations",
-            "use a model with another chat template",
-        )
+        cause = "the chat template does not support these conversations"
+        remedy = "use a model with another chat template"
         return Finding("history", f"a conversation cannot be rendered: {error}", remedy=remedy, cause=cause)
-    if not long and not turns:
+    total = len(tokenized) + len(rendered)
+    if not total:
         return Finding("history", "no rollout had a second turn", SKIPPED)
-    seen = f"the history of {rewritten} of {len(long) + len(turns)} longer rollouts is rewritten"
+    summary = f"the history of {rewritten} of {total} longer rollouts is rewritten"
     if rewritten:
-        return Finding("history", f"{seen}: each turn becomes its own sequence, which is slower")
+        return Finding("history", f"{summary}: each turn becomes its own sequence, which is slower")
     return Finding("history", "every turn extends the one before it", OK)
 
 
@@ -177,31 +179,36 @@ def check_tokens(records: Sequence[RolloutRecord]) -> Finding:
     if without:
         return Finding("tokens", f"{without} of {len(steps)} responses have none")
     tokens = [step.tokens for step in steps if step.tokens is not None]
-    wrong = sum(
-        len(t.logprobs) != len(t.completion_ids) or not all(math.isfinite(p) and p < 1e-4 for p in t.logprobs)
-        for t in tokens
-    )
+    wrong = 0
+    for response in tokens:
+        is_complete = len(response.logprobs) == len(response.completion_ids)
+        # Rounding can make the log-probability of a certain token slightly positive.
+        is_valid = all(math.isfinite(logprob) and logprob < 1e-4 for logprob in response.logprobs)
+        wrong += not (is_complete and is_valid)
     if wrong:
-        return Finding(
-            "tokens", f"{wrong} responses have invalid log-probs", remedy="NaN weights? try another checkpoint"
-        )
-    return Finding("tokens", f"{sum(len(t.completion_ids) for t in tokens):,}, each with a log-prob", OK)
+        remedy = "NaN weights? try another checkpoint"
+        return Finding("tokens", f"{wrong} responses have invalid log-probs", remedy=remedy)
+    total = sum(len(response.completion_ids) for response in tokens)
+    return Finding("tokens", f"{total:,}, each with a log-prob", OK)
 
 
 def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:
     """Return the lengths of rollouts: exact if they have tokens, else as the model would encode them."""
-    prompts, responses = [], []
-    for step, tools in ((step, record.tools) for record in records for step in record.steps):
-        tools = tools if step.tools is None else step.tools
-        if step.tokens is not None:
-            prompts.append(len(step.tokens.prompt_ids))
-            responses.append(len(step.tokens.completion_ids))
-            continue
-        try:
-            prompts.append(len(renderer.prompt_ids(step.prompt, tools=tools)))
-        except Error:  # `check_history` reports it
-            continue
-        responses.append(sum(len(renderer.encode(text_of(message))) for message in step.completion) + 1)
+    prompts: list[int] = []
+    responses: list[int] = []
+    for record in records:
+        for step in record.steps:
+            if step.tokens is not None:
+                prompts.append(len(step.tokens.prompt_ids))
+                responses.append(len(step.tokens.completion_ids))
+                continue
+            tools = record.tools if step.tools is None else step.tools
+            try:
+                prompts.append(len(renderer.prompt_ids(step.prompt, tools=tools)))
+            except Error:  # `check_history` reports it
+                continue
+            response = sum(len(renderer.encode(text_of(message))) for message in step.completion)
+            responses.append(response + 1)  # and the token that ends it
     return Lengths(max(prompts, default=0), max(responses, default=0), min(prompts, default=0))
 
 
@@ -211,7 +218,8 @@ def first_prompts(env: Environment, renderer: Renderer, count: int = 8) -> Lengt
     for example in env.examples(count, train=True):
         prompt = example["prompt"]
         try:
-            prompts.append(len(renderer.text_ids(prompt) if isinstance(prompt, str) else renderer.prompt_ids(prompt)))
+            ids = renderer.text_ids(prompt) if isinstance(prompt, str) else renderer.prompt_ids(prompt)
+            prompts.append(len(ids))
         except Error:  # sampling reports it
             continue
     return Lengths(max(prompts, default=0), 0, min(prompts, default=0))

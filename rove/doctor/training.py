@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +69,7 @@ async def check_training(
     config: RLConfig,
     groups: int = 8,
     folder: Path = Path("runs"),
-    on_progress: OnProgress = lambda what, done, total: None,
+    on_progress: OnProgress = lambda activity, done, total: None,
 ) -> AsyncIterator[Finding]:
     """Yield findings about an RL run; write nothing and change no weights.
 
@@ -128,8 +129,10 @@ async def check_sandbox(env: Environment) -> Finding | None:
     missing = (await backend.describe()).missing
     if not missing:
         return Finding("sandbox", "namespaces, control groups and system call filters are active", OK)
-    refused = not backend.unsafe and any(line.split(":")[0] in ESSENTIAL for line in missing)
-    return Finding("sandbox", "; ".join(missing), HIGH if refused else MEDIUM, REMEDY if refused else CONTROL_GROUPS)
+    lacks_essential = any(line.split(":")[0] in ESSENTIAL for line in missing)
+    if lacks_essential and not backend.unsafe:  # the backend refuses to open a sandbox
+        return Finding("sandbox", "; ".join(missing), HIGH, REMEDY)
+    return Finding("sandbox", "; ".join(missing), MEDIUM, CONTROL_GROUPS)
 
 
 async def _check_with_model(
@@ -152,12 +155,15 @@ async def _check_with_model(
         for finding in check_samples(sampled.records, scripted, loaded.renderer, config.max_tokens, context):
             yield finding
         lengths = [lengths_of(records, loaded.renderer) for records in (sampled.records, scripted)]
-        longest = min(context, max(one.prompt for one in lengths) + config.max_tokens)
+        longest = min(context, max(measured.prompt for measured in lengths) + config.max_tokens)
     else:
         yield Finding("samples", "none: rewards, lengths, time and tokens are unknown", SKIPPED, "omit --quick")
         yield check_context(first_prompts(env, loaded.renderer), Lengths(), config.max_tokens, context)
     on_progress("one micro-batch", 1, 1)
-    samples = [s for r in sampled.records if r.steps and r.error is None for s in sequences_from_record(r, 1.0)]
+    samples: list[TrainingSequence] = []
+    for record in sampled.records:
+        if record.steps and record.error is None:
+            samples += sequences_from_record(record, 1.0)
     try:
         trial = try_training(config, loaded, samples)
     except Exception as error:  # such as out of memory
@@ -181,17 +187,18 @@ def _check_machine(
         yield check_drift(trial, in_bf16 and has_bf16_products(loaded.model.device))
     records = [record for record in sampled.records if record.error is None]
     step = config.batch_size / max(1, len(records))  # training steps are this many times as large
-    sequences = [sequence for record in records for sequence in sequences_from_record(record, 1.0)]
+    sequences = list(chain.from_iterable(sequences_from_record(record, 1.0) for record in records))
     tokens = round(step * _computed_tokens(config, loaded, sequences)) if records else None
     needed = memory_needed(config, loaded, trial, longest, tokens, libraries)
     yield check_memory(needed, memory_free(loaded.model.device))
     if records:
         rollouts, _ = training_sequences(records)  # without zero-advantage groups
-        useful = [sequence for rollout in rollouts for sequence in rollout]
+        useful = list(chain.from_iterable(rollouts))
         trained = step * _computed_tokens(config, loaded, useful or sequences)
         sampling = sampled.seconds_per_rollout * config.batch_size
         yield check_time(config, sampling, trial.seconds / trial.tokens * trained)
-    written = sum(len(encode_record(record)) for record in sampled.records) / max(1, len(sampled.records))
+    total_bytes = sum(len(encode_record(record)) for record in sampled.records)
+    written = total_bytes / max(1, len(sampled.records))
     yield check_disk(config, needed, written, folder)
 
 
@@ -237,4 +244,6 @@ async def _scripted(config: RLConfig, env: Environment) -> list[RolloutRecord]:
 def _error_text(error: Exception) -> str:
     """Return an error as one line."""
     text = " ".join(str(error).split())
-    return text if type(error).__module__.startswith("rove.") else f"{type(error).__name__}: {text[:300]}"
+    if type(error).__module__.startswith("rove."):
+        return text
+    return f"{type(error).__name__}: {text[:300]}"

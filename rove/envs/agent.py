@@ -169,20 +169,22 @@ class AgentEnv(Environment):
 
     async def in_thread(self, call: Callable[[], object], state: State) -> object:
         """Run a sync function of the rollout in a thread and return its result."""
-        own = bookkeeping(state)
-        if own.agent_threads is None:
-            own.agent_threads = PendingCalls()
-        return await self._threads.run(call, own.agent_threads)
+        internals = bookkeeping(state)
+        if internals.agent_threads is None:
+            internals.agent_threads = PendingCalls()
+        return await self._threads.run(call, internals.agent_threads)
 
     async def run(self, state: State, turn: Turn) -> None:
         """Give the agent access to the model and run it."""
-        own = bookkeeping(state)
-        own.completion = []
+        internals = bookkeeping(state)
+        internals.completion = []
         with phase("setup_state"):
             returned = await self.setup_state(state)
             if returned is not None and returned is not state:
                 state.update(returned)
-            own.prompt = as_messages(state["prompt"])
+            internals.prompt = as_messages(state["prompt"])
+        # One server for all rollouts, each with its own key: a port per rollout would need hundreds of servers
+        # (docs/decisions/agents.md).
         proxy = await self._started_proxy()
         turns = AgentTurns(self._limited(turn), state, self.agent_sampling, self._stops_hold)
         result: tuple[Any, BaseException | None] = (None, None)
@@ -195,10 +197,11 @@ class AgentEnv(Environment):
             raise
         finally:
             _set_completion(result[0], state)
-            if threads := own.agent_threads:  # threads fail at their next request
+            # The cleanup must not release what a thread still uses (docs/decisions/tools.md).
+            if threads := internals.agent_threads:  # threads fail at their next request
                 await asyncio.wait(threads, timeout=CANCEL_TIMEOUT_S)
         _raise_failure(result[1], turns, state)
-        own.stop_condition = own.stop_condition or "agent_finished"
+        internals.stop_condition = internals.stop_condition or "agent_finished"
 
     async def _run_until_over(
         self, access: Access, turns: AgentTurns, state: State
@@ -228,13 +231,13 @@ class AgentEnv(Environment):
 
     def _limited(self, turn: Turn) -> ModelTurn:
         """Limit a turn function to `max_turns` calls."""
-        begun = 0
+        num_turns = 0
 
         async def limited(state: State, messages: Messages, *, agent_request: Request | None = None) -> Message:
-            nonlocal begun
-            if 0 <= self.max_turns <= begun:
+            nonlocal num_turns
+            if 0 <= self.max_turns <= num_turns:
                 raise LimitReachedError("max_turns_reached")
-            begun += 1
+            num_turns += 1
             return await turn(state, messages, agent_request=agent_request)
 
         return limited
@@ -242,9 +245,10 @@ class AgentEnv(Environment):
     async def _stops_hold(self, state: State) -> bool:
         with phase("stop"):
             holds = await self.check_stops(state)
-        own, condition = bookkeeping(state), state.get("stop_condition")
-        if holds and own.stop_condition is None and isinstance(condition, str):  # set by an override of check_stops
-            own.stop_condition = condition
+        internals = bookkeeping(state)
+        condition = state.get("stop_condition")  # set by an override of check_stops
+        if holds and internals.stop_condition is None and isinstance(condition, str):
+            internals.stop_condition = condition
         return holds
 
     async def _run_command(self, command: str | list[str], access: Access, state: State) -> str:
@@ -284,9 +288,9 @@ class AgentEnv(Environment):
 
 def _check_program(program: str, path: str | None, cwd: str | None) -> None:
     """Raise the error that starting a missing program raises; `hidden_command` could only report it as an exit code."""
-    place = os.path.join(cwd or "", program) if os.sep in program else program
-    if shutil.which(place, path=path) is None:
-        code = errno.EACCES if os.path.exists(place) else errno.ENOENT
+    location = os.path.join(cwd or "", program) if os.sep in program else program
+    if shutil.which(location, path=path) is None:
+        code = errno.EACCES if os.path.exists(location) else errno.ENOENT
         raise OSError(code, os.strerror(code), program)
 
 
@@ -303,11 +307,13 @@ def longest_conversation(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep
     """
     conversations: list[list[TrajectoryStep]] = []
     for step in steps:
-        match = next((one for one in conversations if step.prompt[: len(one[0].prompt)] == one[0].prompt), None)
-        if match is None:
-            conversations.append([step])
+        for conversation in conversations:
+            first_prompt = conversation[0].prompt
+            if step.prompt[: len(first_prompt)] == first_prompt:
+                conversation.append(step)
+                break
         else:
-            match.append(step)
+            conversations.append([step])
     return max(reversed(conversations), key=len) if conversations else []
 
 

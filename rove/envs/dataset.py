@@ -96,15 +96,20 @@ class Rows:
             source = JsonLines(Path(source))
         if isinstance(source, Iterable) and not isinstance(source, Sized):
             self._rows, self._pending = [], iter(cast(Iterable[JsonMapping], source))
-        elif isinstance(source, JsonLines) or (hasattr(source, "column_names") and not isinstance(source, Mapping)):
+        elif isinstance(source, JsonLines) or _is_hugging_face(source):  # read on access, and never copied
             self._rows = cast(Sequence[JsonMapping], source)
         elif isinstance(source, Iterable) and not isinstance(source, Mapping):
-            self._rows = [_check_row(row, i) for i, row in enumerate(cast(Iterable[object], source))]
+            rows = enumerate(cast(Iterable[object], source))
+            self._rows = [_check_row(row, position) for position, row in rows]
         else:
             raise ConfigError(
                 f"a dataset cannot be a {kind}; give a list of dicts, a Hugging Face Dataset, a .jsonl path, "
                 "a generator, or a function that returns one of these"
             )
+
+
+def _is_hugging_face(source: object) -> bool:
+    return hasattr(source, "column_names") and not isinstance(source, Mapping)
 
 
 def _check_row(row: object, position: int) -> JsonMapping:
@@ -188,19 +193,21 @@ def build_example(
     name = next((name for name in ("prompt", "question") if row.get(name) is not None), None)
     if name is None:
         raise ConfigError(f"dataset row {index} has neither 'prompt' nor 'question'; its columns are {sorted(row)}")
-    given = row[name]
+    content = row[name]
     if message_type == "completion":
-        if not isinstance(given, str):
-            kind = type(given).__name__
+        if not isinstance(content, str):
+            kind = type(content).__name__
             raise ConfigError(f"dataset row {index}: '{name}' is a {kind}; message_type 'completion' needs a text")
-        example["prompt"] = given
+        example["prompt"] = content
     else:
-        if name == "question" and not isinstance(given, (str, list)):
+        if name == "question" and not isinstance(content, (str, list)):
             raise ConfigError(
-                f"dataset row {index}: 'question' is {given!r}; expected a text or a list of content parts"
+                f"dataset row {index}: 'question' is {content!r}; expected a text or a list of content parts"
             )
-        content = cast(Any, given)
-        prompt: Messages = as_messages(content if name == "prompt" else [*(few_shot or []), UserMessage(content)])
+        content = cast(Any, content)
+        if name == "question":
+            content = [*(few_shot or []), UserMessage(content)]
+        prompt: Messages = as_messages(content)
         if system_prompt and (not prompt or prompt[0].role != "system"):
             prompt = [SystemMessage(system_prompt), *prompt]
         example["prompt"] = prompt

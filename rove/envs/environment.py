@@ -165,16 +165,16 @@ class Environment(ABC):
         if message_type not in ("chat", "completion"):
             raise ConfigError(f"message_type is {message_type!r}; expected 'chat' or 'completion'")
         if message_type == "completion" and (system_prompt or few_shot):
-            given = "system_prompt" if system_prompt else "few_shot"
-            raise ConfigError(f"{given} cannot be used with message_type 'completion'; write it into the prompts")
+            option = "system_prompt" if system_prompt else "few_shot"
+            raise ConfigError(f"{option} cannot be used with message_type 'completion'; write it into the prompts")
         self.message_type = message_type
         self.dataset = Rows(dataset) if dataset is not None else None
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
         arguments: list[tuple[str, object, type]] = [("rubric", rubric, Rubric), ("policies", policies, Mapping)]
-        for name, value, wanted in arguments:
-            if value is not None and not isinstance(value, wanted):
+        for name, value, expected_type in arguments:
+            if value is not None and not isinstance(value, expected_type):
                 kind = "a rove.Rubric" if name == "rubric" else "a dict of functions by name"
                 raise ConfigError(f"{name} is {value!r}; expected {kind}")
         self.rubric: Rubric = rubric if rubric is not None else Rubric()
@@ -218,18 +218,21 @@ class Environment(ABC):
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
         """Yield the first `n` examples (all if n < 0), built lazily."""
-        wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
-        rows = wanted if wanted is not None else other
-        assert rows is not None
-        for index, row in enumerate(rows.first(n)):
+        for index, row in enumerate(self._split_rows(train).first(n)):
             yield build_example(row, index, self.system_prompt, self.few_shot, self.message_type)
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
         """Return the number of `examples`; None if all would have to be read."""
-        wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
-        rows = wanted if wanted is not None else other
+        return self._split_rows(train).count(n)
+
+    def _split_rows(self, train: bool) -> Rows:
+        rows, fallback = self.eval_dataset, self.dataset
+        if train:
+            rows, fallback = fallback, rows
+        if rows is None:
+            rows = fallback
         assert rows is not None
-        return rows.count(n)
+        return rows
 
     @property
     def identity(self) -> Identity:
@@ -316,6 +319,7 @@ class Environment(ABC):
 
     async def clean_up(self, state: State) -> None:
         """Run every `@cleanup` method, even if one fails, then raise the first failure."""
+        # Called after scoring, because reward functions may read what it closes (docs/decisions/cleanup.md).
         await _run_all(self._cleanups, state)
 
     async def tear_down(self) -> None:
@@ -324,7 +328,10 @@ class Environment(ABC):
         A rubric that is in use by a run of another environment is skipped.
         """
         rubric = self.scoring_rubric
-        await _run_all([*self._teardowns, *([] if rubric.use_count else [rubric.teardown])])
+        methods = list(self._teardowns)
+        if not rubric.use_count:
+            methods.append(rubric.teardown)
+        await _run_all(methods)
 
     @asynccontextmanager
     async def used_in_run(self) -> AsyncGenerator[None]:
@@ -361,11 +368,14 @@ def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
     if not isinstance(completion, str):
         return [UserMessage(prompt)], completion
     steps = bookkeeping(state).trajectory
-    pieces = [*steps[-1].prompt, *steps[-1].completion][1:] if steps else []
-    known = "".join(map(text_of, pieces))
-    if not completion.startswith(known):
+    pieces: list[Any] = []
+    if steps:
+        last = steps[-1]
+        pieces = [*last.prompt, *last.completion][1:]  # the first is the prompt
+    text = "".join(map(text_of, pieces))
+    if not completion.startswith(text):
         return [UserMessage(prompt)], [AssistantMessage(completion)]
-    added = completion[len(known) :]
+    added = completion[len(text) :]
     return [UserMessage(prompt)], [*pieces, UserMessage(added)] if added else pieces
 
 
@@ -375,13 +385,15 @@ def take_result(state: State) -> None:
     Called when `run` has ended; what is set later does not change the rollout. `MultiTurnEnv` and `AgentEnv` record these
     themselves.
     """
-    own = bookkeeping(state)
-    if own.stop_condition is None and isinstance(state.get("stop_condition"), str):
-        own.stop_condition = state["stop_condition"]
+    internals = bookkeeping(state)
+    if internals.stop_condition is None and isinstance(state.get("stop_condition"), str):
+        internals.stop_condition = state["stop_condition"]
     prompt, completion = prompt_of(state), completion_of(state)
-    own.prompt, own.completion = (own.input or {}).get("prompt", []), []  # if the checks fail
-    own.prompt = _text_or_messages(prompt, "prompt")
-    own.completion = _text_or_messages(completion, "completion")
+    # If a check below fails, the record has the prompt of the row: a value that cannot be read back would make the whole
+    # run folder unreadable (docs/decisions/state.md).
+    internals.prompt, internals.completion = (internals.input or {}).get("prompt", []), []
+    internals.prompt = _text_or_messages(prompt, "prompt")
+    internals.completion = _text_or_messages(completion, "completion")
 
 
 def _text_or_messages(value: Any, name: str) -> object:
@@ -398,18 +410,18 @@ def _text_or_messages(value: Any, name: str) -> object:
 
 def offered_tools(state: State) -> list[ToolDefinition] | None:
     """Return the tools that the next request offers: `state["tools"]` if these are tool definitions."""
-    own = bookkeeping(state)
+    internals = bookkeeping(state)
     tools = state.get("tools")
-    if tools is None and not own.reads_tools:
-        return own.tools
+    if tools is None and not internals.reads_tools:
+        return internals.tools
     if tools is None or (is_list(tools) and all(map(_is_tool_definition, tools))):
         return tools
-    if own.reads_tools:
+    if internals.reads_tools:
         raise ConfigError(
             f"state['tools'] is {short_repr(tools)}; expected a list of tool definitions "
             '({"type": "function", "function": {"name": …}}), for example a part of env.tool_defs'
         )
-    return own.tools
+    return internals.tools
 
 
 def _is_tool_definition(tool: object) -> bool:
@@ -431,14 +443,18 @@ async def _run_all(methods: Sequence[Callable[..., object]], *args: object) -> N
 
 
 def _marked(env: Environment, kind: str) -> list[Callable[..., Any]]:
-    names = [name for name in dir(type(env)) if hasattr(getattr(type(env), name, None), kind)]
-    names.sort(key=lambda name: (-getattr(getattr(type(env), name), kind), name))
-    return [getattr(env, name) for name in names]
+    # Looked up in the class: a property of an instance could run the author's code before the instance is complete.
+    methods = {name: getattr(type(env), name, None) for name in dir(type(env))}
+    marked = [name for name, method in methods.items() if hasattr(method, kind)]
+    marked.sort(key=lambda name: (-getattr(methods[name], kind), name))
+    return [getattr(env, name) for name in marked]
 
 
 def _unknown_keyword(cls: type, name: str) -> ConfigError:
-    known: set[str] = set()
+    names: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base) and base is not object:
-            known |= {p.name for p in inspect.signature(base.__init__).parameters.values() if p.kind in (1, 3)}
-    return ConfigError(f"{cls.__name__} has no argument '{name}'; {nearest(name, known - {'self'})}")
+            parameters = inspect.signature(base.__init__).parameters.values()
+            named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            names |= {parameter.name for parameter in parameters if parameter.kind in named_kinds}
+    return ConfigError(f"{cls.__name__} has no argument '{name}'; {nearest(name, names - {'self'})}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -95,11 +97,11 @@ class EnvGroup(Environment):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Run the rollout in the member of its example."""
-        own = bookkeeping(state)
-        assert own.input is not None
-        path = own.env_id = own.input["env_id"]
+        internals = bookkeeping(state)
+        assert internals.input is not None
+        path = internals.env_id = internals.input["env_id"]
         route = path.split("/")
-        own.input["info"]["env_id"] = route if len(route) > 1 else path
+        internals.input["info"]["env_id"] = route if len(route) > 1 else path
         with self.at_member(state) as env:
             await env.run(state, turn)
 
@@ -124,7 +126,7 @@ class EnvGroup(Environment):
     @property
     def components(self) -> list[Any]:
         """This group and the components of its members."""
-        return [*super().components, *(part for env in self.envs for part in env.components)]
+        return [*super().components, *chain.from_iterable(env.components for env in self.envs)]
 
     @contextmanager
     def at_member(self, state: State) -> Generator[Environment]:
@@ -135,23 +137,23 @@ class EnvGroup(Environment):
         Raises:
             ConfigError: the example is not from this group.
         """
-        own = bookkeeping(state)
-        depth, path = own.env_depth, str((own.input or {}).get("env_id"))
+        internals = bookkeeping(state)
+        depth, path = internals.env_depth, str((internals.input or {}).get("env_id"))
         name = path.split("/")[depth : depth + 1]
         if not name or name[0] not in self.members:
             raise ConfigError(
                 f"the example's env_id is {path!r}; expected a member of this group: {nearest(path, self.members)}"
             )
-        own.env_depth = depth + 1
+        internals.env_depth = depth + 1
         try:
             yield self.members[name[0]]
         finally:
-            own.env_depth = depth
+            internals.env_depth = depth
 
     def _common_policies(self) -> dict[str, ScriptedPolicy]:
         """Return the scripted policies that every member ships; each call goes to the member of the example."""
-        first, *others = (set(env.policies) for env in self.envs)
-        common = first.intersection(*others)
+        first, *remaining = (set(env.policies) for env in self.envs)
+        common = first.intersection(*remaining)
 
         def delegate(name: str) -> ScriptedPolicy:
             def policy(messages: Messages, state: State, rng: Random) -> Answer | Awaitable[Answer]:
@@ -176,8 +178,8 @@ class _MemberRubric(Rubric):
     @property
     def names(self) -> list[str]:
         """The union of the members' names in order, then those added here."""
-        member_names = [name for env in self.group.envs for name in env.scoring_rubric.names]
-        return list(dict.fromkeys(member_names + super().names))
+        member_names = chain.from_iterable(env.scoring_rubric.names for env in self.group.envs)
+        return list(dict.fromkeys([*member_names, *super().names]))
 
     @property
     def has_group_rewards(self) -> bool:
@@ -186,18 +188,21 @@ class _MemberRubric(Rubric):
 
     async def score_rollout(self, state: State) -> Scores:
         """Score a rollout with the rubric of its member; see `Rubric.score_rollout`."""
-        own = await super().score_rollout(state)
+        group_scores = await super().score_rollout(state)
         with self.group.at_member(state) as env:
-            return merge_scores([await env.scoring_rubric.score_rollout(state), own])
+            return merge_scores([await env.scoring_rubric.score_rollout(state), group_scores])
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
         """Score a group, whose members are all from one environment; see `Rubric.score_group`."""
-        given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
+        if scores is None:
+            scores = [await self.score_rollout(state) for state in states]
+        member_scores = list(scores)
         if states:
+            # Every state needs its own context: `at_member` tracks the depth of nested groups in the state.
             with ExitStack() as stack:
                 members = [stack.enter_context(self.group.at_member(state)) for state in states]
-                given = await members[0].scoring_rubric.score_group(states, given)
-        return await super().score_group(states, given)
+                member_scores = await members[0].scoring_rubric.score_group(states, member_scores)
+        return await super().score_group(states, member_scores)
 
 
 def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> list[str]:
@@ -210,15 +215,17 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
         names = [env.env_id or f"env_{i}" for i, env in enumerate(envs)]
     if len(names) != len(envs):
         raise ConfigError(f"{len(names)} env_names for {len(envs)} environments; give one for each")
-    wrong = sorted({name for name in names if not name or "/" in name or names.count(name) > 1})
+    counts = Counter(names)
+    # "/" separates the names of nested groups in the path of an example.
+    wrong = sorted(name for name, count in counts.items() if not name or "/" in name or count > 1)
     if wrong:
         raise ConfigError(f"env_names has {wrong}; expected unique, non-empty names without '/'")
     return list(names)
 
 
 def _common_sampling(members: Mapping[str, Environment]) -> dict[str, object]:
-    first, *others = members.values()
-    if any(env.sampling_args != first.sampling_args for env in others):
+    first, *remaining = members.values()
+    if any(env.sampling_args != first.sampling_args for env in remaining):
         differing = {name: env.sampling_args for name, env in members.items()}
         raise ConfigError(
             f"the environments have different sampling_args: {differing}; pass sampling_args= for all of them"

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints
@@ -87,8 +88,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     _check_args(env_id, load, env_args)
     _check_types(env_id, load, env_args)
     with _reporting(f"load_environment() of '{env_id}' failed", Path(module.__file__ or "")):
-        made = load(**env_args)
-    env = as_environment(made, f"load_environment() of '{env_id}' returned")
+        loaded = load(**env_args)
+    env = as_environment(loaded, f"load_environment() of '{env_id}' returned")
     env.env_id = env.env_id or name
     env.env_args = env.env_args or env_args
     env.source = _source(Path(module.__file__ or ""))
@@ -107,7 +108,8 @@ def find_external_environment(env_id: str, env_dir: str | Path | None = None) ->
     """Return the environment that a finder knows by this name; None for a module name, a path, or with `env_dir`."""
     if env_dir is not None or "/" not in env_id or _is_path(env_id):
         return None
-    return next((found for finder in external_finders if (found := finder(env_id)) is not None), None)
+    matches = (finder(env_id) for finder in external_finders)
+    return next((match for match in matches if match is not None), None)
 
 
 class ForeignEnvironment(Protocol):
@@ -195,35 +197,41 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     if is_question_file(env_id):
         return Path(env_id)
     external = find_external_environment(env_id, env_dir)
-    return _locate(_module_name(env_id), _folder_of(env_id, env_dir))[0] if external is None else external.file
+    if external is not None:
+        return external.file
+    file, _ = _locate(_module_name(env_id), _folder_of(env_id, env_dir))
+    return file
 
 
 def _check_version(env_id: str, file: Path, installed: str | None) -> None:
     """Raise ConfigError if a name has a version and the module has another or an unknown one."""
-    _, separator, wanted = env_id.partition("@")
+    _, separator, version = env_id.partition("@")
     if not separator:
         return
     from packaging.version import InvalidVersion, Version  # slow to import; only names with "@" need it
 
     try:
-        asked = Version(wanted)
+        expected_version = Version(version)
     except InvalidVersion as error:
         raise ConfigError(
-            f"'{wanted}' in '{env_id}' is not a version; expected for example '{env_id.partition('@')[0]}@0.1.0', or the name "
+            f"'{version}' in '{env_id}' is not a version; expected for example '{env_id.partition('@')[0]}@0.1.0', or the name "
             "without '@'"
         ) from error
-    here = _version(file, installed)
+    found_version = _version(file, installed)
     try:
-        is_same = Version(here) == asked
+        is_same = Version(found_version) == expected_version
     except InvalidVersion as error:
+        reason = "it has no pyproject.toml with a version"
+        if found_version:
+            reason = f"its version is {found_version!r}"
         raise ConfigError(
-            f"the version of '{_module_name(env_id)}' in {file} is unknown, so '@{wanted}' cannot be checked: "
-            f"{f'its version is {here!r}' if here else 'it has no pyproject.toml with a version'}. Add one, or omit '@{wanted}'"
+            f"the version of '{_module_name(env_id)}' in {file} is unknown, so '@{version}' cannot be checked: "
+            f"{reason}. Add one, or omit '@{version}'"
         ) from error
     if not is_same:
         raise ConfigError(
-            f"{env_id} is not installed; '{_module_name(env_id)}' in {file} is version {here}: install the other one "
-            f"(rove install {env_id}), or omit '@{wanted}'"
+            f"{env_id} is not installed; '{_module_name(env_id)}' in {file} is version {found_version}: install the other one "
+            f"(rove install {env_id}), or omit '@{version}'"
         )
 
 
@@ -235,10 +243,12 @@ def _note_replacement(name: str, env_dir: str | Path | None) -> None:
     if env_dir is not None and _file_in([Path(env_dir)], name) is not None:
         return
     file, module = _locate(name, env_dir)
-    others = [_file_in([folder], name) for folder in (Path("environments"), _examples_dir())]
+    candidates = [_file_in([folder], name) for folder in (Path("environments"), _examples_dir())]
     if module not in (None, name):
-        others.append(_installed(name))
-    replaced = next((other for other in others if other is not None and other.resolve() != file.resolve()), None)
+        candidates.append(_installed(name))
+    replaced = next(
+        (candidate for candidate in filter(None, candidates) if candidate.resolve() != file.resolve()), None
+    )
     if replaced is None or _source(replaced) == _source(file):  # a copy of the same code, as in rove's repository
         return
     if module is None:
@@ -257,7 +267,8 @@ def _note_replacement(name: str, env_dir: str | Path | None) -> None:
 def _packages_of(name: str) -> str:
     """Return names and versions of the packages whose entry points provide an environment."""
     points = _entry_points().get(name, [])
-    return " and ".join(sorted(f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points))
+    packages = [f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points]
+    return " and ".join(sorted(packages))
 
 
 def _version(file: Path, installed: str | None) -> str:
@@ -267,14 +278,16 @@ def _version(file: Path, installed: str | None) -> str:
         return str(read_toml(project).get("project", {}).get("version", ""))
     for name in importlib.metadata.packages_distributions().get(installed or "", []):
         return importlib.metadata.version(name)
-    points = [point for points in _entry_points().values() for point in points if point.module == installed]
+    points = [point for point in chain.from_iterable(_entry_points().values()) if point.module == installed]
     return next((point.dist.version for point in points if point.dist), "")
 
 
 def _module_name(env_id: str) -> str:
     if _is_path(env_id):
         return Path(env_id).resolve().stem.replace("-", "_")
-    return env_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+    _, _, name_with_version = env_id.rpartition("/")
+    name, _, _ = name_with_version.partition("@")
+    return name.replace("-", "_")
 
 
 def _is_path(env_id: str) -> bool:
@@ -309,8 +322,10 @@ def _examples_dir() -> Path:
 
 
 def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
-    for child in sorted(folder.iterdir()) if folder.is_dir() else []:
-        for file in (child / f"{child.name}.py", child / "__init__.py", child / child.name / "__init__.py", child):
+    children = sorted(folder.iterdir()) if folder.is_dir() else []
+    for child in children:
+        package = child / child.name / "__init__.py"
+        for file in (child / f"{child.name}.py", child / "__init__.py", package, child):
             if file.is_file() and file.suffix == ".py":
                 yield child.stem, file
                 break
@@ -328,10 +343,11 @@ def _import(name: str, env_dir: str | Path | None) -> ModuleType:
 
 def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
     """Return the file of an environment, and the name of its module if it is installed."""
-    given = [Path(env_dir)] if env_dir is not None else []
+    # A folder that the caller names comes first; docs/decisions/env_search.md has the order and its reasons.
+    named = [Path(env_dir)] if env_dir is not None else []
     usual = [Path("environments"), _examples_dir()]
     module = None
-    file = _file_in(given, name) or _hidden_by_stdlib(name)
+    file = _file_in(named, name) or _hidden_by_stdlib(name)
     if file is None:
         module = _entry_point_module(name) or name
         file = _installed(module)
@@ -342,10 +358,12 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
     if file is None:
         module, file = None, _file_in(usual, name)
     if file is None:
-        known = {found for folder in given + usual for found, _ in _modules_in(folder)} | {*_entry_points()}
-        where = ", ".join(str(folder) for folder in given + usual)
+        known_names = set(_entry_points())
+        for folder in named + usual:
+            known_names.update(dict(_modules_in(folder)))
+        folder_names = ", ".join(map(str, named + usual))
         raise ConfigError(
-            f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}\n"
+            f"no environment '{name}': not an installed module, nor in {folder_names}; {nearest(name, known_names)}\n"
             "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
         )
     return file, module
@@ -374,7 +392,8 @@ def _installed(name: str) -> Path | None:
     if not name.isidentifier() or name in sys.stdlib_module_names:  # an environment may be named "calendar"
         return None
     # Not importlib.util.find_spec: it would find a module again that was loaded from a folder before.
-    spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, None))), None)
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    spec = next(filter(None, specs), None)
     if spec is None or not spec.origin or Path(spec.origin).is_relative_to(_examples_dir()):
         return None
     return Path(spec.origin)
@@ -388,8 +407,9 @@ def _hidden_by_stdlib(name: str) -> Path | None:
         files = importlib.metadata.files(name) or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    found = (file for file in files if file.as_posix() in (f"{name}.py", f"{name}/__init__.py"))
-    return next((Path(str(file.locate())) for file in found), None)
+    module_paths = (f"{name}.py", f"{name}/__init__.py")
+    module_file = next((file for file in files if file.as_posix() in module_paths), None)
+    return None if module_file is None else Path(str(module_file.locate()))
 
 
 def _file_in(folders: list[Path], name: str) -> Path | None:
@@ -419,8 +439,9 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 def _forget(name: str) -> None:
     """Remove a module and its submodules from sys.modules."""
-    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
-        del sys.modules[known]
+    submodules = [module_name for module_name in sys.modules if module_name.startswith(f"{name}.")]
+    for module_name in (name, *submodules):
+        sys.modules.pop(module_name, None)
 
 
 @contextmanager
@@ -435,7 +456,7 @@ def _importing(name: str, file: Path) -> Generator[None]:
 
 
 @contextmanager
-def _reporting(what: str, file: Path) -> Generator[None]:
+def _reporting(failure: str, file: Path) -> Generator[None]:
     """Convert an exception to a ConfigError that names the line of the environment's own code."""
     try:
         yield
@@ -444,9 +465,13 @@ def _reporting(what: str, file: Path) -> Generator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         inside = file.parent if file.name == "__init__.py" else file
-        own = [frame for frame in frames if Path(frame.filename).is_relative_to(inside)]
-        location = f"{own[-1].filename}, line {own[-1].lineno}" if own else str(file)
-        raise ConfigError(f"{what}: {type(error).__name__}: {error} ({location}){_hint(error)}") from error
+        environment_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(inside)]
+        location = str(file)
+        if environment_frames:
+            last = environment_frames[-1]
+            location = f"{last.filename}, line {last.lineno}"
+        message = f"{type(error).__name__}: {error} ({location}){_hint(error)}"
+        raise ConfigError(f"{failure}: {message}") from error
 
 
 def _hint(error: Exception) -> str:
@@ -466,9 +491,9 @@ def _check_args(env_id: str, load: Any, env_args: Arguments) -> None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     names = {p.name for p in parameters}
-    for given in env_args:
-        if given not in names:
-            raise ConfigError(f"environment '{env_id}' has no argument '{given}'; {nearest(given, names)}")
+    for argument in env_args:
+        if argument not in names:
+            raise ConfigError(f"environment '{env_id}' has no argument '{argument}'; {nearest(argument, names)}")
 
 
 def _check_types(env_id: str, load: object, env_args: Arguments) -> None:
@@ -484,5 +509,5 @@ def _check_types(env_id: str, load: object, env_args: Arguments) -> None:
         try:
             msgspec.convert(value, hint)
         except msgspec.ValidationError:
-            wanted = " or ".join(sorted(kind.__name__ for kind in CHECKED_TYPES & kinds - {NoneType}))
-            raise ConfigError(f"environment '{env_id}': {name} is {value!r}; expected {wanted}") from None
+            expected = " or ".join(sorted(kind.__name__ for kind in CHECKED_TYPES & kinds - {NoneType}))
+            raise ConfigError(f"environment '{env_id}': {name} is {value!r}; expected {expected}") from None

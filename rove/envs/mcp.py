@@ -94,7 +94,11 @@ class MCPEnv(ToolEnv):
         """As `Environment.identity`, with the server settings but not the tools that the servers list."""
         if self._initial_identity is not None:
             return self._initial_identity
-        return {**super().identity, "mcp_servers": [one.identity for one in self.mcp_servers], "scope": self.scope}
+        return {
+            **super().identity,
+            "mcp_servers": [server.identity for server in self.mcp_servers],
+            "scope": self.scope,
+        }
 
     async def connect(self) -> None:
         """Start the servers and fill `tool_defs`. Servers of scope "rollout" are then ended.
@@ -128,9 +132,9 @@ class MCPEnv(ToolEnv):
     @cleanup(priority=-100)
     async def close_rollout_servers(self, state: State) -> None:
         """End the rollout's own servers."""
-        own = bookkeeping(state)
-        if own.mcp_servers is not None:
-            (servers, slot), own.mcp_servers = own.mcp_servers, None
+        internals = bookkeeping(state)
+        if internals.mcp_servers is not None:
+            (servers, slot), internals.mcp_servers = internals.mcp_servers, None
             try:
                 await servers.close()
             finally:
@@ -167,11 +171,9 @@ class MCPEnv(ToolEnv):
         """Add the tools of the servers on the first call."""
         if self._initial_identity is not None:
             return
-        tools = [
-            self._as_tool(server, listed)
-            for server in self.mcp_servers
-            for listed in server.chosen(tools_by_server[server.name])
-        ]
+        tools: list[tuple[ServerSettings, Tool]] = []
+        for server in self.mcp_servers:
+            tools += [self._as_tool(server, listed) for listed in server.chosen(tools_by_server[server.name])]
         owners: dict[str, str] = {}
         for server, tool in tools:
             if tool.name in owners or tool.name in self._tools_by_name:
@@ -181,6 +183,7 @@ class MCPEnv(ToolEnv):
                     f"(prefix='{server.name}_'), or exclude the tool"
                 )
             owners[tool.name] = server.name
+        # Before the tools are added: what servers list may change without a change of the environment.
         identity = self.identity
         for _, tool in tools:
             self._add(tool)
@@ -188,6 +191,7 @@ class MCPEnv(ToolEnv):
         self._initial_identity = identity
 
     def _as_tool(self, server: ServerSettings, listed: JsonMapping) -> tuple[ServerSettings, Tool]:
+        # The model APIs accept only such names (`rove.tools.tool.NAME`); MCP allows any.
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", server.prefix + listed["name"])[:64]
         return server, Tool(
             name=name,

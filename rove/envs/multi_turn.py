@@ -95,13 +95,13 @@ class MultiTurnEnv(Environment):
     async def run(self, state: State, turn: Turn) -> None:
         """Set up the state, then alternate turns until a stop condition or limit applies."""
         await self._set_up(state)
-        own = bookkeeping(state)
-        messages: Messages = as_messages(own.prompt)
+        internals = bookkeeping(state)
+        messages: Messages = as_messages(internals.prompt)
         start = len(messages)
         self._store_rendering(state, messages)
         while True:
             messages.append(await turn(state, messages))
-            own.completion = self._visible(messages[start:])
+            internals.completion = self._visible(messages[start:])
             with phase("stop"):
                 if await self.check_stops(state):
                     return
@@ -109,15 +109,15 @@ class MultiTurnEnv(Environment):
                 reply = as_messages(await maybe_await(self.env_response(self._visible(messages), state)) or [])
                 final = state.get("final_env_response")
                 messages.extend(as_messages(final) if final is not None else reply)
-                own.completion = self._visible(messages[start:])
+                internals.completion = self._visible(messages[start:])
             self._store_rendering(state, messages)
             with phase("stop"):
                 if await self.check_stops(state) or self._limit_reached(state):
                     return
 
     async def _set_up(self, state: State) -> None:
-        own = bookkeeping(state)
-        own.completion = self._visible([])
+        internals = bookkeeping(state)
+        internals.completion = self._visible([])
         with phase("setup_state"):
             returned = await maybe_await(self.setup_state(state))
             if returned is not None and returned is not state:
@@ -126,7 +126,7 @@ class MultiTurnEnv(Environment):
             if self.message_type == "completion" and not isinstance(prompt, str):
                 kind = type(prompt).__name__
                 raise ConfigError(f"state['prompt'] is a {kind}; message_type 'completion' needs a text")
-            own.prompt = prompt if self.message_type == "completion" else as_messages(prompt)
+            internals.prompt = prompt if self.message_type == "completion" else as_messages(prompt)
 
     def _store_rendering(self, state: State, messages: Messages) -> None:
         """Store the rendering of the state with the last message.
@@ -147,14 +147,14 @@ class MultiTurnEnv(Environment):
         return messages if self.message_type == "chat" else "".join(map(text_of, messages))
 
     def _limit_reached(self, state: State) -> bool:
-        own = bookkeeping(state)
-        if 0 <= self.max_turns <= len(own.trajectory):
-            own.stop_condition = "max_turns_reached"
+        internals = bookkeeping(state)
+        if 0 <= self.max_turns <= len(internals.trajectory):
+            internals.stop_condition = "max_turns_reached"
             return True
-        generated = sum(step.usage.completion_tokens for step in own.trajectory)
+        generated = sum(step.usage.completion_tokens for step in internals.trajectory)
         if 0 <= self.max_total_completion_tokens <= generated:
-            own.stop_condition = "max_total_completion_tokens_reached"
-            own.is_truncated = True
+            internals.stop_condition = "max_total_completion_tokens_reached"
+            internals.is_truncated = True
             return True
         return False
 
@@ -195,10 +195,10 @@ class SingleTurnEnv(MultiTurnEnv):
     async def run(self, state: State, turn: Turn) -> None:
         """Set up the state and query the model once."""
         await self._set_up(state)
-        own = bookkeeping(state)
-        own.completion = self._visible([await turn(state, as_messages(own.prompt))])
+        internals = bookkeeping(state)
+        internals.completion = self._visible([await turn(state, as_messages(internals.prompt))])
         if not await self.check_stops(state):
-            own.stop_condition = "answered"
+            internals.stop_condition = "answered"
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Return nothing; a single-turn environment never replies."""

@@ -39,7 +39,7 @@ MAX_FIELD_CHARS = 2**31 - 1
 class FileRow(NamedTuple):
     """A row of a file of questions."""
 
-    place: str
+    position: str
     """Its position for messages: "row 3 (line 5)"."""
     values: Mapping[str, object]
 
@@ -67,12 +67,14 @@ def read_rows(path: Path) -> list[FileRow]:
     if suffix == ".csv":
         return list(_read_csv(path))
     if suffix == ".parquet":
-        return [FileRow(f"row {number}", values) for number, values in enumerate(read_parquet(path), start=1)]
+        numbered = enumerate(read_parquet(path), start=1)
+        return [FileRow(f"row {number}", values) for number, values in numbered]
     rows = JsonLines(path)
-    return [FileRow(_place(index + 1, rows.line_number(index)), values) for index, values in enumerate(rows)]
+    positions = [_position(index + 1, rows.line_number(index)) for index in range(len(rows))]
+    return [FileRow(position, values) for position, values in zip(positions, rows, strict=True)]
 
 
-def _place(row: int, line: int) -> str:
+def _position(row: int, line: int) -> str:
     return f"row {row} (line {line})"
 
 
@@ -98,24 +100,25 @@ def _read_csv(path: Path) -> Iterator[FileRow]:
                     unnamed = {index for index, name in enumerate(header) if not name}
                     continue
                 count += 1
-                place = _place(count, reader.line_num)
-                yield FileRow(place, _csv_values(path, place, header, fields, unnamed))
+                position = _position(count, reader.line_num)
+                yield FileRow(position, _csv_values(path, position, header, fields, unnamed))
     except csv.Error as error:
         raise ConfigError(f"{path}, line {reader.line_num}: this is not a CSV file: {error}") from error
 
 
 def _csv_values(
-    path: Path, place: str, header: Sequence[str], fields: Sequence[str], unnamed: set[int]
+    path: Path, position: str, header: Sequence[str], fields: Sequence[str], unnamed: set[int]
 ) -> dict[str, object]:
     """Return the values of a line by column; None for columns that it does not reach."""
     if len(fields) > len(header):
         raise ConfigError(
-            f"{path}, {place} has {len(fields)} fields, more fields than the header {list(header)}; quote fields that contain "
+            f"{path}, {position} has {len(fields)} fields, more fields than the header {list(header)}; quote fields that contain "
             'a comma: "1,234"'
         )
-    filled = [index for index in unnamed if index < len(fields) and fields[index].strip()]
+    reached = [index for index in unnamed if index < len(fields)]
+    filled = [index for index in reached if fields[index].strip()]
     if filled:
-        raise ConfigError(f"{path}, {place}: column {filled[0] + 1} has a value but no name; name it in the header")
+        raise ConfigError(f"{path}, {position}: column {filled[0] + 1} has a value but no name; name it in the header")
     values: dict[str, object] = {name: None for name in header if name}
     for name, field in zip(header, fields, strict=False):
         if name:
@@ -123,26 +126,31 @@ def _csv_values(
     return values
 
 
-def _check_columns(path: Path, place: str, names: Sequence[str]) -> None:
+def _check_columns(path: Path, position: str, names: Sequence[str]) -> None:
     """Raise ConfigError if two columns have one name, or the columns of a CSV file are separated by another character."""
-    repeated = [name for name, count in Counter(names).items() if count > 1 and name]
+    counts = Counter(filter(None, names))  # columns without a name may repeat
+    repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
-        raise ConfigError(f"{path}, {place}: the column '{repeated[0]}' is there twice; rename or delete one of them")
-    used = [delimiter for delimiter in OTHER_DELIMITERS if len(names) == 1 and delimiter in names[0]]
+        raise ConfigError(
+            f"{path}, {position}: the column '{repeated[0]}' is there twice; rename or delete one of them"
+        )
+    used = []
+    if len(names) == 1:
+        used = [delimiter for delimiter in OTHER_DELIMITERS if delimiter in names[0]]
     if used:
         raise ConfigError(
-            f"{path}, {place}: the header {names[0]!r} has no comma; separate the columns by commas instead of {used[0]!r}"
+            f"{path}, {position}: the header {names[0]!r} has no comma; separate the columns by commas instead of {used[0]!r}"
         )
 
 
 @contextmanager
 def _long_fields() -> Generator[None]:
     """Let the csv module read fields of any length: its limit of 131,072 characters is global."""
-    before = csv.field_size_limit(MAX_FIELD_CHARS)
+    previous_limit = csv.field_size_limit(MAX_FIELD_CHARS)
     try:
         yield
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(previous_limit)
 
 
 def read_parquet(path: Path) -> list[dict[str, object]]:

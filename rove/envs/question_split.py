@@ -57,7 +57,8 @@ def split_by_content(examples: Sequence[Mapping[str, object]], fraction: float) 
     ordered = sorted(set(keys))
     count = 0
     if fraction and len(ordered) > 1:
-        count = min(len(ordered) - 1, max(1, round(fraction * len(ordered))))
+        count = max(1, round(fraction * len(ordered)))
+        count = min(count, len(ordered) - 1)  # at least one question is for training
     chosen = frozenset(ordered[:count])
     training = [index for index, key in enumerate(keys) if key not in chosen]
     held_out = [index for index, key in enumerate(keys) if key in chosen]
@@ -83,5 +84,7 @@ def question_key(example: JsonMapping) -> str:
 
 def _normalized(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).casefold()
-    visible = (char for char in text if unicodedata.category(char) not in ("Cf", "Cc") or char.isspace())
-    return "".join("".join(visible).split()).rstrip(".?!:;,。？！：")
+    text = "".join(text.split())
+    # Two questions that look the same must be on the same side of the split, so invisible characters do not count.
+    visible = "".join(char for char in text if unicodedata.category(char) not in ("Cf", "Cc"))
+    return visible.rstrip(".?!:;,。？！：")

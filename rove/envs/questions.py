@@ -82,25 +82,29 @@ class QuestionsEnv(SingleTurnEnv):
         held_out: float = 0.0,
     ):
         if scorer not in SCORERS and ":" not in scorer:
-            known = f"expected one of {', '.join(SCORERS)}, or package.module:function"
-            raise ConfigError(f"scorer is '{scorer}'; {nearest(scorer, SCORERS)}; {known}")
+            expected = f"expected one of {', '.join(SCORERS)}, or package.module:function"
+            raise ConfigError(f"scorer is '{scorer}'; {nearest(scorer, SCORERS)}; {expected}")
         if not 0 <= held_out < 1:
             raise ConfigError(f"held_out is {held_out}; expected a fraction from 0 to below 1")
         rows = read_rows(Path(path))
         if not rows:
             raise ConfigError(f"{path} has no rows; expected questions and answers")
         question = question_column or next((name for name in QUESTION_COLUMNS if name in rows[0].values), "question")
-        columns = [question, answer_column, *([choices_column] if scorer == "choice" else [])]
+        columns = [question, answer_column]
+        if scorer == "choice":
+            columns.append(choices_column)
         examples = [_example(path, row, columns, scorer) for row in rows]
         self.split: Split = split_by_content(examples, held_out)
         rubric = _rubric(scorer, tolerance, judge_model)
         if scorer != "judge" and any(ACCEPTED_ANSWERS in example for example in examples):
             rubric = AcceptedAnswersRubric(rubric)
+        if system_prompt is None:
+            system_prompt, _ = SCORERS.get(scorer, (TAGGED, ""))
         super().__init__(
             dataset=[examples[index] for index in self.split.training],
             eval_dataset=[examples[index] for index in self.split.held_out] or None,
             rubric=rubric,
-            system_prompt=SCORERS.get(scorer, (TAGGED, ""))[0] if system_prompt is None else system_prompt,
+            system_prompt=system_prompt,
             policies={"teacher": functools.partial(_teacher, scorer), "no_answer": _no_answer},
         )
         self.scorer = scorer
@@ -110,10 +114,10 @@ class QuestionsEnv(SingleTurnEnv):
     @property
     def description(self) -> str:
         """A one-line description of questions and scorer."""
-        what = SCORERS.get(self.scorer, ("", "your reward function"))[1]
+        _, scoring = SCORERS.get(self.scorer, ("", "your reward function"))
         held_out = f" held out of {self.rows:,}" if self.eval_dataset is not None else ""
         repeated = f" ({self.split.repeated:,} rows of the file repeat a question)" if self.split.repeated else ""
-        return f"{self.count_examples():,} questions{held_out}{repeated}, scorer '{self.scorer}': {what}"
+        return f"{self.count_examples():,} questions{held_out}{repeated}, scorer '{self.scorer}': {scoring}"
 
     @property
     def split_description(self) -> str:
@@ -170,17 +174,19 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
         if _is_blank(row.values.get(name)):
             names = ", ".join(repr(str(column)) for column in row.values)
             raise ConfigError(
-                f"{path}, {row.place} has no value in the column '{name}'; its columns: {names}. Name other columns with "
+                f"{path}, {row.position} has no value in the column '{name}'; its columns: {names}. Name other columns with "
                 '-a \'{"question_column": "…", "answer_column": "…"}\''
             )
     question = _question(path, row, columns[0])
     answers = _answers(path, row, columns[1])
-    example: Row = {"info": {name: value for name, value in row.values.items() if name not in columns}}
+    other_columns = {name: value for name, value in row.values.items() if name not in columns}
+    example: Row = {"info": other_columns}
     if len(columns) > 2:
         options = _options(path, row, columns[2])
-        listed = [f"{letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False)]
+        letters = string.ascii_uppercase[: len(options)]
+        listed = [f"{letter}) {text}" for letter, text in zip(letters, options, strict=True)]
         if not isinstance(question, str):
-            raise ConfigError(f"{path}, {row.place}: the question is a list; with choices, expected a text")
+            raise ConfigError(f"{path}, {row.position}: the question is a list; with choices, expected a text")
         return {
             "question": "\n".join([question, "", *listed]),
             "answer": _right_letter(path, row, columns[1], options),
@@ -223,7 +229,7 @@ def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
             messages = list(as_messages(value))
         except (Error, TypeError) as error:
             raise ConfigError(
-                f"{path}, {row.place}: the column '{column}' is not a list of messages: {error}"
+                f"{path}, {row.position}: the column '{column}' is not a list of messages: {error}"
             ) from error
         _check_contents(path, row, column, messages)
         return messages
@@ -238,7 +244,7 @@ def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messa
             continue
         if not isinstance(content, (str, list, tuple)):
             raise ConfigError(
-                f"{path}, {row.place}: the column '{column}' has a message with the role '{message['role']}' and the content "
+                f"{path}, {row.position}: the column '{column}' has a message with the role '{message['role']}' and the content "
                 f"{_short(content)}; expected a text or a list of parts"
             )
 
@@ -248,7 +254,7 @@ def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
     value = row.values[column]
     listed = list(value) if _is_sequence(value) else [value]
     if any(_is_blank(answer) for answer in listed):
-        raise ConfigError(f"{path}, {row.place}: the answers are {value!r}; expected no empty answer among them")
+        raise ConfigError(f"{path}, {row.position}: the answers are {value!r}; expected no empty answer among them")
     expected = "a text, a number, or a list of accepted answers"
     return list(dict.fromkeys(_text(path, row, column, answer, expected) for answer in listed))
 
@@ -261,7 +267,7 @@ def _text(path: str | Path, row: FileRow, column: str, value: object, expected: 
     if isinstance(value, (dict, list, tuple, bytes)):
         kind = type(cell).__name__
         raise ConfigError(
-            f"{path}, {row.place}: the column '{column}' is a {kind}: {_short(cell)}; expected {expected}"
+            f"{path}, {row.position}: the column '{column}' is a {kind}: {_short(cell)}; expected {expected}"
         )
     return str(value)
 
@@ -276,12 +282,12 @@ def _check_number(path: str | Path, row: FileRow, answer: str) -> None:
     if groups := _SPACED_GROUPS.search(answer.rpartition("####")[2]):
         joined = groups[0].replace(" ", "")
         raise ConfigError(
-            f"{path}, {row.place}: the answer {answer!r} may be one number or several; write {joined} if it is one"
+            f"{path}, {row.position}: the answer {answer!r} may be one number or several; write {joined} if it is one"
         )
     try:
         scorers.right_number(answer)
     except Error as error:
-        raise ConfigError(f"{path}, {row.place}: {error}") from None
+        raise ConfigError(f"{path}, {row.position}: {error}") from None
 
 
 def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
@@ -294,14 +300,16 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
     most = len(string.ascii_uppercase)
     if not _is_sequence(options) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
         raise ConfigError(
-            f"{path}, {row.place}: the choices are {_short(value)}; expected a list of 2 to {most} options, "
+            f"{path}, {row.position}: the choices are {_short(value)}; expected a list of 2 to {most} options, "
             'or its JSON such as ["red", "green"]'
         )
     texts = [_text(path, row, column, option, "a list of texts or numbers") for option in options]
-    same = Counter(unicodedata.normalize("NFC", " ".join(text.split())) for text in texts)
-    repeated = [text for text, count in same.items() if count > 1]
+    normalized = [unicodedata.normalize("NFC", " ".join(text.split())) for text in texts]
+    repeated = [text for text, count in Counter(normalized).items() if count > 1]
     if repeated:
-        raise ConfigError(f"{path}, {row.place}: the choices contain {repeated[0]!r} twice; expected different options")
+        raise ConfigError(
+            f"{path}, {row.position}: the choices contain {repeated[0]!r} twice; expected different options"
+        )
     return texts
 
 
@@ -312,17 +320,19 @@ def _right_letter(path: str | Path, row: FileRow, column: str, options: Sequence
         value = list(value)
         if len(value) != 1:
             raise ConfigError(
-                f"{path}, {row.place}: the answers are {_short(value)}; the scorer 'choice' expects one right option per question"
+                f"{path}, {row.position}: the answers are {_short(value)}; the scorer 'choice' expects one right option per "
+                "question"
             )
         value = value[0]
     if isinstance(value, bool):
         value = str(value).lower()
-    if isinstance(value, int) and str(value) in options and options.index(str(value)) != value:
+    is_ambiguous = isinstance(value, int) and str(value) in options and options.index(str(value)) != value
+    if is_ambiguous:
         raise ConfigError(
-            f"{path}, {row.place}: the answer {value} is the text of one option and the position of another; give the letter "
+            f"{path}, {row.position}: the answer {value} is the text of one option and the position of another; give the letter "
             'of the right option, or its text in quotation marks: "' + str(value) + '"'
         )
     try:
         return scorers.choice_letter(value, options)
     except ValueError as error:
-        raise ConfigError(f"{path}, {row.place}: {error}") from None
+        raise ConfigError(f"{path}, {row.position}: {error}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -52,22 +53,28 @@ LOAD_CONTEXT = {
 """Code that loads the context file into a variable."""
 INIT_ANSWER = '\ndel file\nanswer = {"content": "", "ready": False}'
 INSTRUCTIONS = """\
-The question is about an input that may be too long to read at once. You do not see it: it is the variable `context` in a Python \
-of yours. {how} Variables stay; you are told what is printed and the value of the last expression, the middle of what is long \
-left out.
+Answer the question about an input that may be too long to read at once. The input is not in this conversation. It is the \
+value of the variable `context` in a Python session. {code_instructions} Variables persist. You see what the code prints and the \
+value of its last expression; the middle of a long output is omitted.
 
-`llm(prompt)` in that Python asks a language model and returns its answer, a text. It sees nothing but the prompt, so put \
-into it what it is to read. `llm_batch(prompts)` asks several at once and returns the list of their answers.{deeper} \
-{most} calls in all.
+In the Python session, `llm(prompt)` sends a prompt to a language model and returns its reply as a string. The language model \
+sees only the prompt, so include the text that it should read. `llm_batch(prompts)` sends several prompts concurrently and \
+returns the list of replies.{recursion} You can send at most {max_sub_calls} prompts in total. For example:
 
-When you know the answer: answer["content"] = "…"; answer["ready"] = True"""
+parts = [context[:5000], context[5000:10000]]
+replies = llm_batch(["Who is ill in this text?\\n\\n" + part for part in parts])
+
+When you know the answer, store it and mark it as ready. For example:
+
+answer["content"] = "Ophelia"
+answer["ready"] = True"""
 CODE_INSTRUCTIONS = {
-    "tool": "The tool `python` runs code in it.",
-    "fence": "What you write between ```python and ``` runs in it.",
+    "tool": "Use the tool `python` to run code in it.",
+    "fence": "To run code in it, write the code between ```python and ```.",
 }
 RECURSION_INSTRUCTIONS = """\
- With `llm(prompt, context=piece)` it has a Python of its own, with the piece as its `context`; so with \
-`llm_batch(prompts, contexts)`."""
+ With `llm(prompt, context=part)` or `llm_batch(prompts, contexts)`, the language model gets its own Python session, in which \
+the variable `context` holds that part of the input."""
 
 
 def answer_ready(state: State) -> float:
@@ -97,7 +104,7 @@ class SubCalls:
     """Steps by model role, of the rollout."""
     conversations: list[list[TrajectoryStep]]
     """Trajectories to train on: of the rollout, then of its sub-models."""
-    made: int = 0
+    num_calls: int = 0
 
     @property
     def steps(self) -> list[TrajectoryStep]:
@@ -126,30 +133,36 @@ class Exploration:
 
 def steps_of(state: State) -> Iterator[TrajectoryStep]:
     """Yield all steps of a conversation, each followed by those of the conversations that it started."""
-    own = bookkeeping(state).trajectory
-    for number in range(len(own) + 1):
-        yield from own[number - 1 : number] if number else ()
-        for after, branch in bookkeeping(state).rlm.branches:
-            if after == number:
-                yield from steps_of(branch)
+    steps = bookkeeping(state).trajectory
+    branches_after: dict[int, list[State]] = defaultdict(list)
+    for num_turns, branch in bookkeeping(state).rlm.branches:
+        branches_after[num_turns].append(branch)
+    for number in range(len(steps) + 1):
+        if number:
+            yield steps[number - 1]
+        for branch in branches_after[number]:
+            yield from steps_of(branch)
 
 
 def with_preview(prompt: Sequence[Mapping[str, object]], context: object, count: int) -> Messages:
     """Append a description of the context to a prompt: its type, its length, and its beginning."""
     text = as_text(context)
-    size = f"a text of {len(text):,} characters" if isinstance(context, str) else _size(context)
-    preview = f"`context` is {size}. It begins: {text[:count]!r}"
-    *before, last = as_messages(prompt) or [UserMessage()]
+    preview = f"`context` is {_size(context)}. It begins: {text[:count]!r}"
+    *earlier, last = as_messages(prompt) or [UserMessage()]
     if last.role != "user":
-        return [*before, last, UserMessage(preview)]
+        return [*earlier, last, UserMessage(preview)]
     if is_list(content := last.content):
-        return [*before, Message({**last, "content": [*content, {"type": "text", "text": preview}]})]
-    return [*before, Message({**last, "content": f"{last.content}\n\n{preview}".lstrip()})]
+        return [*earlier, Message({**last, "content": [*content, {"type": "text", "text": preview}]})]
+    return [*earlier, Message({**last, "content": f"{last.content}\n\n{preview}".lstrip()})]
 
 
 def _size(context: object) -> str:
+    if isinstance(context, str):
+        return f"a text of {len(context):,} characters"
     kind = type(context).__name__
-    return f"a {kind} of {len(context):,}" if is_list(context) or is_mapping(context) else f"a value of type {kind}"
+    if is_list(context) or is_mapping(context):
+        return f"a {kind} of {len(context):,}"
+    return f"a value of type {kind}"
 
 
 def as_text(context: object) -> str:
@@ -173,7 +186,9 @@ def context_file(context: object) -> tuple[str, bytes]:
 def instructions(code_in: str, max_depth: int, max_sub_calls: int) -> str:
     """Return the default system prompt: Python session, sub-models and limits."""
     return INSTRUCTIONS.format(
-        how=CODE_INSTRUCTIONS[code_in], deeper=RECURSION_INSTRUCTIONS if max_depth > 1 else "", most=max_sub_calls
+        code_instructions=CODE_INSTRUCTIONS[code_in],
+        recursion=RECURSION_INSTRUCTIONS if max_depth > 1 else "",
+        max_sub_calls=max_sub_calls,
     )
 
 
@@ -277,7 +292,7 @@ class RLMEnv(PythonEnv):
     @property
     def identity(self) -> Identity:
         """As `Environment.identity`, with sub-models and their limits."""
-        names = ("max_sub_calls", "max_sub_tokens", "max_depth", "sub_max_turns", "train_sub_calls", "code_in")
+        limits = ("max_sub_calls", "max_sub_tokens", "max_depth", "sub_max_turns", "train_sub_calls", "code_in")
         return {
             **super().identity,
             "context": self.context if isinstance(self.context, str) else function_name(self.context),
@@ -286,21 +301,23 @@ class RLMEnv(PythonEnv):
                 **getattr(self.sub_client, "identity", {}),
                 "sampling": dict(self.sub_sampling_args or {}),
             },
-            "recursion": {name: getattr(self, name) for name in (*names, "preview_chars")},
+            "recursion": {name: getattr(self, name) for name in (*limits, "preview_chars")},
         }
 
     async def run(self, state: State, turn: Turn) -> None:
         """Run as `PythonEnv`; with `train_sub_calls`, then add the sub-calls to the trajectory in order."""
-        own = bookkeeping(state)
-        parallel, conversations = asyncio.Semaphore(self.max_parallel_calls), [own.trajectory]
-        own.rlm = Exploration(SubCalls(turn, parallel, own.model_roles, conversations))
-        own.conversations = conversations
+        internals = bookkeeping(state)
+        parallel = asyncio.Semaphore(self.max_parallel_calls)
+        conversations = [internals.trajectory]
+        internals.rlm = Exploration(SubCalls(turn, parallel, internals.model_roles, conversations))
+        internals.conversations = conversations
         state["final_answer"] = ""
         try:
             await super().run(state, turn)
         finally:
+            # Only now: during the rollout, each turn has to extend the tokens of the turn before it.
             if self.train_sub_calls:
-                own.trajectory[:] = list(steps_of(state))
+                internals.trajectory[:] = list(steps_of(state))
 
     async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, object] | None:
         """Load the context and append its preview to the prompt. An override must call this."""
@@ -340,11 +357,13 @@ class RLMEnv(PythonEnv):
         """Run the code of the model's turn and return its output."""
         if self.code_in == "tool":
             return await super().env_response(messages, state, **kwargs)
+        blocks = FENCED.findall(text_of(messages[-1]))
         with phase("tool python"):
-            return [UserMessage(await self.python("\n".join(FENCED.findall(text_of(messages[-1]))), state))]
+            return [UserMessage(await self.python("\n".join(blocks), state))]
 
     def backend_of(self, state: State) -> Backend:
         """Return the backend for the depth of this conversation."""
+        # With one backend for all depths, sessions could wait for each other in a circle (docs/decisions/recursion.md).
         depth: int = bookkeeping(state).rlm.depth
         return self.backends[depth]
 
@@ -387,9 +406,13 @@ class RLMEnv(PythonEnv):
 
         async def llm_batch(prompts: Any, contexts: Any = None) -> list[str]:
             if not is_list(prompts) or not (contexts is None or is_list(contexts)):
-                raise TypeError("llm_batch(prompts, contexts) takes lists")
+                raise TypeError(
+                    "llm_batch() expects lists, for example llm_batch([prompt_1, prompt_2], [context_1, context_2])"
+                )
             if contexts is not None and len(contexts) != len(prompts):
-                raise ValueError(f"llm_batch() was given {len(prompts)} prompts and {len(contexts)} contexts")
+                raise ValueError(
+                    f"llm_batch() got {len(prompts)} prompts and {len(contexts)} contexts; pass one context for each prompt"
+                )
             return await self._sub_calls(state, "llm_batch", prompts, contexts or [None] * len(prompts))
 
         return {**super().functions(state), "llm": llm, "llm_batch": llm_batch}
@@ -398,10 +421,10 @@ class RLMEnv(PythonEnv):
         """Return the replies of sub-models; the first failure cancels the others."""
         for prompt in prompts:
             if not isinstance(prompt, str) or not prompt:
-                raise TypeError(f"{name}() was given a prompt that is {type(prompt).__name__}; expected a text")
+                raise TypeError(f"{name}() got {prompt!r:.60} as a prompt; pass a string that is not empty")
         self._check_budget(state, name, len(prompts))
         branches = [self._branch(state, prompt, context) for prompt, context in zip(prompts, contexts, strict=True)]
-        tasks = [asyncio.ensure_future(self._answer_of(one)) for one in branches]
+        tasks = [asyncio.ensure_future(self._answer_of(branch)) for branch in branches]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -410,38 +433,47 @@ class RLMEnv(PythonEnv):
             await asyncio.gather(*tasks, return_exceptions=True)  # none may still run when the rollout cleans up
 
     def _check_budget(self, state: State, name: str, count: int) -> None:
-        left = self.max_sub_calls - bookkeeping(state).rlm.calls.made
-        if left < count:
-            raise ValueError(f"{name}() asks for {count}, but {left} of {self.max_sub_calls} sub-calls are left")
+        num_left = self.max_sub_calls - bookkeeping(state).rlm.calls.num_calls
+        if num_left < count:
+            raise ValueError(
+                f"{name}() exceeds the limit of {self.max_sub_calls} calls: {count} requested, {num_left} left"
+            )
         if 0 <= self.max_sub_tokens <= (used := sub_tokens(state)):
-            raise ValueError(f"{name}() has no tokens left: {used:.0f} of {self.max_sub_tokens} are used")
+            raise ValueError(f"{name}() cannot be called: {used:.0f} of {self.max_sub_tokens} tokens are used")
 
     def _branch(self, state: State, prompt: str, context: object) -> State:
         """Create the state of a new sub-model conversation."""
-        own = bookkeeping(state)
-        parent: Exploration = own.rlm
+        internals = bookkeeping(state)
+        parent: Exploration = internals.rlm
         is_deep = context is not None and parent.depth + 1 < self.max_depth
-        messages = as_messages(prompt if context is None or is_deep else f"{prompt}\n\n{as_text(context)}")
+        if context is not None and not is_deep:  # without a Python session, the model has to read the context itself
+            prompt = f"{prompt}\n\n{as_text(context)}"
+        messages = as_messages(prompt)
         if is_deep:
             messages = with_preview(messages, context, self.preview_chars)
-            messages = [SystemMessage(self.system_prompt), *messages] if self.system_prompt else messages
+            if self.system_prompt:
+                messages = [SystemMessage(self.system_prompt), *messages]
+        # A conversation of its own, so that stop conditions, `max_turns` and seeds work as usual
+        # (docs/decisions/recursion.md).
+        # Calls that are not trained on get the seed of their role and number instead.
+        seed = derive_seed(internals.seed, ROLE, len(parent.branches)) if self.train_sub_calls else internals.seed
         branch = State(
-            input=own.input,
+            input=internals.input,
             tools=state["tools"] if is_deep else None,
             trajectory=[],
             completion=[],
             is_truncated=False,
-            seed=derive_seed(own.seed, ROLE, len(parent.branches)) if self.train_sub_calls else own.seed,
-            env_seed=own.env_seed,
+            seed=seed,
+            env_seed=internals.env_seed,
             rlm=Exploration(parent.calls, parent.depth + 1, context if is_deep else None),
             reads_tools=True,
-            conversations=own.conversations,
-            model_roles=own.model_roles,
-            role_clients=own.role_clients,
-            role_numbers=own.role_numbers,
+            conversations=internals.conversations,
+            model_roles=internals.model_roles,
+            role_clients=internals.role_clients,
+            role_numbers=internals.role_numbers,
         )
         bookkeeping(branch).prompt = messages
-        parent.branches.append((len(own.trajectory), branch))
+        parent.branches.append((len(internals.trajectory), branch))
         parent.calls.conversations.append(bookkeeping(branch).trajectory)
         return branch
 
@@ -468,10 +500,11 @@ class RLMEnv(PythonEnv):
         calls: SubCalls = bookkeeping(branch).rlm.calls
         async with calls.parallel:
             self._check_budget(branch, "llm", 1)
-            calls.made += 1
+            calls.num_calls += 1
             if self.train_sub_calls:
                 return await calls.turn(branch, messages)
-            sampling_args, tools = self.sub_sampling_args, branch["tools"]
+            sampling_args = self.sub_sampling_args
+            tools = branch["tools"]
             if self.sub_client is None:
                 return await calls.turn(branch, messages, role=ROLE, model=self.sub_model, sampling_args=sampling_args)
             client, model = self.sub_client, self.sub_model

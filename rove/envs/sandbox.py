@@ -38,8 +38,8 @@ UNSUPPORTED_ARGUMENTS = {
 }
 """Arguments of other libraries, and what to do instead."""
 MATH_PROMPT = (
-    "Solve the problem. Use the tool `python` for whatever is better computed than guessed: variables stay from call to call. "
-    "Put the final answer in \\boxed{}."
+    "Solve the problem. Use the tool `python` for every calculation that you cannot do reliably; variables persist between "
+    "calls. Put the final answer in \\boxed{}, for example \\boxed{42}."
 )
 
 
@@ -65,10 +65,10 @@ class SandboxUse:
 
 def use_of(state: State) -> SandboxUse:
     """Return the sandbox use of a rollout."""
-    own = bookkeeping(state)
-    if own.sandbox is None:
-        own.sandbox = SandboxUse()
-    return own.sandbox
+    internals = bookkeeping(state)
+    if internals.sandbox is None:
+        internals.sandbox = SandboxUse()
+    return internals.sandbox
 
 
 def sandbox_ready_wait_time(state: State) -> float:
@@ -149,18 +149,17 @@ class SandboxEnv(StatefulToolEnv):
         )
         if backend is None:
             backend = self._local_backend()
-        elif given := [
-            name
-            for name, value in (
-                ("pip_install_packages", self.packages),
-                ("environment_vars", environment_vars),
-                ("unsafe", unsafe),
-            )
-            if value
-        ]:
-            raise ConfigError(
-                f"{given[0]} and backend are both given; expected one of them: pass {given[0]} to the backend"
-            )
+        else:
+            backend_options = {
+                "pip_install_packages": self.packages,
+                "environment_vars": environment_vars,
+                "unsafe": unsafe,
+            }
+            for name, value in backend_options.items():
+                if value:
+                    raise ConfigError(
+                        f"{name} and backend are both given; expected one of them: pass {name} to the backend"
+                    )
         self.backend: Backend = backend
         self.limits = override_limits(limits or backend.limits, timeout_per_command_seconds, memory_gb, disk_size_gb)
         monitor = Rubric()
@@ -215,13 +214,14 @@ class SandboxEnv(StatefulToolEnv):
         return self.backend
 
     async def bash(self, command: str, state: State) -> str:
-        """Run a command of bash in a sandbox and get its output. Files stay for the next call. There is no network.
+        """Run a bash command in a sandbox and return its output. Files persist between calls. There is no network access.
 
         Args:
-            command: may have several lines
+            command: The command to run. It may have several lines.
         """
         session = await self.sandbox(state)
-        return self.format_result(await session.bash(command), state)
+        result = await session.bash(command)
+        return self.format_result(result, state)
 
     def format_result(self, result: Result, state: State) -> str:
         """Return the text of a result for the model, and record the result for the metrics."""
@@ -236,6 +236,8 @@ class SandboxEnv(StatefulToolEnv):
         """Add `state` for tools that hide it, and open the sandbox: its failure is not an error of the model."""
         if "state" not in self._tools_by_name[tool_name].hidden:
             return tool_args
+        # Here and not in the tool: otherwise rollouts would be scored as if the model had made a mistake
+        # (docs/decisions/tools.md).
         await self.sandbox(state)
         return {**tool_args, "state": state}
 
@@ -277,13 +279,15 @@ class PythonEnv(SandboxEnv):
         return {}
 
     async def python(self, code: str, state: State) -> str:
-        """Run Python and get what it prints and the value of its last expression. Variables stay. There is no network.
+        """Run Python code and return what it prints and the value of its last expression. Variables persist between calls.
+        There is no network access.
 
         Args:
-            code: may have several lines
+            code: The code to run. It may have several lines.
         """
         session = await self.sandbox(state)
-        return self.format_result(await session.run_python(code, functions=self.functions(state)), state)
+        result = await session.run_python(code, functions=self.functions(state))
+        return self.format_result(result, state)
 
 
 class CodeMathEnv(PythonEnv):
@@ -304,9 +308,9 @@ class CodeMathEnv(PythonEnv):
         super().__init__(system_prompt=system_prompt, rubric=MathRubric() if rubric is None else rubric, **kwargs)
 
 
-def package_names(given: str | Sequence[str]) -> list[str]:
+def package_names(packages: str | Sequence[str]) -> list[str]:
     """Return package names from a list or a space-separated text."""
-    names = given.split() if isinstance(given, str) else list(given)
+    names = packages.split() if isinstance(packages, str) else list(packages)
     for name in names:
         if not name.replace("-", "_").replace(".", "_").isidentifier():
             raise ConfigError(
@@ -319,10 +323,10 @@ def override_limits(
     limits: SandboxLimits, seconds: float | None, memory_gb: float | None, disk_size_gb: float | None
 ) -> SandboxLimits:
     """Return the limits with the given values replaced."""
-    given = {
-        "seconds": seconds,
-        "memory_bytes": None if memory_gb is None else int(memory_gb * BYTES_PER_GB),
-        "disk_bytes": None if disk_size_gb is None else int(disk_size_gb * BYTES_PER_GB),
-    }
-    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return msgspec.structs.replace(limits, **changed)
+    if seconds is not None:
+        limits = msgspec.structs.replace(limits, seconds=seconds)
+    if memory_gb is not None:
+        limits = msgspec.structs.replace(limits, memory_bytes=int(memory_gb * BYTES_PER_GB))
+    if disk_size_gb is not None:
+        limits = msgspec.structs.replace(limits, disk_bytes=int(disk_size_gb * BYTES_PER_GB))
+    return limits

@@ -125,8 +125,10 @@ def as_tool(tool: Any) -> Any:
     if isinstance(tool, Tool) or not is_mapping(inputs) or not hasattr(tool, "forward"):
         return tool
     optional = {name for name, spec in inputs.items() if spec.get("nullable")}
-    hints = {name: _hint(tool, name, spec) for name, spec in inputs.items()}
-    fields = {name: NotRequired[hint] if name in optional else Required[hint] for name, hint in hints.items()}
+    fields: dict[str, object] = {}
+    for name, spec in inputs.items():
+        hint = _hint(tool, name, spec)
+        fields[name] = NotRequired[hint] if name in optional else Required[hint]
     arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  fields known only at run time
     required = [name for name in inputs if name not in optional]
     schema: JsonObject = {
@@ -175,9 +177,8 @@ def _hint(tool: Any, name: str, spec: JsonMapping) -> object:
 def _schema(spec: JsonMapping) -> JsonObject:
     """Return the JSON schema of an input, with keywords that smolagents does not know."""
     kinds = spec.get("type", "any")
-    names = [
-        "string" if kind in ("image", "audio") else kind for kind in ([kinds] if isinstance(kinds, str) else kinds)
-    ]
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    names = ["string" if kind in ("image", "audio") else kind for kind in kinds]
     schema = {name: value for name, value in spec.items() if name not in ("type", "nullable")}
     if "any" in names:
         return schema

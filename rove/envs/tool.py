@@ -77,8 +77,12 @@ class ToolMonitorRubric(Rubric):
 
 def called_names(completion: Messages) -> list[str | None]:
     """Return the names of all called functions, in order; None for a call without a name."""
-    calls = (m.get("tool_calls") for m in completion if m["role"] == "assistant")
-    return [call_name(call) for some in calls if is_list(some) for call in some]
+    names: list[str | None] = []
+    for message in completion:
+        calls = message.get("tool_calls") if message["role"] == "assistant" else None
+        if is_list(calls):  # a server may return anything
+            names += map(call_name, calls)
+    return names
 
 
 def total_tool_calls(completion: Messages) -> int:
@@ -92,17 +96,17 @@ def _as_exception(error: BaseException) -> Exception:
         return error
     if isinstance(error, asyncio.CancelledError):
         return RuntimeError("the tool was cancelled")
-    return RuntimeError(
-        f"exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-    )
+    if isinstance(error, SystemExit):
+        return RuntimeError(f"exit({error.code!r})")
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _exception_classes(stop_errors: Any) -> tuple[type[BaseException], ...]:
-    given: list[Any] = [stop_errors] if isinstance(stop_errors, type) else list(stop_errors or ())
-    for one in given:
-        if not (isinstance(one, type) and issubclass(one, BaseException)):
-            raise ConfigError(f"stop_errors has {one!r}; expected exception classes")
-    return tuple(given)
+    classes: list[Any] = [stop_errors] if isinstance(stop_errors, type) else list(stop_errors or ())
+    for entry in classes:
+        if not (isinstance(entry, type) and issubclass(entry, BaseException)):
+            raise ConfigError(f"stop_errors has {entry!r}; expected exception classes")
+    return tuple(classes)
 
 
 class ToolEnv(MultiTurnEnv):
@@ -179,18 +183,20 @@ class ToolEnv(MultiTurnEnv):
         Raises:
             ConfigError: there is no such tool.
         """
-        name = (
-            tool
-            if isinstance(tool, str)
-            else next((n for n, t in self._tools_by_name.items() if tool in (t, t.func)), None)
-        )
+        name = tool if isinstance(tool, str) else self._name_of(tool)
         if name not in self._tools_by_name:
             raise ConfigError(f"{tool!r} is not one of the tools; {nearest(str(tool), self._tools_by_name)}")
-        known = self._tools_by_name.pop(name)
-        self.tools.remove(known.func)
+        removed = self._tools_by_name.pop(name)
+        self.tools.remove(removed.func)
         del self.tool_map[name]
-        self.tool_defs = [one for one in self.tool_defs if one["function"]["name"] != name]
+        self.tool_defs = [definition for definition in self.tool_defs if definition["function"]["name"] != name]
         self.tool_monitor_rubric.remove_tool_metric(name)
+
+    def _name_of(self, tool: ToolFunction | Tool) -> str | None:
+        for name, added in self._tools_by_name.items():
+            if tool in (added, added.func):
+                return name
+        return None
 
     def _add(self, tool: Tool) -> None:
         name = tool.name
@@ -217,9 +223,9 @@ class ToolEnv(MultiTurnEnv):
         `setup_state` may change that list; the model can call only the tools in it.
         """
         state["tools"] = copy.deepcopy(self.tool_defs)
-        own = bookkeeping(state)
-        own.reads_tools, own.sync_calls = True, PendingCalls()
-        token = _sync_calls.set(own.sync_calls)
+        internals = bookkeeping(state)
+        internals.reads_tools, internals.sync_calls = True, PendingCalls()
+        token = _sync_calls.set(internals.sync_calls)
         try:
             await super().run(state, turn)
         finally:
@@ -276,9 +282,12 @@ class ToolEnv(MultiTurnEnv):
     def no_tools_called(self, state: State) -> bool:
         """Stop when the model answers without a tool call, unless its text has a call: `env_response` explains why."""
         steps = bookkeeping(state).trajectory
-        if not steps or steps[-1].completion[-1].get("tool_calls") or self._left_call(state):
+        if not steps:
             return False
-        return steps[-1].finish_reason == "length" or not unparsed_call_format(text_of(steps[-1].completion[-1]))
+        reply = steps[-1].completion[-1]
+        if reply.get("tool_calls") or self._left_call(state):
+            return False
+        return steps[-1].finish_reason == "length" or not unparsed_call_format(text_of(reply))
 
     def _left_call(self, state: State) -> str | None:
         """Return the name of a tool whose call the endpoint left in the text of the last reply.
@@ -305,11 +314,11 @@ class ToolEnv(MultiTurnEnv):
         if not is_list(calls):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])
-        how = None if calls else unparsed_call_format(text)
+        call_format = None if calls else unparsed_call_format(text)
         steps = bookkeeping(state).trajectory
         left_call = self._left_call(state)
-        if left_call is None and how is not None and steps and steps[-1].tokens is None:
-            parsed = read_calls(text, how, self._tools_by_name)[1]
+        if left_call is None and call_format is not None and steps and steps[-1].tokens is None:
+            parsed = read_calls(text, call_format, self._tools_by_name)[1]
             left_call = call_name(parsed[0]) if parsed else None
         if left_call is not None:
             raise ToolParseError(
@@ -317,9 +326,10 @@ class ToolEnv(MultiTurnEnv):
                 "this model. Enable the parser of the model (vLLM: --enable-auto-tool-choice --tool-call-parser …); a scripted "
                 "policy returns AssistantMessage(None, tool_calls=[…])"
             )
-        if how is not None:
-            example = how.write([Call("name", {"argument": "value"})])
-            error = ToolParseError(f"the tool call cannot be read; expected, with nothing left out: {example}")
+        if call_format is not None:
+            example = call_format.write([Call("name", {"argument": "value"})])
+            error = ToolParseError(f"the tool call cannot be read; write the complete call, for example: {example}")
+            # A user message, because a tool message needs the id of a call.
             return [UserMessage(self._error_message(error, error, ToolParseError, "")["content"])]
         if not self.parallel_calls or len(calls) < 2:
             return [await self._answer(call, messages, state) for call in calls]
@@ -341,6 +351,8 @@ class ToolEnv(MultiTurnEnv):
         return ToolMessage(as_content(result), tool_call_id)
 
     async def _result(self, func: ToolFunction, arguments: Arguments) -> object:
+        # In a thread however short the tool is: a tool that blocks the event loop stops all rollouts
+        # (docs/decisions/tools.md has the costs).
         if self._threads is None or is_async(func):
             return await maybe_await(func(**arguments))
         call = functools.partial(func, **arguments)
@@ -368,7 +380,7 @@ class ToolEnv(MultiTurnEnv):
         with phase(f"tool {tool.name}"):
             try:
                 return as_message(await self.call_tool(tool.name, arguments, id), role="tool")
-            except (InfraError, LimitReachedError):
+            except (InfraError, LimitReachedError):  # a sandbox that is down is no mistake of the model
                 raise
             except BaseException as error:
                 if ends_task(error):
@@ -381,15 +393,17 @@ class ToolEnv(MultiTurnEnv):
     def _tool(self, name: str | None, state: State | None = None) -> Tool:
         """Return a tool by name, among those in `state["tools"]` if there is a state."""
         if name is None:
-            raise ToolParseError('a tool call names no function; expected {"function": {"name": …, "arguments": …}}')
-        known = self._tools_by_name
+            raise ToolParseError(
+                'a tool call names no function; expected {"function": {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}}'
+            )
+        tools = self._tools_by_name
         if state is not None and bookkeeping(state).reads_tools:
-            shown = {call_name(definition) for definition in offered_tools(state) or ()}
-            known = {one: tool for one, tool in known.items() if one in shown}
-        if name not in known:
-            given = name[:QUOTED]
-            raise ToolParseError(f"there is no tool '{given}'; {nearest(given, known)}")
-        return known[name]
+            offered = set(map(call_name, offered_tools(state) or ()))
+            tools = {tool_name: tool for tool_name, tool in tools.items() if tool_name in offered}
+        if name not in tools:
+            short_name = name[:QUOTED]
+            raise ToolParseError(f"there is no tool '{short_name}'; {nearest(short_name, tools)}")
+        return tools[name]
 
     def _error_message(self, error: Exception, cause: BaseException, kind: type[ToolError], id: str) -> ToolMessage:
         """Return the message that reports an error to the model; raise it if it is in `stop_errors`."""

@@ -114,20 +114,19 @@ class Goals(Settings, frozen=True, kw_only=True):
         for name in (*self.never, *self.expected):
             if name not in result.counts:
                 raise ConfigError(f"unknown reward function or metric '{name}'; {nearest(name, result.counts)}")
-        lines = [Missed(result.counts[name], f"{name} in {result.counts[name]} games") for name in self.never]
-        means = [
-            Missed(
-                100 * (minimum - result.expected[name]),
-                f"{name} {100 * result.expected[name]:.2f}% against random, goal {100 * minimum:g}%",
-            )
-            for name, minimum in self.expected.items()
-        ]
-        checks = [(name, minimum, result.checks.get(name, Check(total=1))) for name, minimum in self.checks.items()]
-        answers = [
-            Missed(minimum * check.total - check.seen, f"{name} {check.seen} of {check.total}, goal {100 * minimum:g}%")
-            for name, minimum, check in checks
-        ]
-        return [missed for missed in (*lines, *means, *answers) if missed.amount > 0]
+        goals: list[Missed] = []
+        for name in self.never:
+            count = result.counts[name]
+            goals.append(Missed(count, f"{name} in {count} games"))
+        for name, minimum in self.expected.items():
+            expected = result.expected[name]
+            text = f"{name} {100 * expected:.2f}% against random, goal {100 * minimum:g}%"
+            goals.append(Missed(100 * (minimum - expected), text))
+        for name, minimum in self.checks.items():
+            check = result.checks.get(name, Check(total=1))
+            text = f"{name} {check.seen} of {check.total}, goal {100 * minimum:g}%"
+            goals.append(Missed(minimum * check.total - check.seen, text))
+        return [goal for goal in goals if goal.amount > 0]
 
 
 class _CachingClient:
@@ -143,6 +142,7 @@ class _CachingClient:
         if key not in self.responses:
             seeded = msgspec.structs.replace(request, seed=derive_seed(request.seed, key.decode()))
             self.responses[key] = asyncio.ensure_future(self.client.respond(seeded))
+        # Other games wait for the same response, so the cancellation of this game must not cancel it.
         return await asyncio.shield(self.responses[key])
 
     async def close(self) -> None:
@@ -154,7 +154,7 @@ class _Path:
     """One path through the game tree: the given replies, then the first legal one each time. Records the untried branches."""
 
     opening: int
-    given: tuple[str, ...]
+    replies: tuple[str, ...]
     taken: list[str] = field(default_factory=list)
     probability: float = 1.0
     branches: list[tuple[str, ...]] = field(default_factory=list)
@@ -162,9 +162,12 @@ class _Path:
     async def opponent(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
         """Return the next reply of the path (implements `Opponent`)."""
         depth = len(self.taken)
-        move = self.given[depth] if depth < len(self.given) else legal[0]
-        if depth >= len(self.given):
-            self.branches += [(*self.taken, other) for other in legal[1:]]
+        if depth < len(self.replies):
+            move = self.replies[depth]
+        else:
+            # Only new positions branch: those before were recorded by the path from which this one branched.
+            move = legal[0]
+            self.branches += [(*self.taken, alternative) for alternative in legal[1:]]
         self.taken.append(move)
         self.probability /= len(legal)
         return move
@@ -206,7 +209,7 @@ async def play_all_games(
         async with asyncio.TaskGroup() as games:
             for opening in range(len(examples)):
                 games.create_task(play(_Path(opening, ())))
-    except* RolloutError as failed:
+    except* RolloutError as failed:  # the caller expects the error itself, not the group's
         raise failed.exceptions[0] from None
     return sorted(lines, key=lambda line: (line.opening, line.replies))
 
@@ -221,16 +224,16 @@ def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
             counts[name] = counts.get(name, 0) + (value > 0)
             expected[name] = expected.get(name, 0.0) + line.probability * value
     checks: dict[str, Check] = {}
-    answers = {
-        msgspec.json.encode(step.prompt): (step.prompt, step.completion[0])
-        for line in lines
-        for step in line.record.steps
-    }
+    # Many games share their first conversations; each conversation counts once.
+    answers: dict[bytes, tuple[Any, Any]] = {}
+    for line in lines:
+        for step in line.record.steps:
+            answers[msgspec.json.encode(step.prompt)] = (step.prompt, step.completion[0])
     for messages, answer in answers.values():
-        for name, seen in check_answer(as_messages(messages), text_of(answer)).items():
+        for name, was_taken in check_answer(as_messages(messages), text_of(answer)).items():
             check = checks.setdefault(name, Check())
             check.total += 1
-            check.seen += seen
+            check.seen += was_taken
     return ExhaustiveResult(len(lines), len(answers), counts, expected, checks)
 
 
@@ -251,13 +254,18 @@ async def measure_exhaustively(
     """
     lines = await play_all_games(env, client, sampling_params, seed=seed)
     summary = summarize(env, lines)
-    found = {"lines": float(summary.lines), "missed": math.fsum(one.amount for one in goals.missed(summary))}
-    found["reward/mean"] = math.fsum(line.probability * (line.record.reward or 0.0) for line in lines)
+    missed = math.fsum(goal.amount for goal in goals.missed(summary))
+    metrics = {"lines": float(summary.lines), "missed": missed}
+    metrics["reward/mean"] = math.fsum(line.probability * (line.record.reward or 0.0) for line in lines)
     scores = lines[0].record.scores
     for name, value in summary.expected.items():
-        found[f"{'reward' if scores and name in scores.rewards else 'metrics'}/{name}"] = value
-    found |= {f"lines/{name}": float(count) for name, count in summary.counts.items()}
-    return found | {f"checks/{name}": check.seen / check.total for name, check in summary.checks.items()}
+        is_reward = scores is not None and name in scores.rewards
+        metrics[f"reward/{name}" if is_reward else f"metrics/{name}"] = value
+    for name, count in summary.counts.items():
+        metrics[f"lines/{name}"] = float(count)
+    for name, check in summary.checks.items():
+        metrics[f"checks/{name}"] = check.seen / check.total
+    return metrics
 
 
 class EvaluationKind(NamedTuple):

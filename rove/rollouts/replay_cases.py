@@ -68,12 +68,14 @@ async def run_replay_cases(
                 f"example {record.example_id} of a recorded game is not among the first {MAX_EXAMPLES:,} examples of "
                 f"'{env.env_id}'; pass the environment arguments (-a) of the recorded game"
             )
-        game = env_with_opponent(env, recorded_opponent(record)) if isinstance(env, MultiTurnEnv) else env
+        game = env
+        if isinstance(env, MultiTurnEnv):
+            game = env_with_opponent(env, recorded_opponent(record))
         jobs = [[Job(row, record.example_key, 0, 0)]]
         roles = RecordedRoles(record, role)
         rollouts = run_groups(game, client, jobs, model=model, sampling=sampling, max_concurrent=1, model_roles=roles)
-        async for now in rollouts:
-            yield ReplayCase(record, now)
+        async for replayed in rollouts:
+            yield ReplayCase(record, replayed)
 
 
 def recorded_opponent(record: RolloutRecord) -> Opponent | None:
@@ -83,9 +85,10 @@ def recorded_opponent(record: RolloutRecord) -> Opponent | None:
 
     async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
         move = moves.get(view)
-        return (
-            move if move is not None and move in legal else random.Random(f"{record.example_key}:{view}").choice(legal)
-        )
+        if move in legal:
+            return move
+        # The current model led the game to another position than the recorded one.
+        return random.Random(f"{record.example_key}:{view}").choice(legal)
 
     return opponent if moves else None
 
@@ -116,8 +119,10 @@ class RecordedClient:
 
     async def respond(self, request: Request) -> Response:
         """Return the recorded answer, or query the other client."""
-        found = next((step for step in self.steps if step.prompt == request.messages), None)
-        return await self.client.respond(request) if found is None else Response(as_message(found.completion[-1]))
+        recorded = next((step for step in self.steps if step.prompt == request.messages), None)
+        if recorded is None:
+            return await self.client.respond(request)
+        return Response(as_message(recorded.completion[-1]))
 
     async def close(self) -> None:
         """Close the client for other conversations."""

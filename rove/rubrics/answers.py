@@ -110,20 +110,20 @@ def _last_line(text: str) -> str:
             continue
         if TAKEN_BACK.search(" ".join(lines[number + 1 :])[:MAX_AFTER_CHARS]):
             break
-        rest = line[label.end() :]
-        if rest:
-            return _without_closing_marks(line[: label.end()], rest)
+        remainder = line[label.end() :]
+        if remainder:
+            return _without_closing_marks(line[: label.end()], remainder)
         if number + 1 < len(lines):
             return lines[number + 1]
     return lines[-1] if lines else ""
 
 
-def _without_closing_marks(label: str, rest: str) -> str:
+def _without_closing_marks(label: str, remainder: str) -> str:
     """Return the rest of a labeled line without marks that the label opens: "**Answer: Paris**"."""
     for mark in ("**", "__", "*", "_", "`"):
         if label.lstrip(" #>").startswith(mark):
-            return rest if label.count(mark) > 1 else rest.removesuffix(mark)
-    return rest
+            return remainder if label.count(mark) > 1 else remainder.removesuffix(mark)
+    return remainder
 
 
 def _inner(text: str) -> str | None:

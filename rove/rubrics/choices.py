@@ -117,20 +117,20 @@ def _leading_letter(text: str, choices: Sequence[str]) -> str:
     match = re.match(r"[(\[]?([A-Za-z])(?![\w'’])[)\]]?", text)
     if match is None:
         return ""
-    letter, rest = match[1].upper(), text[match.end() :]
-    if not rest.strip(_EDGES + ")]"):
+    letter, remainder = match[1].upper(), text[match.end() :]
+    if not remainder.strip(_EDGES + ")]"):
         return letter
-    is_marked = re.match(r"[.:)\]]|\s*[-–—(,:=→]", rest) or match[0][-1] in ")]"
-    option = _option_with_text(re.sub(r"^[\s.:)\]–—,=→-]+", "", rest), choices) or _option_with_text(
-        re.sub(r"^[\s.:]*\((.*)\)[\s.]*$", r"\1", rest), choices
+    is_marked = re.match(r"[.:)\]]|\s*[-–—(,:=→]", remainder) or match[0][-1] in ")]"
+    option = _option_with_text(re.sub(r"^[\s.:)\]–—,=→-]+", "", remainder), choices) or _option_with_text(
+        re.sub(r"^[\s.:]*\((.*)\)[\s.]*$", r"\1", remainder), choices
     )
     if option:
         return letter if option == letter else ""
-    has_others = _MARKED_LETTER.search(rest) or _OTHERS_AFTER.match(rest)
-    is_denied = _REJECTED.match(rest) or TAKEN_BACK.search(rest) or _DENIED_AFTER.match(rest)
+    has_others = _MARKED_LETTER.search(remainder) or _OTHERS_AFTER.match(remainder)
+    is_denied = _REJECTED.match(remainder) or TAKEN_BACK.search(remainder) or _DENIED_AFTER.match(remainder)
     if not is_marked or has_others or is_denied:
         return ""
-    return letter if match[1].isupper() or match[0][-1] in ")]" or rest[0] in ".:)]" else ""
+    return letter if match[1].isupper() or match[0][-1] in ")]" or remainder[0] in ".:)]" else ""
 
 
 def _stated_letter(text: str, choices: Sequence[str]) -> str:
@@ -138,14 +138,14 @@ def _stated_letter(text: str, choices: Sequence[str]) -> str:
     statements = list(_STATED.finditer(text))
     if not statements:
         return ""
-    rest = text[statements[-1].end() :]
-    if re.match(r"not\b", rest, re.IGNORECASE):  # "not B but C"
-        rest = re.split(r"\bbut\s+(?:rather\s+)?", rest, maxsplit=1)[-1] if re.search(r"\bbut\s", rest) else ""
-    before = text[: statements[-1].start()]
-    if TAKEN_BACK.search(rest) or _DENIED_STATEMENT.search(before):
+    remainder = text[statements[-1].end() :]
+    if re.match(r"not\b", remainder, re.IGNORECASE):  # "not B but C"
+        remainder = re.split(r"\bbut\s+(?:rather\s+)?", remainder, maxsplit=1)[-1] if re.search(r"\bbut\s", remainder) else ""
+    text_before = text[: statements[-1].start()]
+    if TAKEN_BACK.search(remainder) or _DENIED_STATEMENT.search(text_before):
         return ""
-    first = _END_OF_STATEMENT.split(rest, maxsplit=1)[0]
-    if letter := _option_with_text(rest, choices) or _option_with_text(first, choices):
+    first = _END_OF_STATEMENT.split(remainder, maxsplit=1)[0]
+    if letter := _option_with_text(remainder, choices) or _option_with_text(first, choices):
         return letter
     match = re.match(rf"(?:{_NOUN}\s+)?\(?([A-Za-z])(?![\w'’])", first, re.IGNORECASE)
     if match and match[1].islower() and first[match.end() :].strip(_EDGES + ")"):
@@ -157,21 +157,21 @@ def _mentioned_letter(text: str) -> str:
     """Return the only letter that a text names as an option and does not deny (rule 3)."""
     letters: set[str] = set()
     for mention in _MENTION.finditer(text):
-        before, after = text[: mention.start()][-60:], text[mention.end() :][:80]
-        if _OTHERS_AFTER.match(after) or _OTHER_BEFORE.search(before):
+        text_before, text_after = text[: mention.start()][-60:], text[mention.end() :][:80]
+        if _OTHERS_AFTER.match(text_after) or _OTHER_BEFORE.search(text_before):
             return ""
-        if _is_denied(before, after):
+        if _is_denied(text_before, text_after):
             continue
-        if _REJECTED.match(after) or TAKEN_BACK.search(after):
+        if _REJECTED.match(text_after) or TAKEN_BACK.search(text_after):
             return ""
         letters.add(next(group for group in mention.groups() if group).upper())
     return letters.pop() if len(letters) == 1 else ""
 
 
-def _is_denied(before: str, after: str) -> bool:
+def _is_denied(text_before: str, text_after: str) -> bool:
     """Return whether the clause around a mention denies it."""
-    if _DENIED_BEFORE.search(before) or _DENIAL.search(_CLAUSE_END.split(before)[-1]):
+    if _DENIED_BEFORE.search(text_before) or _DENIAL.search(_CLAUSE_END.split(text_before)[-1]):
         return True
-    if _AFFIRMED.match(after):
+    if _AFFIRMED.match(text_after):
         return False
-    return bool(_DENIED_AFTER.match(after) or _DENIAL.search(_CLAUSE_END.split(after, maxsplit=1)[0]))
+    return bool(_DENIED_AFTER.match(text_after) or _DENIAL.search(_CLAUSE_END.split(text_after, maxsplit=1)[0]))

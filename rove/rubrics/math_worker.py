@@ -167,35 +167,35 @@ def _terms(text: str) -> str:
     return re.sub(rf"{_SPACE}|\\(?:left|right)\b", "", _ELLIPSIS.sub("…", text))
 
 
-def _are_equal(expected: list[Any], given: list[Any]) -> bool:
+def _are_equal(expected: list[Any], answers: list[Any]) -> bool:
     return any(
         bool(verify(right, value, timeout_seconds=None)) and not _differ(right, value)
         for right in expected
-        for value in given
+        for value in answers
     )
 
 
-def _differ(right: object, given: object) -> bool:
+def _differ(right: object, answer: object) -> bool:
     """Return whether two values that math-verify accepts as equal have a ratio other than 1."""
-    if isinstance(right, sympy.FiniteSet) and isinstance(given, sympy.FiniteSet):
-        return any(all(_differ(element, counterpart) for counterpart in given.args) for element in right.args)
-    if isinstance(right, sympy.Tuple) and isinstance(given, sympy.Tuple):
-        return any(map(_differ, right.args, given.args))
-    if not isinstance(right, sympy.Expr) or not isinstance(given, sympy.Expr) or right == given:
+    if isinstance(right, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
+        return any(all(_differ(element, counterpart) for counterpart in answer.args) for element in right.args)
+    if isinstance(right, sympy.Tuple) and isinstance(answer, sympy.Tuple):
+        return any(map(_differ, right.args, answer.args))
+    if not isinstance(right, sympy.Expr) or not isinstance(answer, sympy.Expr) or right == answer:
         return False
-    if right.free_symbols != given.free_symbols:
+    if right.free_symbols != answer.free_symbols:
         return False  # one of them is a name: \text{13}
     # Equal expressions are equal at every point; the values are arbitrary and positive, as for lengths.
     symbols = sorted(right.free_symbols, key=str)
     point: list[tuple[Any, Any]] = [
         (symbol, sympy.Rational(17 + 12 * number, 7)) for number, symbol in enumerate(symbols)
     ]
-    values = [expression.subs(point).doit().evalf(DIGITS) for expression in (right, given)]
+    values = [expression.subs(point).doit().evalf(DIGITS) for expression in (right, answer)]
     if not all(isinstance(value, sympy.Float) or value == 0 for value in values):
         return False
     if values[1] == 0:
         return bool(values[0] != 0)
-    has_decimal = right.has(sympy.Float) or given.has(sympy.Float)
+    has_decimal = right.has(sympy.Float) or answer.has(sympy.Float)
     tolerance = DECIMAL_TOLERANCE if has_decimal else EXACT_TOLERANCE
     return bool(abs(values[0] / values[1] - 1) > tolerance)
 

@@ -97,12 +97,12 @@ def read_number(text: str) -> float | None:
         numbers = list(_NUMBER.finditer(plain))
         if not numbers:
             return None
-        before = plain[: numbers[-1].start()]
-        denial = _DENIED.search(_unsigned(before)[-60:])
+        text_before = plain[: numbers[-1].start()]
+        denial = _DENIED.search(_unsigned(text_before)[-60:])
         if denial is None:
             break
-        denied.append(_value(numbers[-1], before, ""))
-        plain = plain[: len(_unsigned(before)[:-60]) + denial.start()]
+        denied.append(_value(numbers[-1], text_before, ""))
+        plain = plain[: len(_unsigned(text_before)[:-60]) + denial.start()]
     value = _stand_alone(plain, numbers)
     return None if value in denied else value
 
@@ -116,28 +116,28 @@ def count_numbers(text: str) -> int:
 def _stand_alone(text: str, numbers: list[re.Match[str]]) -> float | None:
     """Return the value of the last number if it stands alone."""
     number = numbers[-1]
-    before, after = text[: number.start()], text[number.end() :]
-    unsigned = _unsigned(before)
-    is_operation = unsigned != before and _OPERAND_BEFORE_SIGN.search(unsigned[-20:]) is not None
-    if is_operation or _JOINED_BEFORE.search(unsigned[-20:]) or _JOINED_AFTER.match(after):
+    text_before, text_after = text[: number.start()], text[number.end() :]
+    unsigned = _unsigned(text_before)
+    is_operation = unsigned != text_before and _OPERAND_BEFORE_SIGN.search(unsigned[-20:]) is not None
+    if is_operation or _JOINED_BEFORE.search(unsigned[-20:]) or _JOINED_AFTER.match(text_after):
         return None
-    if len(numbers) > 1 and _is_linked(text, numbers, len(unsigned), after):
+    if len(numbers) > 1 and _is_linked(text, numbers, len(unsigned), text_after):
         return None
-    if TAKEN_BACK.search(after):
+    if TAKEN_BACK.search(text_after):
         return None
-    return _value(number, before, after)
+    return _value(number, text_before, text_after)
 
 
-def _is_linked(text: str, numbers: list[re.Match[str]], start: int, after: str) -> bool:
+def _is_linked(text: str, numbers: list[re.Match[str]], start: int, text_after: str) -> bool:
     """Return whether the number before the last one belongs to the same range, list, date or quantity."""
     previous = numbers[-2]
     between = text[previous.end() : start]
     is_alternative = _ALTERNATIVE.search(between[-80:]) is not None
-    if is_alternative and _value(previous, "", between) == _value(numbers[-1], "", after):
+    if is_alternative and _value(previous, "", between) == _value(numbers[-1], "", text_after):
         return False  # the same in other words: "180 rings, or 180 years"
     if is_alternative or _LINK.fullmatch(between):
         return True
-    if _COMMA.fullmatch(between) and _END.match(after):
+    if _COMMA.fullmatch(between) and _END.match(text_after):
         return True
     if len(numbers) > 2 and _LISTED.fullmatch(between):
         gap = text[numbers[-3].end() : previous.start()]
@@ -148,16 +148,16 @@ def _is_linked(text: str, numbers: list[re.Match[str]], start: int, after: str) 
     if month_before and re.fullmatch(r"(?:st|nd|rd|th)?,?\s+", between):
         return True
     has_parts = re.fullmatch(rf"\s*{_UNIT_WITH_PARTS},?\s+(?:and\s+)?", between, re.IGNORECASE)
-    return has_parts is not None and re.match(rf"\s*[{_LETTER}]+[\s.!]*$", after) is not None
+    return has_parts is not None and re.match(rf"\s*[{_LETTER}]+[\s.!]*$", text_after) is not None
 
 
-def _unsigned(before: str) -> str:
+def _unsigned(text_before: str) -> str:
     """Return the text before a number without the sign of the number; "--" is a dash."""
-    sign = _SIGN.search(before)
-    return before[: sign.start()] if sign and not before[: sign.start()].endswith("-") else before
+    sign = _SIGN.search(text_before)
+    return text_before[: sign.start()] if sign and not text_before[: sign.start()].endswith("-") else text_before
 
 
-def _value(number: re.Match[str], before: str, after: str) -> float | None:
+def _value(number: re.Match[str], text_before: str, text_after: str) -> float | None:
     if number["above"] is not None:
         below = float(number["below"])
         value = math.nan if below == 0 else float(number["above"]) / below + float(number["whole"] or 0)
@@ -165,9 +165,9 @@ def _value(number: re.Match[str], before: str, after: str) -> float | None:
         value = float(f"{re.sub('[, ]', '', number['mantissa'])}e{number['exponent']}")
     else:
         value = float(re.sub("[, ]", "", number["plain"]))
-    if scale := _SCALE.match(after):
+    if scale := _SCALE.match(text_after):
         value *= _SCALES[scale[1].lower()]
-    is_negative = before[len(_unsigned(before)) :].startswith("-")
+    is_negative = text_before[len(_unsigned(text_before)) :].startswith("-")
     return (-value if is_negative else value) if math.isfinite(value) else None
 
 

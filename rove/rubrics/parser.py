@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,7 @@ def visible_response(text: str) -> str:
 def _reasoning(text: str) -> tuple[int, bool]:
     """Return where the text after the last closing tag starts, and whether some reasoning is not closed."""
     start = 0
-    is_open: dict[str, bool] = {}
+    is_open: dict[str, bool] = {}  # by kind of tag: a `</think>` does not close a `[THINK]`
     for tag in _REASONING_TAG.finditer(text):
         closes = bool(tag["end"] or tag["end_mistral"])
         is_open[(tag["name"] or "[think]").lower()] = not closes
@@ -182,8 +183,11 @@ class XMLParser(Parser):
 
         `strip` removes white space around the texts; `last` uses the last complete pair of a repeated tag, not the first.
         """
-        found = {name: _between(text, name, last) for names in self._fields for name in names}
-        return SimpleNamespace(**{name: raw.strip() if raw and strip else raw for name, raw in found.items()})
+        texts: dict[str, str | None] = {}
+        for name in chain.from_iterable(self._fields):
+            content = _between(text, name, last)
+            texts[name] = content.strip() if content is not None and strip else content
+        return SimpleNamespace(**texts)
 
     def parse_answer(self, completion: Completion) -> Any:
         """Return the last complete `answer_field` after the reasoning in the last assistant message, or None.
@@ -197,6 +201,7 @@ class XMLParser(Parser):
         if not messages:
             return None
         text = text_of(messages[-1])
+        # A field such as <reasoning> is removed by `visible_response`, so it could never be read from the response.
         is_reasoning = _REASONING_TAG.fullmatch(f"<{self.answer_field}>") is not None
         parsed = self.parse(text if is_reasoning else visible_response(text), last=True)
         if not hasattr(parsed, self.answer_field):
@@ -212,10 +217,17 @@ class XMLParser(Parser):
         break between tag and text, as `format` writes them. Text without tags scores 0.
         """
         text = text.strip()
-        found = [[_between(text, name, last=True) for name in names] for names in self._fields]
-        share = sum(any(raw is not None for raw in raws) for raws in found) / len(found)
-        tidy = share > 0 and all(raw is None or _is_tidy(raw) for raws in found for raw in raws)
-        return (2 * share + tidy + text.startswith(self._starts) + text.endswith(self._ends)) / 5
+        num_present = 0
+        is_tidy = True
+        for names in self._fields:
+            contents = [_between(text, name, last=True) for name in names]
+            present = [content for content in contents if content is not None]
+            num_present += bool(present)
+            is_tidy = is_tidy and all(map(_is_tidy, present))
+        share = num_present / len(self._fields)
+        # Without any field, nothing is tidy: otherwise a reply without tags would score 0.2.
+        is_tidy = is_tidy and num_present > 0
+        return (2 * share + is_tidy + text.startswith(self._starts) + text.endswith(self._ends)) / 5
 
     def get_fields(self) -> list[str]:
         """Return the first name of every field, in order."""
@@ -223,8 +235,11 @@ class XMLParser(Parser):
 
     def get_format_str(self) -> str:
         """Return a description of the format for a prompt."""
-        tags = (names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]" for names in self._fields)
-        return "\n".join(f"<{tag}>\n...\n</{tag}>" for tag in tags)
+        parts: list[str] = []
+        for names in self._fields:
+            tag = names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]"
+            parts.append(f"<{tag}>\n...\n</{tag}>")
+        return "\n".join(parts)
 
     def format(self, /, **values: Any) -> str:
         """Write a text in this format. Every field takes its value under any of its names.
@@ -232,16 +247,17 @@ class XMLParser(Parser):
         Raises:
             ConfigError: a field has no value, or a name is not that of a field.
         """
-        known = [name for names in self._fields for name in names]
+        all_names = list(chain.from_iterable(self._fields))
         for name in values:
-            if name not in known:
-                raise ConfigError(f"format() got '{name}', which is not one of the fields: {nearest(name, known)}")
+            if name not in all_names:
+                raise ConfigError(f"format() got '{name}', which is not one of the fields: {nearest(name, all_names)}")
         parts: list[str] = []
         for names in self._fields:
+            tag = names[0]
             value = next((values[name] for name in names if values.get(name) is not None), None)
             if value is None:
-                raise ConfigError(f"format() got no value for the field '{names[0]}'; pass {' or '.join(names)}=")
-            parts.append(f"<{names[0]}>\n{value}\n</{names[0]}>")
+                raise ConfigError(f"format() got no value for the field '{tag}'; pass {' or '.join(names)}=")
+            parts.append(f"<{tag}>\n{value}\n</{tag}>")
         return "\n".join(parts)
 
 
@@ -249,16 +265,16 @@ def _checked_fields(fields: Sequence[str | Sequence[str]]) -> list[tuple[str, ..
     if isinstance(fields, str) or not fields:
         raise ConfigError(f"fields is {fields!r}; expected a list of tag names such as ['think', 'answer']")
     groups = [(field,) if isinstance(field, str) else tuple(field) for field in fields]
-    seen: set[str] = set()
+    used_names: set[str] = set()
     for group in groups:
         if not group:
             raise ConfigError(f"fields has an empty group of names: {fields!r}; give each field at least one")
         for name in group:
             if not isinstance(name, str) or not re.fullmatch(r"[^\s<>/]+", name):
                 raise ConfigError(f"{name!r} cannot be a tag; expected a name without white space, '<', '>' and '/'")
-            if name in seen:
+            if name in used_names:
                 raise ConfigError(f"the field '{name}' is given twice in {fields!r}; every tag needs its own name")
-            seen.add(name)
+            used_names.add(name)
     return groups
 
 
@@ -288,15 +304,18 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
     """Return the content of the last complete `\\boxed{…}`, with inner braces; if there is none, the text, or "" if `strict`."""
     opened: list[int] = []  # start of the content of every open brace; -1 if it is not a box
     first, last = -1, -1
-    for found in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):
-        token = found[0]
+    # One pass with a stack: a regular expression cannot match nested braces, and escaped braces are text.
+    for match in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):
+        token = match[0]
         if token == "}":
             start = opened.pop() if opened else -1
             if start > first:
-                first, last = start, found.start()
+                first, last = start, match.start()
         elif token == "{" or token.startswith("\\boxed"):
-            opened.append(-1 if token == "{" else found.end())
-    return text[first:last] if first >= 0 else "" if strict else text
+            opened.append(-1 if token == "{" else match.end())
+    if first >= 0:
+        return text[first:last]
+    return "" if strict else text
 
 
 def extract_hash_answer(text: str) -> str:

@@ -35,8 +35,8 @@ def sentences(text: str) -> list[str]:
 
 def squeezed(text: str) -> str:
     """Return the letters, digits and symbols of a text in lower case, to compare a quotation with what it quotes."""
-    kept = (char for char in text if unicodedata.category(char)[0] not in "ZCP" and char not in "`^~=|<>$")
-    return "".join(kept).casefold()
+    characters = (char for char in text if unicodedata.category(char)[0] not in "ZCP" and char not in "`^~=|<>$")
+    return "".join(characters).casefold()
 
 
 def without_quotations(text: str, is_kept: Callable[[str], bool]) -> str:
@@ -77,8 +77,8 @@ class JudgedText:
 
     def contains(self, part: str) -> bool:
         """Return whether the text contains a part, within a line or across lines."""
-        wanted = squeezed(part)
-        return bool(wanted) and wanted in self._all
+        quotation = squeezed(part)
+        return bool(quotation) and quotation in self._all
 
     def contains_marks(self, part: str) -> bool:
         """Return whether the text contains a part with its brackets and punctuation, at any white space and case."""

@@ -73,14 +73,14 @@ class _Function:
     def arguments(self, find: Callable[[str], Any], available: Callable[[], Iterable[str]]) -> Arguments:
         """Return the arguments of a call: `find` looks up a name, `available` lists all names."""
         names = self.required.union(available()) - self.bound if self.takes_all else self.parameters
-        found: Arguments = {}
+        arguments: Arguments = {}
         for name in names:
             value = find(name)
             if value is not _ABSENT:
-                found[name] = value
+                arguments[name] = value
             elif name in self.required:
                 raise ConfigError(self._missing_message(name, sorted(available())))
-        return found
+        return arguments
 
     def _missing_message(self, name: str, available: list[str]) -> str:
         hint, listing = nearest(name, available), ", ".join(available)

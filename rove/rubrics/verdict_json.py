@@ -47,10 +47,10 @@ def objects_in(text: str) -> Iterator[VerdictObject]:
     starts = [brace.start() for brace in re.finditer(r"\{", text)]
     end = 0
     for start in starts[:1] + starts[1:][-MAX_BRACES:]:
-        found = object_at(text, start) if start >= end else None
-        if found is not None:
-            end = found.end
-            yield found
+        parsed = object_at(text, start) if start >= end else None
+        if parsed is not None:
+            end = parsed.end
+            yield parsed
 
 
 class _Pairs(list[tuple[str, Any]]):

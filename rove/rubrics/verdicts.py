@@ -168,8 +168,8 @@ class _Reader:
             first = object_at(pieces[0], fence.end() if fence else 0)
             return None if first is None or first.verdict is None else self._choice(first.verdict)
         choice = self._read_piece(pieces[-1])
-        before = [self._own_statement(piece) for piece in pieces[:-1]]
-        if any(earlier not in (None, choice) for earlier in before):
+        text_before = [self._own_statement(piece) for piece in pieces[:-1]]
+        if any(earlier not in (None, choice) for earlier in text_before):
             return None
         return choice
 
@@ -187,24 +187,24 @@ class _Reader:
 
     def _read_statements(self, reply: str) -> str | None:
         statements = self._statements(reply)
-        own = [statement for statement in statements if not statement.is_quoted]
+        unquoted = [statement for statement in statements if not statement.is_quoted]
         labels = [statement for statement in statements if statement.strength == STRONG]
         if len(labels) == 1 and not (reply[: labels[0].start] + reply[labels[0].end :]).strip(_EDGES + "()[]{}$"):
-            own = labels  # a reply of nothing else is no quotation
-        if not own:
+            unquoted = labels  # a reply of nothing else is no quotation
+        if not unquoted:
             quoted = {statement.choice for statement in statements}
             return self._lowest if self._lowest and quoted == {self._lowest} else None
         own_words = reply
         for statement in statements:
             if statement.is_quoted:
                 own_words = _blanked(own_words, statement.start, statement.end)
-        return self._decide(own, reply, own_words)
+        return self._decide(unquoted, reply, own_words)
 
     def _own_statement(self, piece: str) -> str | None:
         """Return the verdict of a piece that another one follows, if it states one by more than its first word."""
         statements = self._statements(piece, is_last=False)
-        own = [statement.choice for statement in statements if not statement.is_quoted]
-        stated = [choice for choice in own if choice is not None]
+        unquoted = [statement.choice for statement in statements if not statement.is_quoted]
+        stated = [choice for choice in unquoted if choice is not None]
         return stated[-1] if stated else self._choice(piece)
 
     def _decide(self, statements: Sequence[_Statement], reply: str, own_words: str) -> str | None:
@@ -223,10 +223,10 @@ class _Reader:
     def _statements(self, reply: str, is_last: bool = True) -> list[_Statement]:
         text = reply
         statements: list[_Statement] = []
-        for place in objects_in(reply):
-            text = _blanked(text, place.start, place.end)
-            if place.verdict is not None:
-                statements.append(self._in_object(reply, place.start, place.end, place.verdict))
+        for span in objects_in(reply):
+            text = _blanked(text, span.start, span.end)
+            if span.verdict is not None:
+                statements.append(self._in_object(reply, span.start, span.end, span.verdict))
         text = without_quotations(text, lambda part: self._choice(part) is not None)
         statements += self._labeled(text, reply)
         statements += self._marked(text)
@@ -236,10 +236,10 @@ class _Reader:
 
     def _in_object(self, reply: str, start: int, end: int, verdict: str) -> _Statement:
         """Return the statement of a JSON object, which counts at the beginning or the end of a reply or alone on its lines."""
-        before, after = reply[:start], reply[end:]
-        line_before, line_after = before.rpartition("\n")[2], after.partition("\n")[0]
+        text_before, text_after = reply[:start], reply[end:]
+        line_before, line_after = text_before.rpartition("\n")[2], text_after.partition("\n")[0]
         is_alone = not line_before.strip(_EDGES) and not line_after.strip(_EDGES)
-        is_edge = not re.sub(r"```\w*", "", before).strip(_EDGES) or not after.strip(_EDGES)
+        is_edge = not re.sub(r"```\w*", "", text_before).strip(_EDGES) or not text_after.strip(_EDGES)
         choice = self._choice(verdict) if is_alone or is_edge else None
         return _Statement(start, end, choice, STRONG, self._judged.contains(reply[start:end]))
 
@@ -263,21 +263,21 @@ class _Reader:
             quoted = self._judged.contains(reply[label.start() : end])
             yield _Statement(label.start(), end, choice, strength, quoted)
 
-    def _value_of(self, value: re.Match[str], rest: str) -> str | None:
+    def _value_of(self, value: re.Match[str], remainder: str) -> str | None:
         """Return the choice of a value, unless it is on another scale, in doubt, or beside another choice."""
         top = value["top"]
         if top is not None and int(top) != self._top:
             return None
         choice = self._choice(value["choice"])
-        line = _PRONOUN_OR_ARTICLE.sub(" ", rest.partition("\n")[0])
+        line = _PRONOUN_OR_ARTICLE.sub(" ", remainder.partition("\n")[0])
         near = " ".join(re.findall(r"[\w'’+-]+", line)[:_NEAR_WORDS])
         is_disputed = any(self._choice(word[0]) not in (None, choice) for word in self._word.finditer(near))
         return None if is_disputed else choice
 
     def _is_part(self, text: str, label: re.Match[str]) -> bool:
         """Return whether the word before a label qualifies it."""
-        before = text[text.rfind("\n", 0, label.start()) + 1 : label.start()]
-        word = _WORD_BEFORE.search(before[-_MAX_WORD_CHARS:])
+        text_before = text[text.rfind("\n", 0, label.start()) + 1 : label.start()]
+        word = _WORD_BEFORE.search(text_before[-_MAX_WORD_CHARS:])
         if word is None or _NO_QUALIFIER.fullmatch(word[1]):
             return False
         is_marker = label[0].strip(" :=*").isupper() and not word[1].isupper()  # "After that GRADE: C"
@@ -322,25 +322,25 @@ class _Reader:
         if value is None or value["top"] is not None:
             return
         choice = self._value_of(value, line[value.end() :])
-        after = line[value.end() :].lstrip()[:1]
+        text_after = line[value.end() :].lstrip()[:1]
         allowed = ",;:—–-(!、" if choice and not choice.isdigit() else ",;—("
         is_word = choice is not None and (len(choice) > 1 or choice.isdigit() or choice not in "AIaio")
-        if choice is not None and is_word and after and after in allowed:
+        if choice is not None and is_word and text_after and text_after in allowed:
             yield _Statement(start, start + value.end(), choice, WEAK)
 
-    def _is_taken_back(self, rest: str, rest_with_quotations: str, choice: str) -> bool:
+    def _is_taken_back(self, remainder: str, rest_with_quotations: str, choice: str) -> bool:
         """Return whether text after a statement takes it back, or names another choice after a label or in a few words.
 
         A judge that hesitates may repeat a line of the response as its new verdict, so that neither of the two counts.
         """
-        rest = without_quotations(rest, lambda part: False)
-        own = [part for part in sentences(rest) if not self._judged.has_line(part)]
-        joined = "\n".join(own)
+        remainder = without_quotations(remainder, lambda part: False)
+        unquoted = [part for part in sentences(remainder) if not self._judged.has_line(part)]
+        joined = "\n".join(unquoted)
         if _TAKEN_BACK.search(joined):
             return True
         if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, besides=choice):
             return True
-        for part in own:
+        for part in unquoted:
             label = _ANY_LABEL.search(part)
             if label is not None and self._names_choice(part[label.end() :], besides=choice):
                 return True

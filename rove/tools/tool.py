@@ -72,11 +72,11 @@ class Tool:
         """
         if self.type is None:
             return dict(arguments)
-        known = self.parameters["properties"]
+        properties = self.parameters["properties"]
         for name in arguments:
-            if name not in known:
+            if name not in properties:
                 raise ToolParseError(
-                    f"{self.name} has no argument '{cut_quotation(name)}'; {nearest(cut_quotation(name), known)}"
+                    f"{self.name} has no argument '{cut_quotation(name)}'; {nearest(cut_quotation(name), properties)}"
                 )
         needed = self.parameters["required"]
         for name in needed:
@@ -97,10 +97,10 @@ class Tool:
         """
         if self.type is None:
             return
-        known = self.hidden.union(self.parameters["properties"])
+        accepted = self.hidden.union(self.parameters["properties"])
         for name in arguments:
-            if name not in known:
-                raise ConfigError(f"tool '{self.name}' has no argument '{name}'; {nearest(str(name), known)}")
+            if name not in accepted:
+                raise ConfigError(f"tool '{self.name}' has no argument '{name}'; {nearest(str(name), accepted)}")
         missing = sorted(self.required - arguments.keys())
         if missing:
             raise ConfigError(
@@ -109,14 +109,19 @@ class Tool:
 
     def _describe(self, message: str) -> str:
         """Return a validation error with the name of the argument first, and the options of an enum."""
-        text, _, name = message.partition(" - at `$.")
-        name = name.rstrip("`")
+        text, _, path = message.partition(" - at `$.")
+        name = path.rstrip("`")
+        description = f"argument '{name}': {cut_quotation(text)}"
         if not text.startswith("Invalid enum value"):
-            return f"argument '{name}': {cut_quotation(text)}"
+            return description
+        # msgspec does not name the options; without them, models repeat the same wrong value.
         schema = self.parameters["properties"].get(name, {})
-        options = [one for part in (schema, *schema.get("anyOf", ())) for one in part.get("enum", ())]
-        expected = f"; expected one of {', '.join(map(repr, options))}" if options else ""
-        return f"argument '{name}': {cut_quotation(text)}{expected}"
+        options: list[object] = []
+        for part in (schema, *schema.get("anyOf", ())):
+            options += part.get("enum", ())
+        if not options:
+            return description
+        return f"{description}; expected one of {', '.join(map(repr, options))}"
 
 
 def make_tool(
@@ -148,7 +153,8 @@ def make_tool(
         env = rove.ToolEnv(tools=[make_tool(add, description="Add two numbers.")], dataset=dataset)
     """
     if isinstance(func, Tool):
-        if name or description is not None or hidden:
+        has_options = bool(name or hidden) or description is not None
+        if has_options:
             raise ConfigError(f"'{func.name}' is a Tool already; expected its function: make_tool({func.name}.func, …)")
         return func
     if not callable(func):
@@ -161,20 +167,24 @@ def make_tool(
         )
     parameters = _parameters(func, name)
     hidden = frozenset([hidden] if isinstance(hidden, str) else hidden)
-    for one in sorted(hidden - parameters.keys()):
-        raise ConfigError(f"tool '{name}' has no argument '{one}' to hide; {nearest(one, parameters)}")
+    for hidden_name in sorted(hidden - parameters.keys()):
+        raise ConfigError(f"tool '{name}' has no argument '{hidden_name}' to hide; {nearest(hidden_name, parameters)}")
     summary, described = read_docstring(inspect.getdoc(unwrapped(func)))
-    shown = {key: parameter for key, parameter in parameters.items() if key not in hidden}
-    hints = _hints(func, shown, name)
+    visible = {key: parameter for key, parameter in parameters.items() if key not in hidden}
+    hints = _hints(func, visible, name)
     required = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
-    fields = {key: Required[hint] if key in required else NotRequired[hint] for key, hint in hints.items()}
+    fields: dict[str, object] = {}
+    for key, hint in hints.items():
+        fields[key] = Required[hint] if key in required else NotRequired[hint]
     arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  fields known only at run time
     schema = _schema(arguments, hints, name)
+    properties = schema["properties"]
+    # In the order of the signature: msgspec sorts properties by name.
     schema["properties"] = {
-        key: _annotated(schema["properties"][key], parameter, described.get(key), hints[key])
-        for key, parameter in shown.items()
+        key: _annotated(properties[key], parameter, described.get(key), hints[key])
+        for key, parameter in visible.items()
     }
-    schema["required"] = [key for key in required if key in shown]
+    schema["required"] = [key for key in required if key in visible]
     return Tool(
         name=name,
         description=summary if description is None else description,
@@ -189,8 +199,11 @@ def make_tool(
 def tool_identity(tool: Tool) -> str:
     """Return the name of a tool with hashes of its code and of its definition, hidden and bound arguments."""
     func = tool.func
-    bound = {**dict(enumerate(func.args)), **func.keywords} if isinstance(func, functools.partial) else {}
+    bound: dict[object, object] = {}
+    if isinstance(func, functools.partial):
+        bound = {**dict(enumerate(func.args)), **func.keywords}
     values = {str(name): _as_json(value) for name, value in bound.items()}
+    # The key "told" is part of the hash, and thus of the identity of every recorded run.
     content = {"told": tool.definition, "hidden": sorted(tool.hidden), "bound": values}
     return f"{tool.name} #{digest_code(unwrapped(func))} #{fingerprint(content)}"
 
@@ -226,20 +239,23 @@ def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Paramet
     inner = unwrapped(func)
     target = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
     try:
-        known = typing.get_type_hints(_only(target, parameters), include_extras=True)
+        resolved = typing.get_type_hints(_only(target, parameters), include_extras=True)
     except Exception as error:  # an annotation is an expression: it may raise anything
         raise ConfigError(
             f"an annotation of tool '{name}' cannot be read ({type(error).__name__}: {error}); expected types that can be "
             "found in its module"
         ) from error
-    for key in (key for key in parameters if key not in known):
+    for key in (key for key in parameters if key not in resolved):
         warnings.warn(
             f"argument '{key}' of tool '{name}' has no annotation, so it accepts any JSON value; annotate it "
             "(with Any if that is intended)",
             stacklevel=2,
         )
-    hints = {key: known.get(key, Any) for key in parameters}
-    return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  `hint` may be any object
+    hints: dict[str, object] = {}
+    for key, parameter in parameters.items():
+        hint = resolved.get(key, Any)
+        hints[key] = Optional[hint] if parameter.default is None else hint  # noqa: UP045  `hint` may be any object
+    return hints
 
 
 def _only(target: Callable[..., object], names: Iterable[str]) -> object:
@@ -248,8 +264,9 @@ def _only(target: Callable[..., object], names: Iterable[str]) -> object:
         return target
     inner = inspect.unwrap(target)
     annotations = getattr(target, "__annotations__", {})
+    selected = {name: annotations[name] for name in names if name in annotations}
     return types.SimpleNamespace(
-        __annotations__={name: annotations[name] for name in names if name in annotations},
+        __annotations__=selected,
         __globals__=getattr(inner, "__globals__", {}),
         __type_params__=getattr(inner, "__type_params__", ()),
     )
@@ -273,7 +290,7 @@ def _schema(arguments: object, hints: Mapping[str, object], name: str) -> JsonOb
     root.pop("title", None)
     try:
         root = _inlined(root, definitions, ())
-    except _Recursive:
+    except _Recursive:  # a type that contains itself cannot be inlined, so its references stay
         root["$defs"] = definitions
     return {"type": "object", "properties": {}, **root, "additionalProperties": False}
 
@@ -289,29 +306,31 @@ def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str,
     if not isinstance(node, dict):
         return node
     reference = node.get("$ref")
-    rest = {key: _inlined(item, definitions, within) for key, item in node.items() if key != "$ref"}
+    siblings = {key: _inlined(item, definitions, within) for key, item in node.items() if key != "$ref"}
     if not isinstance(reference, str):
-        return rest
+        return siblings
     name = reference.rpartition("/")[2]
     if name in within:
         raise _Recursive
-    return {**_inlined(definitions[name], definitions, (*within, name)), **rest}
+    return {**_inlined(definitions[name], definitions, (*within, name)), **siblings}
 
 
 def _annotated(schema: JsonObject, parameter: inspect.Parameter, description: str | None, hint: object) -> JsonObject:
     """Return the schema of a parameter with its description and default."""
-    annotations = (note for part in (hint, *typing.get_args(hint)) for note in getattr(part, "__metadata__", ()))
-    own = next((note for note in annotations if isinstance(note, str)), None)
-    more: JsonObject = {}
-    if (own or description) and "description" not in schema:
-        more["description"] = own or description
+    notes: list[object] = []
+    for part in (hint, *typing.get_args(hint)):  # `Annotated[...] | None` has the note one level deeper
+        notes += getattr(part, "__metadata__", ())
+    description = next((note for note in notes if isinstance(note, str) and note), description)
+    additions: JsonObject = {}
+    if description and "description" not in schema:
+        additions["description"] = description
     if parameter.default is not parameter.empty:
         try:
-            more["default"] = msgspec.to_builtins(parameter.default, order="deterministic")
-            msgspec.json.encode(more["default"])
+            additions["default"] = msgspec.to_builtins(parameter.default, order="deterministic")
+            msgspec.json.encode(additions["default"])
         except (TypeError, ValueError):  # no JSON form: for example a sentinel
-            more.pop("default", None)
-    return {**schema, **more}
+            additions.pop("default", None)
+    return {**schema, **additions}
 
 
 def _type_name(hint: object) -> str:

@@ -440,7 +440,7 @@ def test_lookup_reports_unknown_names_and_ends_at_max_turns():
     lookup_unknown = lambda info, told: calls(("lookup", {"who": "Zoe"}))  # noqa: E731
     for record in lookup_rollouts(*[lookup_unknown] * 3, max_turns=3):
         results = [message["content"] for message in record.completion if message["role"] == "tool"]
-        assert results == ["nobody has that name"] * 3
+        assert results == ["there is no person of that name"] * 3
         assert (record.stop_condition, record.reward) == ("max_turns_reached", 0)
 
 

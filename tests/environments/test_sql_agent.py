@@ -200,7 +200,7 @@ def test_hostile_sql_in_rollouts_gets_no_reward_and_no_error():
     for record in roll(env, says(hostile)):
         [message_to_model] = [message["content"] for message in record.completion if message["role"] == "tool"]
         assert message_to_model.startswith("error: ")
-        assert (record.reward, values(record)["errors_told"]) == (0, 1)
+        assert (record.reward, values(record)["errors_reported"]) == (0, 1)
 
 
 def test_all_reference_queries_stay_far_below_the_step_limit(monkeypatch: pytest.MonkeyPatch):

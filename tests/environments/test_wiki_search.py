@@ -199,7 +199,7 @@ def test_counts_match_the_pages_that_state_the_fact():
         if question.kind == "count" and len(lists) == 1:
             kind = sources[lists[0]]
             pages = [page for page in book.pages.values() if page.thing.kind == kind]
-            texts = [page.texts[page.places[stating[kind]]] for page in pages]
+            texts = [page.texts[page.section_of[stating[kind]]] for page in pages]
             assert sum(bool(re.search(rf"\b{owner.thing.title}\b", text)) for text in texts) == int(question.answer)
             checked += 1
     assert checked > 20
@@ -317,7 +317,7 @@ def test_tools_report_unknown_pages_and_sections():
 
     [record] = play(lost, 1)
     results = [message["content"] for message in record.completion if message["role"] == "tool"]
-    assert results[:2] == ["no page has these words"] * 2
+    assert results[:2] == ["No page contains these words."] * 2
     assert results[2] == "there is no page 'xyzzy'; take a page_id from search_pages"
     assert results[3] == "there is no section 'xyzzy:plugh'; take a section_id from view_sections"
     assert (record.reward, values(record)["sections_read"]) == (0, 0)
@@ -328,7 +328,7 @@ def test_search_finds_pages_by_title_and_by_text():
     for page in book.pages.values():
         assert page in book.search(page.thing.title), page.thing.title
     river = next(page for page in book.pages.values() if page.thing.kind == "river")
-    text = river.texts[river.places["hills"]]
+    text = river.texts[river.section_of["hills"]]
     assert river in book.search(f"{text} {river.thing.title}")
     assert len(book.search("the")) <= library.SHOWN
 

@@ -129,7 +129,7 @@ def test_messages_and_scores_of_a_won_game():
     env = vf.load_environment("word_game", num_examples=20)
     for record in roll(env, guesses("Adieu", " SOUTH ", "WORD")):
         replies = [message["content"] for message in record.completion if message["role"] == "user"]
-        assert [text.splitlines()[-1] for text in replies] == ["5 guesses left.", "4 guesses left.", "You found it."]
+        assert [text.splitlines()[-1] for text in replies] == ["You have 5 guesses left.", "You have 4 guesses left.", "You found the word."]
         assert [line.split()[0] for line in replies[0].splitlines()[:5]] == list("ADIEU")
         assert replies[2].splitlines()[:5] == [f"{letter.upper()} green" for letter in record.answer]
         colors = [game.COLORS[color] for color in game.hint("south", record.answer)]
@@ -143,7 +143,7 @@ def test_a_lost_game_reveals_the_word():
     for record in roll(vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "zzzzz")):
         assert record.completion[1]["content"].splitlines()[-1] == "1 guess left."
         assert (
-            record.completion[-1]["content"].splitlines()[-1] == f"No guess left. The word was {record.answer.upper()}."
+            record.completion[-1]["content"].splitlines()[-1] == f"You have no guesses left. The word was {record.answer.upper()}."
         )
         assert (values(record)["solved"], record.reward) == (0, pytest.approx(0.2))
 
@@ -156,10 +156,10 @@ def test_the_last_guess_counts():
 @pytest.mark.parametrize("guess", ["", "four", "sixsix", "a b c", "12345", "ab-cd", "ééééé", "abcd²"])
 def test_invalid_guesses_use_turns_give_no_hint_and_have_one_penalty(guess):
     for record in roll(vf.load_environment("word_game", num_examples=5), guesses(guess, guess, "WORD")):
-        complaint = "Invalid guess: five letters from A to Z are needed, as <guess>WORD</guess>.\n"
+        complaint = "Invalid guess. Write exactly five letters from A to Z, for example <guess>crane</guess>.\n"
         assert [m["content"] for m in record.completion[1:4:2]] == [
-            f"{complaint}5 guesses left.",
-            f"{complaint}4 guesses left.",
+            f"{complaint}You have 5 guesses left.",
+            f"{complaint}You have 4 guesses left.",
         ]
         assert record.reward == pytest.approx(1 + 0.2 * 0.5 + 0.2 * values(record)["format"] - 0.1)
 

@@ -235,12 +235,12 @@ def test_a_batch_runs_concurrently_and_returns_in_order():
     first_quick(
         [
             ("llm()", "missing 1 required positional argument: 'prompt'"),
-            ("llm(5)", "TypeError: llm() was given a prompt that is int; expected a text"),
-            ("llm('')", "expected a text"),
-            ("llm_batch('abc')", "llm_batch(prompts, contexts) takes lists"),
+            ("llm(5)", "TypeError: llm() got 5 as a prompt; pass a string that is not empty"),
+            ("llm('')", "llm() got '' as a prompt"),
+            ("llm_batch('abc')", "llm_batch() expects lists, for example llm_batch([prompt_1, prompt_2]"),
             ("llm_batch(['a'], [])", "1 prompts and 0 contexts"),
-            ("llm_batch(['a', None])", "prompt that is NoneType"),
-            ("llm_batch(['a'] * 101)", "llm_batch() asks for 101, but 100 of 100 sub-calls are left"),
+            ("llm_batch(['a', None])", "llm_batch() got None as a prompt"),
+            ("llm_batch(['a'] * 101)", "llm_batch() exceeds the limit of 100 calls: 101 requested, 100 left"),
         ],
         4,
     ),
@@ -257,20 +257,20 @@ def test_calls_beyond_the_budget_raise_in_the_code_without_ending_the_rollout(tr
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
     code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
     record = play(env_of(max_sub_calls=3, train_sub_calls=train), code, READY.format("49"))
-    assert told(record)[0] == "['2', 'llm() asks for 1, but 0 of 3 sub-calls are left']"
+    assert told(record)[0] == "['2', 'llm() exceeds the limit of 3 calls: 1 requested, 0 left']"
     assert (metrics(record)["sub_calls"], record.reward) == (3, 1.0)
     record = play(env_of(max_sub_tokens=4, max_parallel_calls=1, train_sub_calls=train), code, "llm_batch(['a'])")
     assert (
-        told(record)[0] == "['llm() has no tokens left: 4 of 4 are used', 'llm() has no tokens left: 4 of 4 are used']"
+        told(record)[0] == "['llm() cannot be called: 4 of 4 tokens are used', 'llm() cannot be called: 4 of 4 tokens are used']"
     )
-    assert metrics(record)["sub_calls"] == 2 and "has no tokens left" in told(record)[1]
-    assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("but 0 of 0 sub-calls are left")
+    assert metrics(record)["sub_calls"] == 2 and "4 of 4 tokens are used" in told(record)[1]
+    assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("limit of 0 calls: 1 requested, 0 left")
     assert metrics(play(env_of(max_sub_calls=150), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
 
 
 def test_the_token_budget_can_be_exhausted_within_a_batch():
     record = play(env_of(max_sub_tokens=4, max_parallel_calls=1), "llm_batch(['a', 'b', 'c', 'd'])", "1 + 1")
-    assert "has no tokens left" in told(record)[0] and told(record)[1] == "2"
+    assert "4 of 4 tokens are used" in told(record)[0] and told(record)[1] == "2"
     assert metrics(record)["sub_calls"] == 2
 
 

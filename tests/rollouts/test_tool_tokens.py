@@ -142,4 +142,4 @@ async def test_in_lookup_all_sampled_tokens_are_trained_but_no_tool_results():
         assert [p for p, own in zip(sample.logprobs, sample.mask, strict=True) if own] == logprobs
     assert called["lookup", "answer"] > 3 and called["lookup", "lookup", "answer"] > 3, called
     tool_results = {message["content"] for record in records for message in record.completion[1::2]}
-    assert len(tool_results) > 6 and {"nobody has that name", "done"} < tool_results
+    assert len(tool_results) > 6 and {"there is no person of that name", "Answer submitted."} < tool_results

@@ -156,7 +156,7 @@ def test_a_person_plays_the_word_game_on_a_board(browser: Any, tmp_path: Path):
             page.locator("article.assistant").nth(number).wait_for()
             page.locator(".large .cell.wrong, .large .cell.near, .large .cell.right").nth(5 * number + 4).wait_for()
         page.get_by_role("button", name="Save this game").wait_for()
-        assert "No guess left. The word was" in page.locator(".verdict").inner_text()
+        assert "You have no guesses left. The word was" in page.locator(".verdict").inner_text()
         options = {"runOnly": ["wcag2a", "wcag2aa"]}
         assert axe.Axe().run(page, options=options).violations_count == 0 and tab.overflow <= 0
         assert tab.trouble == []

@@ -17,34 +17,37 @@ from .queries import SHOWN_ROWS, as_table, connect, from_lines, run, same
 from .questions import MAX_LEVEL, MIN_LEVEL, MOST_ROWS, make_rows
 
 SYSTEM_PROMPT = (
-    "Answer the question from the database (SQLite, read only): look at its tables, query it. Then write <answer>…</answer>: one "
-    "SELECT whose result is the answer, or the values themselves, a line for each row and | between columns."
+    "Answer the question from a read-only SQLite database. Use the tools to look at its tables and to run queries. Then write "
+    "your final answer in <answer> tags. The answer is either one SELECT statement that returns the requested rows:\n"
+    "<answer>SELECT name, price FROM products WHERE price > 100</answer>\n"
+    "or the rows themselves, with one row per line and | between columns:\n"
+    "<answer>red kettle | 129.5\nblue desk | 180</answer>"
 )
 QUERY = re.compile(r"(?:```(?:sql)?\s*)?((?:select|with)\b.*?)(?:```)?", re.IGNORECASE | re.DOTALL)
 
 
 def list_tables(db: sqlite3.Connection) -> str:
-    """The tables of the database, with their numbers of rows."""
+    """List the tables of the database and the number of rows in each."""
     return "\n".join(f"{table}: {_count(db, table)} rows" for table in _tables(db))
 
 
 def describe_table(name: str, db: sqlite3.Connection) -> str:
-    """How a table was created, and its first three rows.
+    """Show the CREATE TABLE statement of a table and its first three rows.
 
     Args:
-        name: of the table
+        name: The name of the table.
     """
     if name not in _tables(db):
-        raise ValueError(f"no such table: {name}; there are {', '.join(_tables(db))}")
+        raise ValueError(f"there is no table '{name}'; the tables are {', '.join(_tables(db))}")
     _, [[created]] = run(db, f"SELECT sql FROM sqlite_master WHERE name = '{name}'", 1)
     return f"{created}\n{as_table(*run(db, f'SELECT * FROM {name} LIMIT 3', 3))}"
 
 
 def run_query(sql: str, db: sqlite3.Connection) -> str:
-    """What a SELECT returns; of many rows the first.
+    """Run a SELECT statement and return its result. Only the first rows of a long result are shown.
 
     Args:
-        sql: one statement of SQLite
+        sql: One SELECT statement in SQLite's dialect.
     """
     return as_table(*run(db, sql, SHOWN_ROWS))
 
@@ -71,10 +74,10 @@ def rows_of(answer: str, info: dict[str, Any]) -> list[Any]:
 
 async def correct(completion: vf.Messages, answer: str, info: dict[str, Any], parser: vf.XMLParser) -> float:
     """Return 1 for the right rows, in the right order if the question specifies one."""
-    given = parser.parse_answer(completion)
-    if given is None:
+    submitted = parser.parse_answer(completion)
+    if submitted is None:
         return 0.0
-    rows = await asyncio.to_thread(rows_of, given, info)
+    rows = await asyncio.to_thread(rows_of, submitted, info)
     return float(same(rows, from_lines(answer), ordered="ORDER BY" in info["sql"]))
 
 
@@ -88,9 +91,10 @@ def answered_by_query(completion: vf.Messages, parser: vf.XMLParser) -> float:
     return float(QUERY.fullmatch((parser.parse_answer(completion) or "").strip()) is not None)
 
 
-def errors_told(completion: vf.Messages) -> float:
+def errors_reported(completion: vf.Messages) -> float:
     """Return the number of tool calls that failed."""
-    return float(sum(m["role"] == "tool" and str(m["content"]).startswith("error: ") for m in completion))
+    results = [str(message["content"]) for message in completion if message["role"] == "tool"]
+    return float(sum(result.startswith("error: ") for result in results))
 
 
 def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
@@ -170,7 +174,7 @@ def load_environment(
     levels = range(min_level, max_level + 1)
     parser = vf.XMLParser(["answer"])
     rubric = vf.Rubric([correct], parser=parser)
-    for metric in (answered, answered_by_query, errors_told):
+    for metric in (answered, answered_by_query, errors_reported):
         rubric.add_metric(metric)
     return SQLAgentEnv(
         dataset=lambda: make_rows(num_examples, f"{seed}:train", levels),

@@ -7,6 +7,7 @@ import functools
 import random
 import sqlite3
 from collections.abc import Callable
+from itertools import permutations, product
 from typing import Any
 
 SCHEMAS = {
@@ -94,7 +95,7 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 
 def _names(rng: random.Random, count: int) -> list[str]:
-    return rng.sample([f"{first} {last}" for first in FIRST for last in LAST], count)
+    return rng.sample([f"{first} {last}" for first, last in product(FIRST, LAST)], count)
 
 
 def _day(rng: random.Random, first: int = 0, last: int = 730) -> str:
@@ -107,7 +108,9 @@ def _prices(rng: random.Random, count: int, max_price: int) -> list[float]:
 
 
 def _shop(rng: random.Random) -> Rows:
-    kinds = [(f"{color} {good}", category) for category in GOODS for good in GOODS[category] for color in COLORS]
+    kinds: list[tuple[str, str]] = []
+    for category, goods in GOODS.items():
+        kinds += [(f"{color} {good}", category) for good, color in product(goods, COLORS)]
     products = rng.sample(kinds, 40)
     buyers = rng.sample(range(1, 61), 54)  # the others never order anything
     sold = rng.sample(range(1, 41), 37)
@@ -125,7 +128,7 @@ def _shop(rng: random.Random) -> Rows:
 
 
 def _library(rng: random.Random) -> Rows:
-    titles = rng.sample([f"The {first} {second}" for first in TITLES[0] for second in TITLES[1]], 90)
+    titles = rng.sample([f"The {first} {second}" for first, second in product(*TITLES)], 90)
     readers, lent = rng.sample(range(1, 56), 50), rng.sample(range(1, 91), 84)
     taken = [rng.randint(0, 700) for _ in range(260)]
     back = [day + rng.randint(2, 60) if rng.random() < 0.88 else None for day in taken]
@@ -151,7 +154,7 @@ def _library(rng: random.Random) -> Rows:
 
 def _airline(rng: random.Random) -> Rows:
     codes = [city[:3].upper() for city in CITIES]
-    routes = {pair: rng.randint(45, 400) for pair in rng.sample([(a, b) for a in codes for b in codes if a != b], 24)}
+    routes = {pair: rng.randint(45, 400) for pair in rng.sample(list(permutations(codes, 2)), 24)}
     numbers = rng.sample(range(100, 1000), 150)
     flown = rng.sample(range(1, 151), 140)
     passengers = _names(rng, 120)

@@ -75,7 +75,10 @@ def run(db: sqlite3.Connection, sql: str, max_rows: int) -> tuple[list[str], lis
             raise ValueError("there is no query; expected one SELECT")
         return [column[0] for column in cursor.description], cursor.fetchmany(max_rows + 1)
     except (sqlite3.Error, sqlite3.Warning) as error:
-        raise ValueError(f"{error}: {HINTS[str(error)]}" if str(error) in HINTS else str(error)) from error
+        message = str(error)
+        if message in HINTS:
+            message = f"{message}: {HINTS[message]}"
+        raise ValueError(message) from error
 
 
 def as_text(value: Any) -> str:
@@ -108,18 +111,22 @@ def from_lines(text: str) -> list[Row]:
     return [[cell.strip() for cell in line.split("|")] for line in lines]
 
 
-def same(rows: Sequence[Row], others: Sequence[Row], ordered: bool) -> bool:
+def same(rows: Sequence[Row], expected: Sequence[Row], ordered: bool) -> bool:
     """Return whether two results are equal, ignoring case, differences within `TOLERANCE`, and order unless `ordered`."""
-    left, right = ([[_cell(cell) for cell in row] for row in result] for result in (rows, others))
-    if len(left) != len(right):
+    actual_cells, expected_cells = ([[_cell(cell) for cell in row] for row in result] for result in (rows, expected))
+    if len(actual_cells) != len(expected_cells):
         return False
-    return all(map(_equal_rows, left, right)) if ordered else _can_be_matched(left, right)
+    return (
+        all(map(_equal_rows, actual_cells, expected_cells))
+        if ordered
+        else _can_be_matched(actual_cells, expected_cells)
+    )
 
 
 Cells = list[str | float]
 
 
-def _can_be_matched(left: list[Cells], right: list[Cells]) -> bool:
+def _can_be_matched(actual: list[Cells], expected: list[Cells]) -> bool:
     """Return whether the rows can be matched one to one.
 
     This is a bipartite matching by augmenting paths. Sorting is not enough, because equality within a tolerance is not
@@ -128,25 +135,25 @@ def _can_be_matched(left: list[Cells], right: list[Cells]) -> bool:
     matched: dict[int, int] = {}
 
     def augment(row: int, visited: set[int]) -> bool:
-        for candidate, other in enumerate(right):
-            if candidate not in visited and _equal_rows(left[row], other):
+        for candidate, expected_row in enumerate(expected):
+            if candidate not in visited and _equal_rows(actual[row], expected_row):
                 visited.add(candidate)
                 if candidate not in matched or augment(matched[candidate], visited):
                     matched[candidate] = row
                     return True
         return False
 
-    return all(augment(row, set()) for row in range(len(left)))
+    return all(augment(row, set()) for row in range(len(actual)))
 
 
-def _equal_rows(row: Cells, other: Cells) -> bool:
-    return len(row) == len(other) and all(map(_equal, row, other))
+def _equal_rows(row: Cells, expected: Cells) -> bool:
+    return len(row) == len(expected) and all(map(_equal, row, expected))
 
 
-def _equal(one: str | float, other: str | float) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= TOLERANCE
-    return one == other
+def _equal(actual: str | float, expected: str | float) -> bool:
+    if isinstance(actual, float) and isinstance(expected, float):
+        return abs(actual - expected) <= TOLERANCE
+    return actual == expected
 
 
 def _cell(value: Any) -> str | float:

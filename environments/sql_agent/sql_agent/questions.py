@@ -173,9 +173,12 @@ class Template(NamedTuple):
 @functools.cache
 def templates() -> list[Template]:
     """Return all question templates."""
-    parts = [(schema, re.split(r"\n(?=\d )", text.strip())) for schema, text in QUESTIONS.items()]
-    lines = [(schema, *part.split("\n", 1)) for schema, questions in parts for part in questions]
-    return [Template(schema, int(text[0]), text[2:], " ".join(sql.split())) for schema, text, sql in lines]
+    parsed: list[Template] = []
+    for schema, text in QUESTIONS.items():
+        for part in re.split(r"\n(?=\d )", text.strip()):
+            question, sql = part.split("\n", 1)
+            parsed.append(Template(schema, int(question[0]), question[2:], " ".join(sql.split())))
+    return parsed
 
 
 def _answer(db: Any, sql: str) -> str | None:
@@ -185,8 +188,8 @@ def _answer(db: Any, sql: str) -> str | None:
     if one_more != sql and len({row[-1] for row in rows}) < len(rows):
         return None
     _, rows = run(db, sql, MOST_ROWS)
-    is_valid = 0 < len(rows) <= MOST_ROWS and all(cell is not None for row in rows for cell in row)
-    return in_lines(rows) if is_valid else None
+    has_null = any(None in row for row in rows)
+    return in_lines(rows) if 0 < len(rows) <= MOST_ROWS and not has_null else None
 
 
 def _question(rng: random.Random, seed: str, levels: range) -> dict[str, Any] | None:
@@ -194,8 +197,8 @@ def _question(rng: random.Random, seed: str, levels: range) -> dict[str, Any] | 
     template = rng.choice([template for template in templates() if template.level == level])
     database = f"{seed}:{rng.randrange(DATABASES_PER_SCHEMA)}"
     with closing(connect(image(template.schema, database))) as db:
-        found = {gap: run(db, GAPS[template.schema][gap], 1000)[1] for gap in gaps_of(template.text)}
-        gaps = {gap: as_text(rng.choice(values)[0]) for gap, values in found.items()}
+        possible_values = {gap: run(db, GAPS[template.schema][gap], 1000)[1] for gap in gaps_of(template.text)}
+        gaps = {gap: as_text(rng.choice(values)[0]) for gap, values in possible_values.items()}
         sql = template.sql.format_map(gaps)
         answer = _answer(db, sql)
     info = {"schema": template.schema, "database": database, "level": level, "sql": sql}
@@ -207,14 +210,14 @@ def make_rows(count: int, seed: str, levels: range) -> list[dict[str, Any]]:
 
     `seed` determines the questions and the databases.
     """
-    rng, seen = random.Random(seed), set()
+    rng, used = random.Random(seed), set()
     rows: list[dict[str, Any]] = []
     tries = 0
     while len(rows) < count:
         row, tries = _question(rng, seed, levels), tries + 1
         key = row and (row["question"], row["info"]["database"])
-        if row and (key not in seen or tries > 100):
-            seen.add(key)
+        if row and (key not in used or tries > 100):
+            used.add(key)
             rows.append(row)
             tries = 0
     return rows

@@ -16,8 +16,9 @@ from .questions import questions
 from .world import FEWEST, MOST
 
 SYSTEM_PROMPT = (
-    "Answer the question from the encyclopedia: search its pages, look at the sections of a page, read sections. A question may "
-    "take several pages. When you know the answer, write it and nothing else: <answer>a name, a year or a number</answer>"
+    "Answer the question from the encyclopedia. Search for pages, list the sections of a page, and read sections. You may need "
+    "facts from several pages. When you know the answer, write only a name, a year or a number in <answer> tags, for example:\n"
+    "<answer>873</answer>"
 )
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 
@@ -70,34 +71,37 @@ class WikiSearchEnv(vf.ToolEnv):
             self.add_tool(tool)
 
     def search_pages(self, query: str) -> str:
-        """Find pages by words in them; the best come first, as "page_id: title".
+        """Search the encyclopedia for pages that contain the words of a query. Each line of the result has the form
+        "page_id: title"; the best match comes first.
 
         Args:
-            query: names or words
+            query: The names or words to search for.
         """
-        found = self.encyclopedia().search(query)
-        return "\n".join(f"{page.thing.page_id}: {page.thing.title}" for page in found) or "no page has these words"
+        pages = self.encyclopedia().search(query)
+        return (
+            "\n".join(f"{page.thing.page_id}: {page.thing.title}" for page in pages) or "No page contains these words."
+        )
 
     def view_sections(self, page_id: str) -> str:
-        """The sections of a page, by their section_id.
+        """List the section_id of every section of a page.
 
         Args:
-            page_id: as search_pages tells it
+            page_id: A page_id from the result of search_pages.
         """
         page = self.encyclopedia().pages.get(page_id)
         if page is None:
-            raise ValueError(f"there is no page '{page_id}'; take a page_id from search_pages")
+            raise ValueError(f"there is no page '{page_id}'; use a page_id from the result of search_pages")
         return "\n".join(page.section_id(i) for i in range(len(page.texts)))
 
     def read_section(self, section_id: str) -> str:
-        """The text of a section.
+        """Return the text of a section.
 
         Args:
-            section_id: as view_sections tells it
+            section_id: A section_id from the result of view_sections.
         """
         text = self.encyclopedia().sections.get(section_id)
         if text is None:
-            raise ValueError(f"there is no section '{section_id}'; take a section_id from view_sections")
+            raise ValueError(f"there is no section '{section_id}'; use a section_id from the result of view_sections")
         return f"[{section_id}] {text}"
 
 
@@ -139,9 +143,9 @@ def first_hit(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.
     if turn == 2:
         return _call("read_section", "section_id", *messages[-1].content.splitlines())
     text = " ".join(message.content.partition("] ")[2] for message in messages if message.role == "tool")
-    wanted = r"\d[\d,]*" if question.startswith(("In what year", "How many")) else r"(?<!\. )\b[A-Z]\w+(?: [A-Z]\w+)*"
-    found = [match for match in re.findall(wanted, text) if match not in question]
-    return f"<answer>{rng.choice(found or ['unknown'])}</answer>"
+    pattern = r"\d[\d,]*" if question.startswith(("In what year", "How many")) else r"(?<!\. )\b[A-Z]\w+(?: [A-Z]\w+)*"
+    candidates = [match for match in re.findall(pattern, text) if match not in question]
+    return f"<answer>{rng.choice(candidates or ['unknown'])}</answer>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -188,8 +192,8 @@ def load_environment(
 
     def rows(evaluation: bool) -> list[dict[str, Any]]:
         pages = encyclopedia(world_seed, num_articles).pages
-        made = questions(pages, f"{seed}:{evaluation}", range(min_hops, max_hops + 1), evaluation)
-        return [question.row() for question in islice(made, num_examples)]
+        generated = questions(pages, f"{seed}:{evaluation}", range(min_hops, max_hops + 1), evaluation)
+        return [question.row() for question in islice(generated, num_examples)]
 
     if judge is None:
         rubric = vf.Rubric([correct], parser=parser)

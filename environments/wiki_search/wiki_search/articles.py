@@ -24,7 +24,7 @@ class Page:
     headings: list[str]
     texts: list[str]
     """Text of each section."""
-    places: dict[str, int]
+    section_of: dict[str, int]
     """Index of the section that states each fact."""
 
     def section_id(self, section: int) -> str:
@@ -46,10 +46,11 @@ def as_text(value: Any) -> str:
 def write_pages(world: World, seed: int) -> dict[str, Page]:
     """Return all articles by page_id; the seed and the title determine the wording of an article."""
     forms = {kind: list(_sections(text)) for kind, text in SECTIONS.items()}
-    things = [thing for kind in sorted(world) for thing in world[kind]]
-    return {
-        thing.page_id: _write(thing, forms[thing.kind], random.Random(f"page:{seed}:{thing.title}")) for thing in things
-    }
+    pages: dict[str, Page] = {}
+    for kind in sorted(world):
+        for thing in world[kind]:
+            pages[thing.page_id] = _write(thing, forms[kind], random.Random(f"page:{seed}:{thing.title}"))
+    return pages
 
 
 Form = tuple[list[str], list[list[tuple[str, list[str]]]]]
@@ -87,7 +88,7 @@ def _write(thing: Thing, form: list[Form], rng: random.Random) -> Page:
             text = wording.format_map({gap: words[gap] if gap in words else rng.choice(FILL[gap]) for gap in gaps})
             written.append(text[0].upper() + text[1:])
             facts = [gap.removeprefix("a_") for gap in gaps]
-            page.places.update({fact: len(page.texts) for fact in facts if fact in thing.facts})
+            page.section_of.update({fact: len(page.texts) for fact in facts if fact in thing.facts})
         if written:
             page.headings.append(rng.choice(headings))
             page.texts.append(" ".join(written))

@@ -26,7 +26,9 @@ class Encyclopedia:
 
     def __init__(self, pages: dict[str, Page]):
         self.pages = pages
-        self.sections = {page.section_id(i): text for page in pages.values() for i, text in enumerate(page.texts)}
+        self.sections: dict[str, str] = {}
+        for page in pages.values():
+            self.sections |= {page.section_id(i): text for i, text in enumerate(page.texts)}
         self._ids = list(pages)
         self._index = bm25s.BM25()
         texts = (" ".join([page.thing.title, page.thing.title, *page.texts]) for page in pages.values())

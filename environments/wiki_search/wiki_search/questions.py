@@ -122,7 +122,7 @@ class Question(NamedTuple):
 def fact(pages: Pages, thing: Thing, name: str) -> list[str]:
     """Return the section_id of a fact and the text that states it there."""
     page, value = pages[thing.page_id], thing.facts[name]
-    return [page.section_id(page.places[name]), _bare(value)]
+    return [page.section_id(page.section_of[name]), _bare(value)]
 
 
 def _bare(value: Any) -> str:
@@ -139,22 +139,24 @@ def _chain(rng: random.Random, pages: Pages, links: int, templates: dict[tuple[s
     thing = rng.choice([page.thing for page in pages.values() if page.thing.kind == kind])
     description, support = thing.name, []
     for _ in range(links):
-        link_names = [name for kind, name in LINKS if kind == thing.kind and thing.facts[name] is not None]
+        link_names = [name for kind, name in LINKS if kind == thing.kind]
+        link_names = [name for name in link_names if thing.facts[name] is not None]
         if not link_names:
             return None
         name = rng.choice(link_names)
         support.append(fact(pages, thing, name))
         description, thing = LINKS[thing.kind, name].format(x=description), thing.facts[name]
-    names = [name for kind, name in templates if kind == thing.kind and thing.facts.get(name) is not None]
+    names = [name for kind, name in templates if kind == thing.kind]
+    names = [name for name in names if thing.facts.get(name) is not None]
     return (thing, rng.choice(names), description, support) if names else None
 
 
 def lookup(rng: random.Random, pages: Pages, hops: int) -> Question | None:
     """Return a question about a fact of a thing that is named or, with more hops, described by other facts."""
-    found = _chain(rng, pages, hops - 1, ASKS)
-    if found is None:
+    chain = _chain(rng, pages, hops - 1, ASKS)
+    if chain is None:
         return None
-    thing, name, description, support = found
+    thing, name, description, support = chain
     text, answer = ASKS[thing.kind, name].format(x=description), _bare(thing.facts[name])
     if answer in text:
         return None
@@ -163,10 +165,10 @@ def lookup(rng: random.Random, pages: Pages, hops: int) -> Question | None:
 
 def count(rng: random.Random, pages: Pages, hops: int) -> Question | None:
     """Return a question that counts the things in a fact, such as the books of a person; the count is at least 2."""
-    found = _chain(rng, pages, hops - 1, COUNTS)
-    if found is None or len(found[0].facts[found[1]]) < 2:
+    chain = _chain(rng, pages, hops - 1, COUNTS)
+    if chain is None or len(chain[0].facts[chain[1]]) < 2:
         return None
-    thing, name, description, support = found
+    thing, name, description, support = chain
     text = COUNTS[thing.kind, name].format(x=description)
     return Question("count", text, str(len(thing.facts[name])), [*support, fact(pages, thing, name)])
 
@@ -214,14 +216,14 @@ GENERATORS: dict[int, list[Callable[[random.Random, Pages, int], Question | None
 
 def questions(pages: Pages, seed: str, hops: range, evaluation: bool) -> Iterator[Question]:
     """Yield questions without end; a question repeats only if no new one is found."""
-    rng, seen = random.Random(seed), set()
+    rng, used = random.Random(seed), set()
     while True:
-        wanted = rng.choice(hops)
+        num_hops = rng.choice(hops)
         for _ in range(1000):
-            made = rng.choice(GENERATORS[wanted])(rng, pages, wanted)
-            if made is not None and made.for_evaluation == evaluation and made.text not in seen:
-                seen.add(made.text)
-                yield made
+            question = rng.choice(GENERATORS[num_hops])(rng, pages, num_hops)
+            if question is not None and question.for_evaluation == evaluation and question.text not in used:
+                used.add(question.text)
+                yield question
                 break
         else:
-            seen.clear()
+            used.clear()

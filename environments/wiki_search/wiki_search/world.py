@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from .names import PARTS, TRADES, in_two_words, names
@@ -109,7 +110,7 @@ def _people(rng: random.Random, count: int, towns: list[Thing]) -> list[Thing]:
         people.append(Thing("person", title, {**facts, "occupation": rng.choices(OCCUPATIONS, WEIGHTS)[0]}))
     for person in people:
         born = person.facts["born"]
-        older = [other for other in rng.sample(people, min(40, count)) if 20 <= born - other.facts["born"] <= 45]
+        older = [teacher for teacher in rng.sample(people, min(40, count)) if 20 <= born - teacher.facts["born"] <= 45]
         person.facts["teacher"] = older[0] if older and older[0].facts["died"] > born + 14 else None
     return people
 
@@ -125,11 +126,11 @@ def _makers(rng: random.Random, kind: str, count: int, world: World) -> list[tup
 
 
 def _works(rng: random.Random, count: int, world: World, kind: str) -> list[Thing]:
-    named, title, maker, place = WORKS[kind]
-    titles = names(rng, named, in_two_words)
+    name_list, title, maker, location = WORKS[kind]
+    titles = names(rng, name_list, in_two_words)
     makers = _makers(rng, kind, count, world)
     return [
-        Thing(kind, title.format(name), {maker: person, "year": year, place: rng.choice(world["town"])})
+        Thing(kind, title.format(name), {maker: person, "year": year, location: rng.choice(world["town"])})
         for name, (person, year) in zip(titles, makers)
     ]
 
@@ -139,8 +140,8 @@ def _battles(rng: random.Random, count: int, world: World) -> list[Thing]:
     towns = rng.sample(world["town"], min(count, len(world["town"])))
     battles: list[Thing] = []
     for (victor, year), town in zip(_makers(rng, "battle", len(towns), world), towns):
-        others = [general for general in generals if general is not victor]
-        alive = [general for general in others if general.facts["born"] + 20 < year < general.facts["died"]]
+        opponents = [general for general in generals if general is not victor]
+        alive = [general for general in opponents if general.facts["born"] + 20 < year < general.facts["died"]]
         loser = rng.choice(alive) if alive else None
         battles.append(
             Thing("battle", f"Battle of {town.title}", {"victor": victor, "loser": loser, "year": year, "town": town})
@@ -149,7 +150,7 @@ def _battles(rng: random.Random, count: int, world: World) -> list[Thing]:
 
 
 def _guilds(rng: random.Random, count: int, world: World) -> list[Thing]:
-    places = rng.sample([(trade, town) for trade in TRADES for town in world["town"]], count)
+    pairs = rng.sample(list(product(TRADES, world["town"])), count)
     return [
         Thing(
             "guild",
@@ -162,14 +163,14 @@ def _guilds(rng: random.Random, count: int, world: World) -> list[Thing]:
                 "goods": TRADES[trade],
             },
         )
-        for (trade, town), (founder, year) in zip(places, _makers(rng, "guild", count, world))
+        for (trade, town), (founder, year) in zip(pairs, _makers(rng, "guild", count, world))
     ]
 
 
 def _festivals(rng: random.Random, count: int, world: World) -> list[Thing]:
-    places = rng.sample([(fair, town) for fair in PARTS["fair"] for town in world["town"]], count)
+    pairs = rng.sample(list(product(PARTS["fair"], world["town"])), count)
     festivals: list[Thing] = []
-    for fair, town in places:
+    for fair, town in pairs:
         honours = rng.choice(world["person"])
         facts = {
             "town": town,

@@ -27,11 +27,11 @@ class GuessEnv(vf.MultiTurnEnv):
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str | None:
         guess = self.parser.parse_answer(messages) or ""
         if not guess.isdigit():
-            return "Write <guess>number</guess>."
+            return "Invalid guess. Write a whole number in <guess> tags, for example <guess>50</guess>."
         number, secret = int(guess), int(state["answer"])
         if number == secret:
             state["solved"] = True
-            state["final_env_response"] = "Right."
+            state["final_env_response"] = "Correct."
             return None
         if number < secret:
             state["low"] = number + 1
@@ -52,7 +52,7 @@ HELD_OUT, TRAINED = NUMBERS[:20], NUMBERS[20:]
 
 def _rows(numbers: list[int], count: int, seed: int) -> list[dict[str, Any]]:
     chosen = random.Random(seed).sample(numbers, min(count, len(numbers)))
-    return [{"question": "Guess my number between 1 and 100.", "answer": str(number)} for number in chosen]
+    return [{"question": "Guess my number. It is between 1 and 100.", "answer": str(number)} for number in chosen]
 
 
 def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8) -> vf.Environment:
@@ -69,7 +69,7 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8)
     return GuessEnv(
         dataset=lambda: _rows(TRAINED, num_examples, seed),
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
-        system_prompt="Guess the number. Answer <guess>number</guess>",
+        system_prompt="Guess the number. Write each guess in <guess> tags, for example <guess>50</guess>.",
         parser=parser,
         rubric=rubric,
         policies={"oracle": oracle, "guesser": guesser},

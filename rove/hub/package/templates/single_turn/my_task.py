@@ -46,7 +46,7 @@ def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
     return vf.SingleTurnEnv(
         dataset=lambda: _rows(TRAINED, num_examples, seed),
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
-        system_prompt=f"Answer the question. Write it as\n{parser.get_format_str()}",
+        system_prompt="Answer the question. Write the result in <answer> tags, for example <answer>42</answer>.",
         rubric=rubric,
         policies={"oracle": oracle, "guesser": guesser},
     )

@@ -12,16 +12,13 @@ CENTS = {"apple": 40, "cherry": 5, "lemon": 65, "melon": 250, "pear": 75, "plum"
 
 
 def price(fruit: str) -> int:
-    """Return the price of one piece.
+    """Return the price of one piece of fruit in cents.
 
     Args:
-        fruit: such as apple
-
-    Returns:
-        Cents.
+        fruit: The name of the fruit in the singular, such as "apple".
     """
     if fruit not in CENTS:
-        raise ValueError(f"no {fruit} here; there are {', '.join(CENTS)}")  # the model sees this message
+        raise ValueError(f"the shop does not sell '{fruit}'; it sells {', '.join(CENTS)}")  # the model sees this message
     return CENTS[fruit]
 
 
@@ -92,7 +89,7 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 6)
         tools=[price, multiply],
         dataset=lambda: _rows(TRAINED, num_examples, seed),
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
-        system_prompt="Use the tools, then answer with the number of cents alone.",
+        system_prompt="Find the total price with the tools. Answer only with the number of cents, for example: 120",
         rubric=rubric,
         policies={"oracle": oracle, "guesser": guesser},
         max_turns=max_turns,

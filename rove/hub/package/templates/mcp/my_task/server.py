@@ -26,7 +26,7 @@ def make_server() -> Any:
 
     @server.tool()
     async def find(name: str) -> str:
-        """Return the room in which a person is."""
+        """Return the room in which the person with this name is."""
         return room_of(name)
 
     return server

@@ -24,6 +24,11 @@ MAX_SCORES = 1 << 24
 """Maximum attention scores computed at once during prefill."""
 
 
+def _rounded_keys(pool: Pool, length: int) -> int:
+    """Return `length` rounded up to `KEYS_MULTIPLE`, at most a row."""
+    return min(pool.capacity, -(-length // KEYS_MULTIPLE) * KEYS_MULTIPLE)
+
+
 class Piece(NamedTuple):
     """The next tokens of a sequence."""
 
@@ -57,29 +62,31 @@ class DecodeBatch:
     """Index of the first token of each sequence, within the B tokens."""
 
     @staticmethod
-    def from_pieces(pieces: Sequence[Piece], before: int) -> DecodeBatch:
-        """Build the batch of pieces of one pool; `before` tokens of the step precede them."""
-        shown: dict[int, Slot] = {}
+    def from_pieces(pieces: Sequence[Piece], first_token: int) -> DecodeBatch:
+        """Build the batch of pieces of one pool; `first_token` is the index of their first token in the step."""
+        group_sources: dict[int, Slot] = {}
         for slot, _, _ in pieces:
-            if slot.prefix_group and slot.shared_prefix > (
-                shown[slot.prefix_group].shared_prefix if slot.prefix_group in shown else 0
-            ):
-                shown[slot.prefix_group] = slot
+            if slot.prefix_group:
+                source = group_sources.get(slot.prefix_group)
+                # The member with the longest shared prefix can serve all others, whose prefixes are parts of it.
+                if source is None or slot.shared_prefix > source.shared_prefix:
+                    group_sources[slot.prefix_group] = slot
         slots, firsts, sizes = zip(*pieces, strict=True)
-        sources = [shown[slot.prefix_group].index if slot.prefix_group else slot.index for slot in slots]
+        indices = [slot.index for slot in slots]
+        sources = [group_sources[slot.prefix_group].index if slot.prefix_group else slot.index for slot in slots]
+        shared_prefixes = [slot.shared_prefix for slot in slots]
         ends = list(accumulate(sizes))
         starts = [end - size for end, size in zip(ends, sizes, strict=True)]
-        columns = torch.tensor(
-            ([slot.index for slot in slots], firsts, sources, [slot.shared_prefix for slot in slots]), dtype=torch.long
-        )
+        # One tensor and one transfer for all four columns: a step costs 20 µs of Python per row already (benchmarks/LOG.md).
+        columns = torch.tensor((indices, firsts, sources, shared_prefixes), dtype=torch.long)
         if ends[-1] > len(pieces):
             repeats = torch.tensor(sizes)
             columns = columns.repeat_interleave(repeats, 1)
             columns[1] += torch.arange(ends[-1]) - torch.tensor(starts).repeat_interleave(repeats)
-        pool, longest = slots[0].pool, max(first + size for first, size in zip(firsts, sizes, strict=True))
-        return DecodeBatch(
-            pool, slice(before, before + ends[-1]), *columns.to(pool.shape.device), longest=longest, starts=starts
-        )
+        pool = slots[0].pool
+        longest = max(first + size for first, size in zip(firsts, sizes, strict=True))
+        tokens = slice(first_token, first_token + ends[-1])
+        return DecodeBatch(pool, tokens, *columns.to(pool.shape.device), longest=longest, starts=starts)
 
     @cached_property
     def addresses(self) -> list[int]:
@@ -91,7 +98,7 @@ class DecodeBatch:
         """Number of keys read per row."""
         if self.pool.shape.dtype != torch.float32:
             return self.pool.capacity
-        return min(self.pool.capacity, -(-self.longest // KEYS_MULTIPLE) * KEYS_MULTIPLE)
+        return _rounded_keys(self.pool, self.longest)
 
     @cached_property
     def bias(self) -> torch.Tensor | None:
@@ -131,7 +138,19 @@ class PrefillBatch:
         """Build the batch of chunks whose tokens start at `offsets`."""
         slots = [slot for chunk in chunks if (slot := chunk.seq.slot) is not None]
         pool, longest = slots[0].pool, max(chunk.size for chunk in chunks)
-        pieces = list(zip(slots, chunks, offsets, strict=True))
+        padded_tokens: list[list[int]] = []
+        padded_indices: list[int] = []
+        token_indices: list[int] = []
+        rows: list[int] = []
+        positions: list[int] = []
+        for i, (slot, (_, start, size), offset) in enumerate(zip(slots, chunks, offsets, strict=True)):
+            tokens = range(offset, offset + size)
+            # Outputs of padding are dropped (`padded_indices`), so any valid index serves as padding.
+            padded_tokens.append([*tokens, *[offset] * (longest - size)])
+            padded_indices += range(i * longest, i * longest + size)
+            token_indices += tokens
+            rows += [slot.index] * size
+            positions += range(start, start + size)
 
         def tensor(values: Sequence[object]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=pool.shape.device)
@@ -139,13 +158,13 @@ class PrefillBatch:
         return PrefillBatch(
             pool,
             slots=tensor([slot.index for slot in slots]),
-            padded_tokens=tensor([[*range(o, o + c.size), *[o] * (longest - c.size)] for _, c, o in pieces]),
-            padded_indices=tensor([b * longest + i for b, chunk in enumerate(chunks) for i in range(chunk.size)]),
-            token_indices=tensor([o + i for _, chunk, o in pieces for i in range(chunk.size)]),
-            rows=tensor([slot.index for slot, chunk, _ in pieces for _ in range(chunk.size)]),
-            positions=tensor([chunk.start + i for chunk in chunks for i in range(chunk.size)]),
+            padded_tokens=tensor(padded_tokens),
+            padded_indices=tensor(padded_indices),
+            token_indices=tensor(token_indices),
+            rows=tensor(rows),
+            positions=tensor(positions),
             starts=tensor([chunk.start for chunk in chunks]),
-            num_keys=min(pool.capacity, -(-max(c.start + c.size for c in chunks) // KEYS_MULTIPLE) * KEYS_MULTIPLE),
+            num_keys=_rounded_keys(pool, max(chunk.start + chunk.size for chunk in chunks)),
             starts_at_zero=all(chunk.start == 0 for chunk in chunks),
         )
 
@@ -175,42 +194,52 @@ class Batch:
 
         With `one_by_one`, prefill tokens attend one by one too (native kernels do this faster than a padded matrix product).
         """
-        decode = [Piece(slot, len(row.tokens) - 1, 1) for row in step.decode if (slot := row.slot) is not None]
-        chunks = [Piece(slot, start, size) for row, start, size in step.chunks if (slot := row.slot) is not None]
-        ids = [row.tokens[-1] for row in step.decode]
-        for row, start, size in step.chunks:
-            ids += row.tokens[start : start + size]
+        decode = [Piece(slot, len(seq.tokens) - 1, 1) for seq in step.decode if (slot := seq.slot) is not None]
+        chunks = [Piece(slot, start, size) for seq, start, size in step.chunks if (slot := seq.slot) is not None]
+        ids = [seq.tokens[-1] for seq in step.decode]
+        for seq, start, size in step.chunks:
+            ids += seq.tokens[start : start + size]
         pieces = [*decode, *chunks]
-        most = max(piece.start + piece.size for piece in pieces) - 1
-        ends = list(accumulate(piece.size for piece in pieces))
-        decoded: list[DecodeBatch] = []
+        max_position = max(start + size for _, start, size in pieces) - 1
+        ends = list(accumulate(size for _, _, size in pieces))
+        decode_batches: list[DecodeBatch] = []
         count = 0
-        for _, same in groupby(pieces if one_by_one else decode, key=lambda piece: piece.slot.pool.capacity):
-            decoded.append(DecodeBatch.from_pieces(list(same), count))
-            count = decoded[-1].tokens.stop
-        read: list[PrefillBatch] = []
+        for _, pool_pieces in groupby(pieces if one_by_one else decode, key=lambda piece: piece.slot.pool.capacity):
+            decode_batches.append(DecodeBatch.from_pieces(list(pool_pieces), count))
+            count = decode_batches[-1].tokens.stop
+        prefill_batches: list[PrefillBatch] = []
         positions: list[int] = []
         if not one_by_one:
-            offsets = dict(
-                zip(step.chunks, (end - c.size - count for c, end in zip(chunks, ends[count:])), strict=True)
-            )
-            read = [
-                PrefillBatch.from_chunks(some, [offsets[c] for c in some])
-                for some in _similar_chunks(step.chunks, shape.kv_heads)
-            ]
-            positions = [start + i for _, start, size in chunks for i in range(size)]
+            offsets: dict[Chunk, int] = {}
+            prefilled = 0
+            for chunk in step.chunks:
+                offsets[chunk] = prefilled
+                prefilled += chunk.size
+                positions += range(chunk.start, chunk.start + chunk.size)
+            for group in _similar_chunks(step.chunks, shape.kv_heads):
+                prefill_batches.append(PrefillBatch.from_chunks(group, [offsets[chunk] for chunk in group]))
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=shape.device)
 
-        last = None if len(pieces) == len(ids) else tensor([end - 1 for end in ends])
-        owners = [*((row.adapter, 1) for row in step.decode), *((c.seq.adapter, c.size) for c in step.chunks)]
-        adapted = AdapterTokens.from_owners(owners, shape.device)
-        return Batch(tensor(ids), most, last, count, decoded, read, tensor(positions), adapted)
+        # The output head is the largest product of a small model: it runs on the last token of each piece alone.
+        logit_tokens = None if len(pieces) == len(ids) else tensor([end - 1 for end in ends])
+        owners = [(seq.adapter, 1) for seq in step.decode]
+        owners += [(chunk.seq.adapter, chunk.size) for chunk in step.chunks]
+        return Batch(
+            tensor(ids),
+            max_position,
+            logit_tokens,
+            count,
+            decode_batches,
+            prefill_batches,
+            tensor(positions),
+            AdapterTokens.from_owners(owners, shape.device),
+        )
 
 
 def _similar_chunks(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]]:
-    """Group chunks of one pool and similar length, to limit padding."""
+    """Group chunks of one pool and similar length, so that at most half of a row is padding."""
 
     def kind(chunk: Chunk) -> tuple[int, bool]:
         assert chunk.seq.slot is not None
@@ -219,8 +248,10 @@ def _similar_chunks(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]
     group: list[Chunk] = []
     for chunk in sorted(chunks, key=lambda chunk: (*kind(chunk), -chunk.size)):
         if group:
-            scores = (len(group) + 1) * heads * group[0].size * kind(chunk)[0]
-            if kind(group[0]) != kind(chunk) or chunk.size * 2 < group[0].size or scores > MAX_SCORES:
+            capacity = kind(chunk)[0]
+            scores = (len(group) + 1) * heads * group[0].size * capacity
+            is_much_shorter = chunk.size * 2 < group[0].size
+            if kind(group[0]) != kind(chunk) or is_much_shorter or scores > MAX_SCORES:
                 yield group
                 group = []
         group.append(chunk)

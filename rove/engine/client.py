@@ -98,34 +98,37 @@ class EngineClient(Generic[AnEngine]):
             )
         else:
             prompt_ids = self.renderer.text_ids(text, previous, self.engine.context)
-        speech = IncrementalDetokenizer.of(self.renderer, request, [] if text is None else prompt_ids)
+        detokenizer = IncrementalDetokenizer.of(self.renderer, request, [] if text is None else prompt_ids)
         adapter = request.model if request.model in self.engine.adapters else None
-        made = await self.engine.generate(prompt_ids, self._sampling(request), request.seed, speech, adapter)
-        message = self._message(request, prompt_ids, made)
-        called = made.finish_reason == "stop" and bool(message.get("tool_calls"))
-        return Response.of(message, prompt_ids, made, "tool_calls" if called else None)
+        sampling = self._sampling(request)
+        generation = await self.engine.generate(prompt_ids, sampling, request.seed, detokenizer, adapter)
+        message = self._message(request, prompt_ids, generation)
+        # A completion that the length limit cut is not reported as a tool call: its last call may be missing.
+        is_tool_call = generation.finish_reason == "stop" and bool(message.get("tool_calls"))
+        return Response.of(message, prompt_ids, generation, "tool_calls" if is_tool_call else None)
 
     def _sampling(self, request: Request) -> SamplingParams:
         """Return the request's sampling parameters, constrained to a tool call if it requires one."""
-        sampling, how = request.sampling_params, self.renderer.tool_format
-        if request.tool_choice is None or how is None:
+        sampling, tool_format = request.sampling_params, self.renderer.tool_format
+        if request.tool_choice is None or tool_format is None:
             return sampling
-        given = [name for name in ("response_format", "structured_outputs") if getattr(sampling, name) is not None]
-        if given:
-            raise ConfigError(f"tool_choice forces a tool call, and {given[0]} is given too; expected only one of them")
-        grammar = tool_call_grammar(how, request.tools or [], request.tool_choice, self.renderer.special_token)
+        # llguidance compiles one grammar per completion; two of them cannot be combined.
+        for name in ("response_format", "structured_outputs"):
+            if getattr(sampling, name) is not None:
+                raise ConfigError(f"tool_choice forces a tool call, and {name} is given too; expected only one of them")
+        grammar = tool_call_grammar(tool_format, request.tools or [], request.tool_choice, self.renderer.special_token)
         return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 
-    def _message(self, request: Request, prompt_ids: list[int], made: Generation) -> Message:
-        """Return the completion as a message; `made.text` is already cut at a stop string."""
+    def _message(self, request: Request, prompt_ids: list[int], generation: Generation) -> Message:
+        """Return the completion as a message; `generation.text` is already cut at a stop string."""
+        ids, text = generation.ids, generation.text
         if request.text is not None:
-            cut = made.text
-            return self.renderer.read_text(prompt_ids, made.ids) if cut is None else AssistantMessage(cut)
+            return self.renderer.read_text(prompt_ids, ids) if text is None else AssistantMessage(text)
         # A required call that is complete must not be lost because the length limit cut the next one.
-        is_cut = request.tool_choice is not None and made.finish_reason == "length"
-        if made.text is None:
-            return self.renderer.read(made.ids, request.tools, len(prompt_ids), is_cut)
-        return self.renderer.message(made.text, request.tools, len(prompt_ids), is_cut)
+        is_cut = request.tool_choice is not None and generation.finish_reason == "length"
+        if text is None:
+            return self.renderer.read(ids, request.tools, len(prompt_ids), is_cut)
+        return self.renderer.message(text, request.tools, len(prompt_ids), is_cut)
 
     async def close(self) -> None:
         """Free cached keys and values."""

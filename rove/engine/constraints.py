@@ -47,11 +47,11 @@ class Constraint:
         is set.
         """
         started = time.thread_time()
-        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        bias = bytearray(self._matcher.compute_logit_bias())
         self._is_slow = self._is_slow or time.thread_time() - started > MAX_MASK_SECONDS
-        return torch.nn.functional.pad(
-            allowed, (0, vocab - len(allowed))
-        )  # a negative pad truncates, if the model has fewer tokens than the tokenizer
+        allowed = torch.frombuffer(bias, dtype=torch.uint8) > 0
+        # A model may have more tokens than its tokenizer, or fewer: a negative pad truncates.
+        return torch.nn.functional.pad(allowed, (0, vocab - len(allowed)))
 
     def advance(self, token: int) -> None:
         """Consume a sampled token; `error` is set if it is not allowed."""
@@ -109,9 +109,9 @@ def grammar_of(sampling: SamplingParams) -> str | None:
     if sampling.response_format is not None and sampling.structured_outputs is not None:
         raise ConfigError("response_format and structured_outputs are both given; expected one of them")
     if sampling.response_format is not None:
-        grammar = _of_response_format(sampling.response_format)
+        grammar = _grammar_of_format(sampling.response_format)
     elif sampling.structured_outputs is not None:
-        grammar = _of_structured_outputs(sampling.structured_outputs)
+        grammar = _grammar_of_outputs(sampling.structured_outputs)
     else:
         return None
     if grammar is not None and len(grammar) > MAX_GRAMMAR_CHARACTERS:
@@ -122,38 +122,40 @@ def grammar_of(sampling: SamplingParams) -> str | None:
     return grammar
 
 
-def _of_response_format(given: Mapping[str, object]) -> str | None:
-    kind = given.get("type")
+def _grammar_of_format(response_format: Mapping[str, object]) -> str | None:
+    kind = response_format.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
-        return _json({"type": "object"})
-    schema = given.get("json_schema")
-    if kind != "json_schema" or not isinstance(schema, Mapping) or not isinstance(schema.get("schema"), Mapping):
+        return _json_grammar({"type": "object"})
+    named_schema = response_format.get("json_schema")
+    schema = named_schema.get("schema") if isinstance(named_schema, Mapping) else None
+    if kind != "json_schema" or not isinstance(schema, Mapping):
         raise ConfigError(
-            f"response_format is {as_json(given)}; expected "
+            f"response_format is {as_json(response_format)}; expected "
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}, {"type": "json_object"} or {"type": "text"}'
         )
-    return _json(schema["schema"])
+    return _json_grammar(schema)
 
 
-def _of_structured_outputs(given: Mapping[str, object]) -> str:
-    options = [(kind, value) for kind, value in given.items() if value is not None]
+def _grammar_of_outputs(structured_outputs: Mapping[str, object]) -> str:
+    options = [(kind, value) for kind, value in structured_outputs.items() if value is not None]
     match options:
         case [("json", str() as schema)]:
-            return _json(schema)
+            return _json_grammar(schema)
         case [("json", dict() as schema)]:
-            return _json(schema)
+            return _json_grammar(schema)
         case [("json_object", True)]:
-            return _json({"type": "object"})
+            return _json_grammar({"type": "object"})
         case [("regex", str() as regex)]:
             return LLMatcher.grammar_from_regex(regex)
         case [("choice", [str(), *_] as texts)] if all(isinstance(text, str) for text in texts):
-            return LLMatcher.grammar_from_regex("|".join(_SPECIAL.sub(_code_point, text) for text in texts))
+            patterns = [_SPECIAL.sub(_code_point, text) for text in texts]
+            return LLMatcher.grammar_from_regex("|".join(patterns))
         case [("grammar", str() as lark)]:
             return LLMatcher.grammar_from_lark(lark)
     raise ConfigError(
-        f"structured_outputs is {as_json(dict(given))}; expected exactly one of "
+        f"structured_outputs is {as_json(dict(structured_outputs))}; expected exactly one of "
         '{"json": schema}, {"json_object": true}, {"regex": text}, {"choice": [texts]}, {"grammar": Lark text}'
     )
 
@@ -166,11 +168,10 @@ def _code_point(character: re.Match[str]) -> str:
     return f"\\x{{{ord(character[0]):x}}}"
 
 
-def _json(schema: Mapping[str, object] | str) -> str:
+def _json_grammar(schema: Mapping[str, object] | str) -> str:
+    plain_schema = schema if isinstance(schema, str) else dict(schema)
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema if isinstance(schema, str) else dict(schema), overrides={"whitespace_pattern": WHITESPACE}
-        )
+        return LLMatcher.grammar_from_json_schema(plain_schema, overrides={"whitespace_pattern": WHITESPACE})
     except ValueError as error:
         raise ConfigError(
             f"the JSON schema '{str(schema)[:200]}' is not valid: {error}; expected a JSON object"
@@ -187,16 +188,16 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 def tool_call_grammar(
-    how: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
+    tool_format: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
 ) -> str:
     """Return the Lark grammar of one call, or of several, of the tools that `choice` names."""
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
     lark = _Lark(special_token)
-    write = _WRITERS[how.name]
-    begin, separator, end, calls = write(lark, functions)
-    call = f"({' | '.join(calls)})"
-    several = f" ({separator} {call}){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
-    return "\n".join([f"start: {begin} {call}{several} {end}", *lark.rules])
+    write_rules = _WRITERS[tool_format.name]
+    begin, separator, end, calls = write_rules(lark, functions)
+    any_call = f"({' | '.join(calls)})"
+    further_calls = f" ({separator} {any_call}){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
+    return "\n".join([f"start: {begin} {any_call}{further_calls} {end}", *lark.rules])
 
 
 class _Lark:
@@ -223,7 +224,8 @@ class _Lark:
 
     def json(self, schema: Mapping[str, object]) -> str:
         """Add a rule for the JSON texts that match a schema; returns its name."""
-        return self.rule("%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}))
+        guided_schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        return self.rule("%json " + json.dumps(guided_schema))
 
 
 CallRules = tuple[str, str, str, list[str]]
@@ -240,52 +242,59 @@ def _schema(function: JsonMapping) -> JsonObject:
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ConfigError(f"the parameters of the tool '{function['name']}' have type {kind}; expected object")
     schema = {**schema, "type": "object"}
-    is_closed = "properties" in schema and not _COMPOSED & schema.keys() and not _undescribed(schema)
+    is_composed = bool(_COMPOSED & schema.keys())
+    is_closed = "properties" in schema and not is_composed and not _undescribed(schema)
     return {"additionalProperties": False, **schema} if is_closed else schema
 
 
 def _undescribed(schema: JsonMapping) -> list[str]:
     """Return the required arguments that `properties` does not describe, sorted."""
-    return sorted(set(schema.get("required") or ()) - (schema.get("properties") or {}).keys())
+    described = (schema.get("properties") or {}).keys()
+    return sorted(set(schema.get("required") or ()) - described)
 
 
 def _json_call(lark: _Lark, function: Mapping[str, object], key: str = "arguments") -> str:
-    begin = lark.literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{key}": ')
+    name = json.dumps(function["name"], ensure_ascii=False)
+    begin = lark.literal(f'{{"name": {name}, "{key}": ')
     return f"{begin} {lark.json(_schema(function))} {lark.literal('}')}"
 
 
 def _tagged(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
-    begin = f"{lark.mark('<tool_call>')} {lark.literal(chr(10))}"
-    end = f"{lark.literal(chr(10))} {lark.mark('</tool_call>')}"
-    return "", lark.literal("\n"), "", [f"{begin} {_json_call(lark, one)} {end}" for one in functions]
+    newline = lark.literal("\n")
+    begin = f"{lark.mark('<tool_call>')} {newline}"
+    end = f"{newline} {lark.mark('</tool_call>')}"
+    return "", newline, "", [f"{begin} {_json_call(lark, function)} {end}" for function in functions]
 
 
 def _llama(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
-    return "", lark.literal("; "), "", [_json_call(lark, one, "parameters") for one in functions]
+    calls = [_json_call(lark, function, "parameters") for function in functions]
+    return "", lark.literal("; "), "", calls
 
 
 def _mistral(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
-    return begin, lark.literal(", "), lark.literal("]"), [_json_call(lark, one) for one in functions]
+    calls = [_json_call(lark, function) for function in functions]
+    return begin, lark.literal(", "), lark.literal("]"), calls
 
 
 def _mistral_named(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     calls = []
-    for one in functions:
-        name = lark.literal(_checked(one["name"]))
-        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {lark.json(_schema(one))}")
+    for function in functions:
+        name, arguments = lark.literal(_checked_name(function["name"])), lark.json(_schema(function))
+        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {arguments}")
     return "", "", "", calls
 
 
 def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('<|tool_call_start|>')} {lark.literal('[')}"
     end = f"{lark.literal(']')} {lark.mark('<|tool_call_end|>')}"
-    return begin, lark.literal(", "), end, [_python_call(lark, one) for one in functions]
+    calls = [_python_call(lark, function) for function in functions]
+    return begin, lark.literal(", "), end, calls
 
 
 def _python_call(lark: _Lark, function: JsonMapping) -> str:
     """Return a call with named arguments in the schema's order; values are JSON, which the parser accepts within Python."""
-    name, schema = _checked(function["name"]), _schema(function)
+    name, schema = _checked_name(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
     if missing := _undescribed(schema):
@@ -295,8 +304,11 @@ def _python_call(lark: _Lark, function: JsonMapping) -> str:
             f"the parameters of the tool '{name}' use {composed[0]}, which this model's format of calls cannot follow; "
             "expected properties only: list all arguments there"
         )
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    first, more = "", ""  # rules before and after the first argument
+    # A reference inside an argument's schema points to the definitions at the root, so each argument carries them.
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    # Built from the last argument to the first: the rules for the arguments that may follow, without and with a comma before.
+    # A rule per argument keeps the grammar linear in their number; all subsets written out would be exponential.
+    first_rest, later_rest = "", ""
     for key, value in reversed(properties.items()):
         if value is False:
             if key in required:
@@ -304,18 +316,18 @@ def _python_call(lark: _Lark, function: JsonMapping) -> str:
                     f"the tool '{name}' requires {key}, whose schema false allows no value; give it another"
                 )
             continue
-        value = {} if value is True else value
-        argument = f"{lark.literal(f'{_checked(key)}=')} {lark.json({**value, **shared})}"
-        then = lark.rule(f"{argument} {more}")
-        after = f"{lark.literal(', ')} {then}"
+        value_schema = {} if value is True else value
+        argument = f"{lark.literal(f'{_checked_name(key)}=')} {lark.json({**value_schema, **definitions})}"
+        with_argument = lark.rule(f"{argument} {later_rest}")
+        after_comma = f"{lark.literal(', ')} {with_argument}"
         if key in required:
-            first, more = then, after
+            first_rest, later_rest = with_argument, after_comma
         else:
-            first, more = f"({then} | {first})", f"({after} | {more})"
-    return f"{lark.literal(f'{name}(')} {first} {lark.literal(')')}"
+            first_rest, later_rest = f"({with_argument} | {first_rest})", f"({after_comma} | {later_rest})"
+    return f"{lark.literal(f'{name}(')} {first_rest} {lark.literal(')')}"
 
 
-def _checked(name: str) -> str:
+def _checked_name(name: str) -> str:
     """Return the name of a tool or of an argument, which such formats write without quotes."""
     if not NAME.fullmatch(name):
         raise ConfigError(

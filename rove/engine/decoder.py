@@ -70,18 +70,19 @@ class ConvWindow(NamedTuple):
     @staticmethod
     def from_step(step: Step, length: int, device: torch.device) -> list[ConvWindow]:
         """Return a window per pool; tokens are counted in the order of the step, decoded sequences first."""
-        places: dict[Pool, list[tuple[int, int, int]]] = {}
+        pool_tokens: dict[Pool, list[tuple[int, int, int]]] = {}
         token = 0
-        for row, start, size in [*(Chunk(row, len(row.tokens) - 1, 1) for row in step.decode), *step.chunks]:
-            assert row.slot is not None
-            index = row.slot.index
-            places.setdefault(row.slot.pool, []).extend((token + i, index, start + i) for i in range(size))
+        for seq, start, size in [*(Chunk(seq, len(seq.tokens) - 1, 1) for seq in step.decode), *step.chunks]:
+            assert seq.slot is not None
+            row = seq.slot.index
+            pool_tokens.setdefault(seq.slot.pool, []).extend((token + i, row, start + i) for i in range(size))
             token += size
         windows = []
-        for pool, every in places.items():
-            tokens, rows, own = torch.tensor(every, device=device).T
-            positions = own[:, None] + torch.arange(1 - length, 1, device=device)
-            windows.append(ConvWindow(pool, tokens, rows[:, None], positions.clamp(min=0), (positions < 0)[..., None]))
+        for pool, columns in pool_tokens.items():
+            tokens, rows, last_positions = torch.tensor(columns, device=device).T
+            positions = last_positions[:, None] + torch.arange(1 - length, 1, device=device)
+            outside = (positions < 0)[..., None]
+            windows.append(ConvWindow(pool, tokens, rows[:, None], positions.clamp(min=0), outside))
         return windows
 
 
@@ -92,15 +93,18 @@ def convolve(
 
     Products are summed in fp32, as PyTorch's 16-bit convolutions do.
     """
-    three = adapt(linear(x, weights.in_proj, weights.in_proj_bias), x, adapted, (layer, "conv_in"))
-    input_gate, output_gate, x = three.chunk(3, dim=-1)
+    projected = adapt(linear(x, weights.in_proj, weights.in_proj_bias), x, adapted, (layer, "conv_in"))
+    input_gate, output_gate, x = projected.chunk(3, dim=-1)
     x = input_gate * x
     mixed = torch.empty_like(x)
     for pool, tokens, rows, positions, outside in windows:
+        # The cache keeps the inputs of all positions, not of the last L − 1: docs/decisions/convolution_cache.md.
         inputs = pool.values[layer][:, 0]
         inputs[rows[:, 0], positions[:, -1]] = x[tokens]
-        seen = inputs[rows, positions].masked_fill_(outside, 0).float() * weights.kernel
-        total = seen.sum(1) if weights.bias is None else seen.sum(1) + weights.bias
+        window = inputs[rows, positions].masked_fill_(outside, 0)
+        total = (window.float() * weights.kernel).sum(1)
+        if weights.bias is not None:
+            total = total + weights.bias
         mixed[tokens] = total.to(x.dtype)
     gated = output_gate * mixed
     return adapt(linear(gated, weights.out_proj, weights.out_proj_bias), gated, adapted, (layer, "conv_out"))
@@ -132,10 +136,13 @@ class _Layer(NamedTuple):
 def supports(model: Any) -> bool:
     """Return whether `Decoder` computes exactly what this model defines."""
     config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in FAMILIES or rope not in ROPES or not kinds <= {"full_attention", "conv"}:
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    rope_parameters = getattr(config, "rope_parameters", None) or {}
+    if config.model_type not in FAMILIES or rope_parameters.get("rope_type", "default") not in ROPES:
         return False
+    if not layer_types <= {"full_attention", "conv"}:
+        return False
+    # Mistral has no `layer_types`: a window in its config applies to all layers.
     if config.model_type == "mistral" and getattr(config, "sliding_window", None) is not None:
         return False
     return not getattr(config, "mlp_bias", False) and _activation(config) in ("silu", "gelu", "gelu_pytorch_tanh")
@@ -179,10 +186,11 @@ class Decoder:
         self._no_rotation = self._rotations
 
     def _ops(self, native: bool, eps: float) -> Ops:
-        activation, weights = _activation(self.model.config), self.model.get_input_embeddings().weight
+        activation, embeddings = _activation(self.model.config), self.model.get_input_embeddings().weight
         mlp = getattr(self.model.model.layers[0], self.names.mlp)
-        widths = [weights.shape[1], getattr(mlp, self.names.up).weight.shape[0]]
-        ops = NativeOps.create(self.heads, eps, activation, widths, weights) if native else None
+        mlp_width = getattr(mlp, self.names.up).weight.shape[0]
+        widths = [embeddings.shape[1], mlp_width]
+        ops = NativeOps.create(self.heads, eps, activation, widths, embeddings) if native else None
         return ops or TorchOps(self.heads, eps, activation)
 
     def refresh(self, force: bool = False) -> None:
@@ -203,38 +211,35 @@ class Decoder:
 
     def _join_layer(self, layer: Any) -> _Layer:
         names, mlp = self.names, getattr(layer, self.names.mlp)
+        mixer = Convolution.from_module(layer.conv) if hasattr(layer, "conv") else self._join_attention(layer.self_attn)
+        gate_up = [effective_weight(getattr(mlp, name)) for name in (names.gate, names.up)]
         return _Layer(
             norm=self._norm_weight(getattr(layer, names.mixer_norm)),
-            mixer=Convolution.from_module(layer.conv)
-            if hasattr(layer, "conv")
-            else self._join_attention(layer.self_attn),
+            mixer=mixer,
             mlp_norm=self._norm_weight(getattr(layer, names.mlp_norm)),
-            gate_up=pack_weight(torch.cat([effective_weight(getattr(mlp, name)) for name in (names.gate, names.up)])),
+            gate_up=pack_weight(torch.cat(gate_up)),
             down=pack_weight(effective_weight(getattr(mlp, names.down))),
         )
 
     def _join_attention(self, attention: Any) -> _Attention:
         names = self.names
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        weights = [self.interleave_halves(effective_weight(p)) for p in projections[:2]] + [
-            effective_weight(projections[2])
-        ]
-        bias = None
+        rotated = [attention.q_proj, attention.k_proj]
+        weights = [self.interleave_halves(effective_weight(projection)) for projection in rotated]
+        weights.append(effective_weight(attention.v_proj))
+        qkv_bias = None
         if attention.q_proj.bias is not None:
-            bias = torch.cat([self.interleave_halves(p.bias) for p in projections[:2]] + [projections[2].bias])
+            biases = [self.interleave_halves(projection.bias) for projection in rotated]
+            qkv_bias = torch.cat([*biases, attention.v_proj.bias])
         head_norm = None
         if hasattr(attention, names.query_norm):
-            norms = ((names.query_norm, self.heads.queries), (names.key_norm, self.heads.keys))
-            head_norm = torch.cat(
-                [
-                    self.interleave_halves(self._norm_weight(getattr(attention, name))).expand(heads, -1)
-                    for name, heads in norms
-                ]
-            )
+            # The norm's weights per head are reordered like the heads that they multiply.
+            query_norm = self.interleave_halves(self._norm_weight(getattr(attention, names.query_norm)))
+            key_norm = self.interleave_halves(self._norm_weight(getattr(attention, names.key_norm)))
+            head_norm = torch.cat([query_norm.expand(self.heads.queries, -1), key_norm.expand(self.heads.keys, -1)])
         out = getattr(attention, names.out)
         return _Attention(
             qkv=pack_weight(torch.cat(weights)),
-            qkv_bias=bias,
+            qkv_bias=qkv_bias,
             head_norm=head_norm,
             out=pack_weight(effective_weight(out)),
             out_bias=out.bias,
@@ -250,15 +255,16 @@ class Decoder:
         return heads.transpose(1, 2).reshape(weight.shape)
 
     def _norm_weight(self, norm: Any) -> torch.Tensor:
+        # Gemma stores its norm weights minus 1, and adds the 1 in fp32.
         weight = norm.weight.float() + 1 if self.gemma else norm.weight.detach()
         return weight if self.ops.norm_dtype is None else weight.to(self.ops.norm_dtype)
 
-    def _extend_rotations(self, most: int) -> None:
-        """Compute the rotations of positions up to `most`."""
-        if most < len(self._rotations):
+    def _extend_rotations(self, max_position: int) -> None:
+        """Compute the rotations of positions up to `max_position`, and of as many beyond, so that this is rare."""
+        if max_position < len(self._rotations):
             return
-        every = torch.arange(max(256, 2 * most), device=self.shape.device)[None]
-        cos, sin = self.model.model.rotary_emb(torch.zeros(1, device=self.shape.device), every)
+        positions = torch.arange(max(256, 2 * max_position), device=self.shape.device)[None]
+        cos, sin = self.model.model.rotary_emb(torch.zeros(1, device=self.shape.device), positions)
         half = self.heads.size // 2
         self._rotations = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
         self._no_rotation = torch.ones_like(self._rotations)
@@ -271,38 +277,43 @@ class Decoder:
         batch = Batch.from_step(step, self.shape, self.ops.takes_any_rows)
         x = embedding(batch.ids, self.model.model.embed_tokens.weight)
         if self.gemma:
+            # Rounded to the model's type first, as transformers does.
             x = x * torch.tensor(self.model.config.hidden_size**0.5, dtype=x.dtype)
         self._extend_rotations(batch.max_position)
         windows = ConvWindow.from_step(step, self.kernel, self.shape.device) if self.shape.conv_layers else []
-        more = None
+        adapters = batch.adapter_tokens
+        # Each residual is added by the norm that follows it: one pass over memory instead of two.
+        residual = None
         for i, layer in enumerate(self._layers):
-            normed = self.ops.add_norm(x, more, layer.norm)
+            normed = self.ops.add_norm(x, residual, layer.norm)
             if isinstance(layer.mixer, Convolution):
-                more = convolve(i, layer.mixer, normed, windows, batch.adapter_tokens)
+                residual = convolve(i, layer.mixer, normed, windows, adapters)
             else:
-                more = self._attend(i, layer.mixer, normed, batch)
-            normed = self.ops.add_norm(x, more, layer.mlp_norm)
-            both = adapt(linear(normed, layer.gate_up), normed, batch.adapter_tokens, (i, "gate_up"))
-            gated = self.ops.gate(both)
-            more = adapt(linear(gated, layer.down), gated, batch.adapter_tokens, (i, "down"))
+                residual = self._attend(i, layer.mixer, normed, batch)
+            normed = self.ops.add_norm(x, residual, layer.mlp_norm)
+            gate_up = adapt(linear(normed, layer.gate_up), normed, adapters, (i, "gate_up"))
+            gated = self.ops.gate(gate_up)
+            residual = adapt(linear(gated, layer.down), gated, adapters, (i, "down"))
         if batch.logit_tokens is not None:
-            x, more = x[batch.logit_tokens], more if more is None else more[batch.logit_tokens]
-        return linear(self.ops.add_norm(x, more, self._norm), self._head, self.model.lm_head.bias)
+            x = x[batch.logit_tokens]
+            if residual is not None:
+                residual = residual[batch.logit_tokens]
+        return linear(self.ops.add_norm(x, residual, self._norm), self._head, self.model.lm_head.bias)
 
     def _attend(self, i: int, layer: _Attention, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         qkv = adapt(linear(x, layer.qkv, layer.qkv_bias), x, batch.adapter_tokens, (i, "qkv"))
         qkv = qkv.view(len(x), -1, self.heads.size)
         angles = self._rotations if layer.rotates else self._no_rotation
-        seen = qkv.new_empty(len(x), self.heads.queries, self.heads.size)
+        out = qkv.new_empty(len(x), self.heads.queries, self.heads.size)
         for part in batch.decode:
-            self.ops.attend(i, qkv[part.tokens], layer.head_norm, angles, part, seen[part.tokens])
+            self.ops.attend(i, qkv[part.tokens], layer.head_norm, angles, part, out[part.tokens])
         if batch.prefill:
             first = batch.decode_tokens
-            turns = angles[batch.prefill_positions]
-            query, key, value = rotate_qkv(qkv[first:], self.heads, layer.head_norm, turns)
+            prefill_angles = angles[batch.prefill_positions]
+            query, key, value = rotate_qkv(qkv[first:], self.heads, layer.head_norm, prefill_angles)
             for part in batch.prefill:
-                self._prefill(i, part, query, key, value, seen[first:])
-        flat = seen.flatten(1)
+                self._prefill(i, part, query, key, value, out[first:])
+        flat = out.flatten(1)
         return adapt(linear(flat, layer.out, layer.out_bias), flat, batch.adapter_tokens, (i, "out"))
 
     def _prefill(
@@ -311,10 +322,11 @@ class Decoder:
         """Write the keys and values of chunks to the cache, and the attention outputs of their tokens to `out`."""
         pool = part.pool
         pool.write(i, part.rows, part.positions, key[part.token_indices], value[part.token_indices])
-        if part.starts_at_zero:
-            seen = attend_chunk(query[part.padded_tokens], key[part.padded_tokens], value[part.padded_tokens])
+        queries = query[part.padded_tokens]
+        if part.starts_at_zero:  # the keys at hand are all keys: reading them from the cache would copy its rows
+            padded_out = attend_chunk(queries, key[part.padded_tokens], value[part.padded_tokens])
         else:
             keys = pool.first_keys(i, part.num_keys)[part.slots].transpose(-1, -2).flatten(2, 3)
             values = pool.values[i][:, :, : part.num_keys][part.slots]
-            seen = attend_chunk(query[part.padded_tokens], keys[:, :, : part.num_keys], values, part.starts)
-        out[part.token_indices] = seen.flatten(0, 1)[part.padded_indices]
+            padded_out = attend_chunk(queries, keys[:, :, : part.num_keys], values, part.starts)
+        out[part.token_indices] = padded_out.flatten(0, 1)[part.padded_indices]

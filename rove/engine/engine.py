@@ -58,16 +58,16 @@ class GenerationRequest:
 
     def generation(self, version: int) -> Generation:
         """Return the result after the last token, which was sampled with weights of this version."""
-        ending = self.stop_checker
+        checker = self.stop_checker
         self.close_version_span(version)
         return Generation(
             self.ids,
             self.logprobs,
-            ending.reason or "stop",
+            checker.reason or "stop",
             self.version_spans[0][0],
             top_logprobs=self.top_logprobs or None,
-            text=ending.text if self.sampling.stop else None,
-            stopped_by=ending.stopped_by,
+            text=checker.text if self.sampling.stop else None,
+            stopped_by=checker.stopped_by,
             version_spans=self.version_spans if len(self.version_spans) > 1 else [],
         )
 
@@ -140,8 +140,11 @@ class Engine:
         self._scoring: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
         self._scoring = weakref.WeakKeyDictionary()
         self._adapters: dict[str, lora.Adapter] = {}
-        self._sampler_rows: list[SequenceState] = []  # the sampler's seqs, in its order
-        self._cache_bytes = cache_bytes = default_cache_bytes(model.device) if cache_bytes is None else cache_bytes
+        self._sampler_rows: list[SequenceState] = []
+        """Sequences of the sampler's rows, in its order."""
+        if cache_bytes is None:
+            cache_bytes = default_cache_bytes(model.device)
+        self._cache_bytes = cache_bytes
         if chunk is None:
             chunk = GPU_CHUNK_TOKENS if model.device.type == "cuda" else CHUNK_TOKENS
         self._num_requests = 0
@@ -189,13 +192,13 @@ class Engine:
                 no cache.
         """
         lora_adapter = None if adapter is None else lora.find_adapter(self._adapters, adapter)
-        max_new_tokens = available_tokens(
-            prompt_ids, self.vocab, self.context, min_new_tokens=0 if sampling.max_tokens == 0 else 1
-        )
+        min_new_tokens = 0 if sampling.max_tokens == 0 else 1
+        max_new_tokens = available_tokens(prompt_ids, self.vocab, self.context, min_new_tokens=min_new_tokens)
         _check_sampling(sampling, self.vocab, self.renderer is not None)
         constraint = await self._constraint_for(sampling)
         request, max_tokens = self._new_request(sampling, seed, on_token, max_new_tokens, constraint)
         scored = None
+        # Only here: entering `_score_prompt` and its inference mode for every request took 2 to 3% of sampling.
         if sampling.prompt_logprobs is not None:
             lock = self._scoring.setdefault(asyncio.get_running_loop(), asyncio.Lock())
             async with lock:  # one prompt per pass of the event loop: other requests are answered in between
@@ -234,21 +237,23 @@ class Engine:
         constraint: Constraint | None,
     ) -> tuple[GenerationRequest, int]:
         """Return a request and its maximum number of sampled tokens."""
-        max_tokens = min(DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens, max_new_tokens)
+        requested_tokens = DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
+        max_tokens = min(requested_tokens, max_new_tokens)
+        # Without stop strings no text is decoded here: the client decodes whole completions, and caches them.
         decode = self.renderer.decode if self.renderer is not None and sampling.stop else None
-        ending = StopChecker(sampling, max_tokens, self.stop_ids, decode, constraint)
+        checker = StopChecker(sampling, max_tokens, self.stop_ids, decode, constraint)
         future = asyncio.get_running_loop().create_future()
-        return GenerationRequest(sampling, seed, future, on_token, ending, constraint), max_tokens
+        return GenerationRequest(sampling, seed, future, on_token, checker, constraint), max_tokens
 
     @torch.inference_mode()
     def _score_prompt(
         self, prompt_ids: Sequence[int], params: SamplingParams, adapter: lora.Adapter | None
     ) -> PromptScores:
         """Return log-probabilities of the prompt tokens; the whole prompt is computed again for them."""
-        need = 8 * len(prompt_ids) * self.vocab
-        if need > self._cache_bytes:
+        needed_bytes = 8 * len(prompt_ids) * self.vocab  # logits and their logarithms in fp32
+        if needed_bytes > self._cache_bytes:
             raise ConfigError(
-                f"prompt_logprobs of {len(prompt_ids)} tokens needs {need >> 20} MiB, the engine has "
+                f"prompt_logprobs of {len(prompt_ids)} tokens needs {needed_bytes >> 20} MiB, the engine has "
                 f"{self._cache_bytes >> 20} MiB: shorten the prompt, or give the engine more cache_bytes"
             )
         ids = torch.tensor([list(prompt_ids)], device=self.model.device)
@@ -284,7 +289,7 @@ class Engine:
         if weights is not None:
             copy_weights(self.model, weights if isinstance(weights, Mapping) else read_weights(weights))
         for seq in active:
-            if seq.adapter is None:
+            if seq.adapter is None:  # tokens of an adapter carry the adapter's version
                 seq.request.close_version_span(self.policy_version)
         self.policy_version = version
         self._runner.weights_changed()
@@ -313,8 +318,10 @@ class Engine:
 
     def _check_unused(self, name: str) -> None:
         self._drop_cancelled()
-        own = self._adapters.get(name)
-        active = sum(own is not None and seq.adapter is own for seq in self._runner.active())
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            return
+        active = len([seq for seq in self._runner.active() if seq.adapter is adapter])
         if active:
             raise ConfigError(
                 f"{active} requests with the adapter '{name}' are running: await or cancel them before replacing or dropping it"
@@ -327,28 +334,30 @@ class Engine:
             self._grammar_checker.close()
 
     async def _serve(self) -> None:
-        listen = True
+        # On the event loop's own thread: in another thread, batches and so rounding errors would depend on the clock, and a
+        # resumed run would end with other weights (docs/decisions/waves.md).
+        has_ended = True
         while self._runner.active():
-            await self._yield_to_event_loop(listen)
+            await self._yield_to_event_loop(has_ended)
             self._drop_cancelled()
             if not self._runner.active():
                 return
             try:
-                listen = self._step()
-            except Exception as error:
+                has_ended = self._step()
+            except Exception as error:  # such as no memory: it concerns every request of the batch, but not later ones
                 for seq in self._runner.drop_all():
                     _fail(seq, error)
 
-    async def _yield_to_event_loop(self, listen: bool) -> None:
+    async def _yield_to_event_loop(self, has_ended: bool) -> None:
         """Let other tasks run. After a request ended, wait until the tasks have submitted their next requests, so that they
         share a batch.
         """
         await asyncio.sleep(0)
-        quiet = 1
-        while listen and quiet < QUIET_PASSES:
-            before = self._num_requests
+        quiet_passes = 1
+        while has_ended and quiet_passes < QUIET_PASSES:
+            num_requests = self._num_requests
             await asyncio.sleep(0)
-            quiet = quiet + 1 if self._num_requests == before else 0
+            quiet_passes = quiet_passes + 1 if self._num_requests == num_requests else 0
 
     def _drop_cancelled(self) -> None:
         ended = [seq for seq in self._runner.active() if seq.request.future.done()]
@@ -364,11 +373,10 @@ class Engine:
         self._sync_sampler(seqs)
         generated = self._sampler.step(logits)
         sampled = zip(seqs, generated.ids.tolist(), generated.logprobs.tolist(), strict=True)
-        ended = [
-            seq
-            for i, (seq, token, logprob) in enumerate(sampled)
-            if self._append_token(seq, token, logprob, generated.top.get(i))
-        ]
+        ended: list[SequenceState] = []
+        for i, (seq, token, logprob) in enumerate(sampled):
+            if self._append_token(seq, token, logprob, generated.top.get(i)):
+                ended.append(seq)
         if ended:
             self._runner.finish(ended)
         return bool(ended)
@@ -377,19 +385,18 @@ class Engine:
         """Bring the sampler's rows into the order of `seqs`. A preempted sequence returns with the tokens it already has."""
         if seqs == self._sampler_rows:
             return
-        places = {seq: i for i, seq in enumerate(self._sampler_rows)}
-        new = [seq for seq in seqs if seq not in places]
-        requests: list[GenerationRequest] = [seq.request for seq in new]
-        self._sampler.add(
-            [
-                sampler.SamplerRow(
-                    request.sampling, request.seed, seq.tokens[: seq.prompt_length], request.ids, request.constraint
+        rows = {seq: row for row, seq in enumerate(self._sampler_rows)}
+        new_rows: list[sampler.SamplerRow] = []
+        for seq in seqs:
+            if seq not in rows:
+                rows[seq] = len(rows)
+                request: GenerationRequest = seq.request
+                prompt = seq.tokens[: seq.prompt_length]
+                new_rows.append(
+                    sampler.SamplerRow(request.sampling, request.seed, prompt, request.ids, request.constraint)
                 )
-                for seq, request in zip(new, requests, strict=True)
-            ]
-        )
-        places |= {seq: len(places) + i for i, seq in enumerate(new)}
-        self._sampler.keep([places[seq] for seq in seqs])
+        self._sampler.add(new_rows)
+        self._sampler.keep([rows[seq] for seq in seqs])
         self._sampler_rows = seqs
 
     def _append_token(
@@ -406,29 +413,28 @@ class Engine:
             request.logprobs.append(logprob)
             if top is not None:
                 request.top_logprobs.append(top)
-            ended = request.stop_checker.push(token)
+            stop_reason = request.stop_checker.push(token)
             if request.on_token is not None:
-                request.on_token(
-                    Token(token, logprob, top, request.stop_checker.take_text() if request.sampling.stop else None)
-                )
-        except Exception as error:
+                text = request.stop_checker.take_text() if request.sampling.stop else None
+                request.on_token(Token(token, logprob, top, text))
+        except Exception as error:  # of its callback or grammar: other requests of the batch continue
             _fail(seq, error)
             return True
-        if ended is None:
+        if stop_reason is None:
             seq.tokens.append(token)
         elif not request.future.done():
-            request.future.set_result(request.generation(seq.adapter.version if seq.adapter else self.policy_version))
-        return ended is not None
+            version = seq.adapter.version if seq.adapter else self.policy_version
+            request.future.set_result(request.generation(version))
+        return stop_reason is not None
 
 
 def _with_prompt_logprobs(generated: Generation, scored: PromptScores | None, sampling: SamplingParams) -> Generation:
     """Return the generation with log-probabilities of the prompt, if they were requested."""
     if scored is None:
         return generated
-    logprobs, top = scored
-    return msgspec.structs.replace(
-        generated, prompt_logprobs=logprobs, prompt_top_logprobs=top if sampling.prompt_logprobs else None
-    )
+    logprobs, top_logprobs = scored
+    requested_top = top_logprobs if sampling.prompt_logprobs else None
+    return msgspec.structs.replace(generated, prompt_logprobs=logprobs, prompt_top_logprobs=requested_top)
 
 
 def _fail(seq: SequenceState, error: Exception) -> None:

@@ -62,6 +62,7 @@ class GrammarChecker:
         if digest not in self._results:
             if digest not in self._running:
                 self._running[digest] = self._start(digest, grammar)
+            # Shielded: other requests may wait for the same check, and its result is kept for later ones.
             await asyncio.shield(self._running[digest])
         problem = self._results[digest]
         self._results.move_to_end(digest)
@@ -90,6 +91,7 @@ class GrammarChecker:
     async def _check_in_turn(self, client: str, digest: bytes, grammar: str) -> None:
         turn = self._turns.setdefault(client, asyncio.Lock())
         try:
+            # First the requester's turn: waiting for it must not occupy a slot that other requesters could use.
             async with turn, self._slots:
                 self._results[digest] = await self._try(grammar)
         finally:

@@ -44,6 +44,7 @@ class Session:
         """
         assert _tokenizer is not None
         if resource is not None:
+            # The kernel ends the process: a Python timer would not run while llguidance compiles.
             limit = int(time.process_time()) + 1 + cpu_seconds
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         matcher = LLMatcher(_tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
@@ -64,11 +65,13 @@ def _slowest_mask(matcher: LLMatcher, rng: random.Random, until: float) -> float
     for _ in range(WALK_TOKENS):
         started = time.process_time()
         mask = matcher.compute_logit_bias()
-        now = time.process_time()
-        slowest = max(slowest, now - started)
+        ended = time.process_time()
+        slowest = max(slowest, ended - started)
+        # The next allowed token after a random one, so that no list of all allowed tokens is built.
         token = mask.find(ALLOWED, rng.randrange(len(mask)))
-        token = mask.find(ALLOWED) if token < 0 else token
-        if token < 0 or now > until or matcher.is_stopped():
+        if token < 0:
+            token = mask.find(ALLOWED)
+        if token < 0 or ended > until or matcher.is_stopped():
             break
         matcher.consume_token(token)
     return slowest

@@ -2,7 +2,7 @@
 
 Axes: R rows, K key/value heads, C capacity in positions, d head size, w positions per key block. Keys are stored transposed
 within blocks, [R, K, C / w, d, w], so that both matrix products of decode attention read memory sequentially (up to three times
-as fast on a CPU).
+as fast on a CPU; see docs/decisions/kernels.md).
 """
 
 from __future__ import annotations
@@ -78,10 +78,14 @@ class PrefixIndex(Generic[T]):
 
     def nearest(self, tokens: Sequence[int], scope: int = 0) -> list[tuple[int, T]]:
         """Return (shared tokens, value) of the two neighbors of a sequence; no entry shares more than the better one."""
-        wanted = _packed(tokens)
-        i = bisect_left(self._entries, (scope, wanted, -1))
-        near = self._entries[max(0, i - 1) : i + 1]
-        return [(common_prefix(wanted, key) // TOKEN_BYTES, value) for other, key, _, value in near if other == scope]
+        packed = _packed(tokens)
+        i = bisect_left(self._entries, (scope, packed, -1))
+        neighbors = self._entries[max(0, i - 1) : i + 1]
+        return [
+            (common_prefix(packed, key) // TOKEN_BYTES, value)
+            for entry_scope, key, _, value in neighbors
+            if entry_scope == scope
+        ]
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
@@ -115,7 +119,9 @@ class CacheShape(NamedTuple):
 
     def layer_shape(self, layer: int) -> tuple[int, int, int]:
         """Return K and the sizes of a key and a value of one layer."""
-        return (1, 0, self.conv_width) if layer in self.conv_layers else (self.kv_heads, self.head_size, self.head_size)
+        if layer in self.conv_layers:
+            return 1, 0, self.conv_width
+        return self.kv_heads, self.head_size, self.head_size
 
     @property
     def position_bytes(self) -> int:
@@ -201,7 +207,9 @@ class Pool:
 
     def first_keys(self, layer: int, length: int) -> torch.Tensor:
         """Return a view of at least the first `length` keys of all rows: [R, K, blocks, d, positions per block]."""
-        return self.keys[layer][:, :, : -(-length // self.key_block), :, : max(length, self.shape.key_block)]
+        blocks = -(-length // self.key_block)
+        # Without key blocks, a row is one block, of which the first positions suffice.
+        return self.keys[layer][:, :, :blocks, :, : max(length, self.shape.key_block)]
 
     def write(
         self, layer: int, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -215,8 +223,9 @@ class Pool:
         rows = len(self.slots)
         if rows < self._reserved_rows:  # this is free, and other pools may need the memory: take one row
             self.resize(rows + 1)
-        else:
-            self.resize(rows + min(max(expected, rows // 2, 1), max(affordable // 2, 1)))
+        else:  # this copies the pool: grow by half, so that copies are rare, but leave half of the memory to other pools
+            new_rows = max(expected, rows // 2, 1)
+            self.resize(rows + min(new_rows, max(affordable // 2, 1)))
 
     def resize(self, rows: int) -> None:
         """Change the number of rows; used rows move to the front if the tensors are replaced."""
@@ -225,20 +234,23 @@ class Pool:
             return
         used = [slot for slot in self.slots if slot is not None]
         order = torch.tensor([slot.index for slot in used], dtype=torch.long, device=self.shape.device)
-        for kind in (self.keys, self.values):
-            for layer, old in enumerate(kind):  # layer by layer, so that only one layer is in memory twice
-                new = _zeros((max(rows, self._reserved_rows), *old.shape[1:]), self.shape)
+        capacity = max(rows, self._reserved_rows)
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):  # layer by layer, so that only one layer is in memory twice
+                new = _zeros((capacity, *old.shape[1:]), self.shape)
                 if used:
                     torch.index_select(old, 0, order, out=new[: len(used)])
-                kind[layer] = new
-        self.slots = [*used, *[None] * (rows - len(used))]
+                tensors[layer] = new
+        free: list[Slot | None] = [None] * (rows - len(used))
+        self.slots = [*used, *free]
         for i, slot in enumerate(used):
             slot.index = i
 
     def make_contiguous(self, slots: Sequence[Slot]) -> None:
         """Move the rows of these slots next to each other with the fewest moves."""
         indices = sorted(slot.index for slot in slots)
-        self.decode_start, self.decode_rows = _window(indices, len(self.slots)), len(slots)
+        self.decode_start = _window(indices, len(self.slots))
+        self.decode_rows = len(slots)
         window = range(self.decode_start, self.decode_start + self.decode_rows)
         chosen = set(indices)
         outside = [i for i in indices if i not in window]
@@ -247,13 +259,15 @@ class Pool:
             self._swap(holes, outside)
 
     def _swap(self, holes: Sequence[int], rows: Sequence[int]) -> None:
-        used = [i for i in holes if self.slots[i] is not None]
+        # The row of a retired sequence in a hole moves to where the decoded one was: it may still be reused.
+        used = [hole for hole in holes if self.slots[hole] is not None]
         back = [row for row, hole in zip(rows, holes, strict=True) if self.slots[hole] is not None]
         filled = max(slot.filled for i in [*rows, *used] if (slot := self.slots[i]) is not None)
-        to, source = (torch.tensor(x, device=self.shape.device) for x in ([*holes, *back], [*rows, *used]))
+        targets = torch.tensor([*holes, *back], device=self.shape.device)
+        sources = torch.tensor([*rows, *used], device=self.shape.device)
         for layer, values in enumerate(self.values):
             for part in (self.first_keys(layer, filled), values[:, :, :filled]):
-                part[to] = part[source]
+                part[targets] = part[sources]
         for hole, row in zip(holes, rows, strict=True):
             self.slots[hole], self.slots[row] = self.slots[row], self.slots[hole]
             for i in (hole, row):
@@ -273,28 +287,28 @@ def _window(indices: Sequence[int], rows: int) -> int:
     return max(0, min(first, rows - len(indices)))
 
 
-def _zeros(shape: tuple[int, ...], kind: CacheShape) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], cache: CacheShape) -> torch.Tensor:
     """Return zeros (uninitialized memory may hold NaN, which a mask does not hide). On a CPU, pages are allocated on first
     write.
     """
-    if kind.device.type != "cpu" or 0 in shape:
-        return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
+    if cache.device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=cache.dtype, device=cache.device)
     # A mapping of its own: `calloc` would reuse freed heap memory and fill all of the reserved memory with zeros.
-    size = math.prod(shape) * kind.dtype.itemsize
+    size = math.prod(shape) * cache.dtype.itemsize
     if sys.platform == "linux":
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     else:
         memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(memory, dtype=kind.dtype).view(shape)
+    return torch.frombuffer(memory, dtype=cache.dtype).view(shape)
 
 
-def copy_row(source: Slot, to: Slot, length: int) -> None:
+def copy_row(source: Slot, target: Slot, length: int) -> None:
     """Copy the first `length` positions of a sequence into a slot of any pool."""
-    a, b = source.pool, to.pool
-    for layer in range(a.shape.layers):
-        b.first_keys(layer, length)[to.index] = a.first_keys(layer, length)[source.index]
-        b.values[layer][to.index, :, :length] = a.values[layer][source.index, :, :length]
-    to.filled = length
+    row, source_row = target.index, source.index
+    for layer in range(source.pool.shape.layers):
+        target.pool.first_keys(layer, length)[row] = source.pool.first_keys(layer, length)[source_row]
+        target.pool.values[layer][row, :, :length] = source.pool.values[layer][source_row, :, :length]
+    target.filled = length
 
 
 class KVCache:
@@ -353,21 +367,24 @@ class KVCache:
 
     def _worthwhile_gain(self, protected: Slot | None) -> int:
         """Return how many bytes must become available to copy pools for them: half of what evicting all retired slots would make
-        available, within limits of the budget, so that pools are copied rarely; no more than that for the last active sequence.
+        available, within limits of the budget; no more than that for the last active sequence.
         """
+        # Before, every conversation that outgrew its row had all pools copied for a single row: 300 games of Tic-Tac-Toe with a
+        # 135M model had not ended after 10 minutes (benchmarks/LOG.md).
         retired = sum(slot.pool.row_bytes for slot in self.reusable if slot is not protected)
-        active = sum(pool.used_rows * pool.row_bytes for pool in self.pools.values()) - retired
+        used = sum(pool.used_rows * pool.row_bytes for pool in self.pools.values())
+        evictable = self.budget - (used - retired)
         is_last = self.used_rows - len(self.reusable) <= 1
         least = 0 if is_last else self.budget // LEAST_RELEASED
-        return min(max((self.budget - active) // 2, least), self.budget // MOST_RELEASED)
+        return min(max(evictable // 2, least), self.budget // MOST_RELEASED)
 
     def _release_free_rows(self, gain: int = 1) -> bool:
         """Free the memory of unused rows if it makes at least `gain` bytes available; return whether it did."""
-        loose = [pool for pool in self.pools.values() if pool.free_rows]
-        available = self.budget - self.allocated_bytes + sum(pool.free_rows * pool.row_bytes for pool in loose)
-        if not loose or available < gain:
+        pools = [pool for pool in self.pools.values() if pool.free_rows]
+        free_bytes = sum(pool.free_rows * pool.row_bytes for pool in pools)
+        if not pools or self.budget - self.allocated_bytes + free_bytes < gain:
             return False
-        for pool in loose:
+        for pool in pools:
             pool.resize(pool.used_rows)
         return True
 
@@ -375,13 +392,13 @@ class KVCache:
         """Evict a retired slot of the pool, or an eighth of all retired slots if other pools must shrink (copying pools is
         expensive).
         """
-        old = [slot for slot in self.reusable if slot is not protected]
-        if old and old[0].pool is pool:
-            self.free(old[0])
+        evictable = [slot for slot in self.reusable if slot is not protected]
+        if evictable and evictable[0].pool is pool:
+            self.free(evictable[0])
             return True
-        for slot in old[: max(1, len(old) // 8)]:
+        for slot in evictable[: max(1, len(evictable) // 8)]:
             self.free(slot)
-        return bool(old)
+        return bool(evictable)
 
     def grow(self, slot: Slot, length: int) -> Slot | None:
         """Return a slot with the same content and room for `length` positions (the given one if it is large enough); None: no
@@ -392,18 +409,17 @@ class KVCache:
         larger = self.allocate(length)
         if larger is not None:
             copy_row(slot, larger, slot.filled)
-            larger.target, larger.prefix_group, larger.shared_prefix = (
-                slot.target,
-                slot.prefix_group,
-                slot.shared_prefix,
-            )
+            larger.target = slot.target
+            larger.prefix_group, larger.shared_prefix = slot.prefix_group, slot.shared_prefix
             larger.scope, larger.outdated = slot.scope, slot.outdated
             self.free(slot)
         return larger
 
     def retire(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Keep the slot of an ended sequence for reuse; `tokens` are those of its filled positions."""
-        if not slot.filled or slot.outdated:
+        if (
+            not slot.filled or slot.outdated
+        ):  # keys of older weights serve their own response only: docs/decisions/async.md
             return self.free(slot)
         slot.target = 0
         self.reusable[slot] = None
@@ -427,7 +443,8 @@ class KVCache:
 
     def clear(self, release_memory: bool = False, scope: int | None = None) -> None:
         """Evict retired slots, of one scope or (None) of all; with `release_memory` also free their memory."""
-        for slot in [slot for slot in self.reusable if scope is None or slot.scope == scope]:
-            self.free(slot)
+        for slot in list(self.reusable):
+            if scope is None or slot.scope == scope:
+                self.free(slot)
         if release_memory:
             self._release_free_rows()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -107,22 +107,23 @@ class AdapterTokens(NamedTuple):
     @staticmethod
     def from_owners(owners: Iterable[tuple[Adapter | None, int]], device: torch.device) -> list[AdapterTokens]:
         """Group the tokens of a step by adapter, given (adapter, number of tokens) in order."""
-        places: dict[Adapter, list[int]] = {}
+        adapter_tokens: dict[Adapter, list[int]] = {}
         total = 0
         for adapter, size in owners:
             if adapter is not None:
-                places.setdefault(adapter, []).extend(range(total, total + size))
+                adapter_tokens.setdefault(adapter, []).extend(range(total, total + size))
             total += size
+        # Without indices where all tokens have one adapter: gathering and scattering them would copy every activation.
         return [
-            AdapterTokens(adapter, None if len(own) == total else torch.tensor(own, device=device))
-            for adapter, own in places.items()
+            AdapterTokens(adapter, None if len(tokens) == total else torch.tensor(tokens, device=device))
+            for adapter, tokens in adapter_tokens.items()
         ]
 
 
-def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[AdapterTokens], place: Projection) -> torch.Tensor:
+def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[AdapterTokens], projection: Projection) -> torch.Tensor:
     """Add to the outputs y [N, out] of a joined projection of x [N, in], in place, what the adapters of the tokens change."""
     for adapter, tokens in adapted:
-        change = adapter.joined.get(place)
+        change = adapter.joined.get(projection)
         if change is None:
             continue
         if tokens is None:
@@ -137,7 +138,7 @@ def adapter_hooks(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[N
     """Return a context in which the model's own modules compute with the adapter."""
     parts = adapter.parts if adapter else {}
     hooks = [
-        model.get_submodule(name).register_forward_hook(lambda _, given, y, part=part: y + part(given[0]))
+        model.get_submodule(name).register_forward_hook(lambda _, inputs, y, part=part: y + part(inputs[0]))
         for name, part in parts.items()
     ]
     try:
@@ -157,9 +158,9 @@ def load_adapter(
         source: Folder of the adapter, or its tensors and settings.
         version: Recorded with every token sampled with it.
     """
-    given = source if isinstance(source, PeftWeights) else read_folder(source)
+    weights = source if isinstance(source, PeftWeights) else read_folder(source)
     try:
-        parts = _parts(model, given)
+        parts = _parts(model, weights)
     except re.error as error:
         raise ConfigError(f"the adapter's {CONFIG} has an invalid pattern: {error}") from error
     return Adapter(version, parts, _joined(model, parts, paired))
@@ -208,37 +209,39 @@ class _Config(msgspec.Struct):
     def scale(self, module: str) -> float:
         """Return the factor of the product of A and B."""
         rank = self.rank(module)
-        return _by_pattern(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+        alpha = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def _by_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
     """Return the value of the first pattern that matches the end of a module's name, as PEFT does."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
 
 
-def _check_config(given: object) -> _Config:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"the adapter's {CONFIG} holds {type(given).__name__}; expected a JSON object")
-    settings = {name: value for name, value in given.items() if value is not None}
+def _check_config(content: object) -> _Config:
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"the adapter's {CONFIG} holds {type(content).__name__}; expected a JSON object")
+    settings = {name: value for name, value in content.items() if value is not None}
     if settings.get("peft_type") != "LORA":
         raise ConfigError(f"the adapter's peft_type is {settings.get('peft_type')!r}; expected 'LORA'")
     try:
         config = msgspec.convert(settings, _Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the adapter's {CONFIG}: {error}; expected the settings that PEFT writes") from error
-    more = {
-        name: settings[name]
-        for name in sorted(settings.keys() - {*_Config.__struct_fields__, *IGNORED_SETTINGS})
-        if settings[name]
-    }
+    # An unknown setting that is on may change what the adapter computes, as `use_dora` does: refuse it instead of ignoring it.
+    unknown = settings.keys() - {*_Config.__struct_fields__, *IGNORED_SETTINGS}
+    unsupported = {name: settings[name] for name in sorted(unknown) if settings[name]}
     if config.bias != "none":
-        more["bias"] = config.bias
+        unsupported["bias"] = config.bias
     if config.init_lora_weights not in SUPPORTED_INITS:
-        more["init_lora_weights"] = config.init_lora_weights
-    if more:
-        unsupported = ", ".join(f"{name} = {value!r}" for name, value in more.items())
+        unsupported["init_lora_weights"] = config.init_lora_weights
+    if unsupported:
+        listed = ", ".join(f"{name} = {value!r}" for name, value in unsupported.items())
         raise ConfigError(
-            f"the adapter has {unsupported}; expected a plain LoRA of linear layers: train it without this, or merge it "
+            f"the adapter has {listed}; expected a plain LoRA of linear layers: train it without this, or merge it "
             "into the model with PEFT and load the merged model"
         )
     if min([config.r, *config.rank_pattern.values()]) < 1:
@@ -249,36 +252,37 @@ def _check_config(given: object) -> _Config:
 def projections(model: Any) -> dict[Projection, list[str]]:
     """Return the decoder's joined projections and the names of the modules that each consists of, in order."""
     names = FAMILIES[model.config.model_type]
-    places: dict[Projection, list[str]] = {}
+    joined: dict[Projection, list[str]] = {}
     for i, layer in enumerate(model.model.layers):
         if hasattr(layer, "conv"):
-            inside = {"conv_in": ["conv.in_proj"], "conv_out": ["conv.out_proj"]}
+            modules = {"conv_in": ["conv.in_proj"], "conv_out": ["conv.out_proj"]}
         else:
-            queries = [f"self_attn.{letter}_proj" for letter in "qkv"]
-            inside = {"qkv": queries, "out": [f"self_attn.{names.out}"]}
-        inside["gate_up"] = [f"{names.mlp}.{names.gate}", f"{names.mlp}.{names.up}"]
-        inside["down"] = [f"{names.mlp}.{names.down}"]
-        places |= {(i, kind): [f"model.layers.{i}.{name}" for name in own] for kind, own in inside.items()}
-    return places
+            qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+            modules = {"qkv": qkv, "out": [f"self_attn.{names.out}"]}
+        modules["gate_up"] = [f"{names.mlp}.{names.gate}", f"{names.mlp}.{names.up}"]
+        modules["down"] = [f"{names.mlp}.{names.down}"]
+        for kind, module_names in modules.items():
+            joined[i, kind] = [f"model.layers.{i}.{name}" for name in module_names]
+    return joined
 
 
-def _parts(model: Any, given: PeftWeights) -> dict[str, LowRank]:
-    config = _check_config(given.config)
+def _parts(model: Any, weights: PeftWeights) -> dict[str, LowRank]:
+    config = _check_config(weights.config)
     pairs: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in given.tensors.items():
-        found = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)\.weight", key)
-        if found is None:
+    for key, tensor in weights.tensors.items():
+        match = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)\.weight", key)
+        if match is None:
             raise ConfigError(
                 f"the adapter has a tensor '{key}'; expected MODULE.lora_A.weight and MODULE.lora_B.weight alone: biases, "
                 "embeddings and whole modules are not supported"
             )
-        pairs.setdefault(found[1], {})[found[2]] = tensor
-    modules = [name for own in projections(model).values() for name in own]
+        pairs.setdefault(match[1], {})[match[2]] = tensor
+    modules = set(chain.from_iterable(projections(model).values()))
     for name in pairs:
         if name not in modules:
-            can = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
+            listed = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
             raise ConfigError(
-                f"the adapter changes '{name}', which is not a projection of this model's layers; expected one of {can}, in "
+                f"the adapter changes '{name}', which is not a projection of this model's layers; expected one of {listed}, in "
                 f"layers 0 to {len(model.model.layers) - 1}: is it an adapter of another model?"
             )
     _check_targets(config.target_modules, list(pairs))
@@ -292,19 +296,20 @@ def _check_targets(targets: list[str] | str, modules: Sequence[str]) -> None:
         return module == target or module.endswith(f".{target}")
 
     if isinstance(targets, str):
-        outside = [m for m in modules if targets != "all-linear" and not re.fullmatch(targets, m)]
-        empty = [] if modules else [targets]
+        pattern = ".*" if targets == "all-linear" else targets
+        unnamed = [module for module in modules if not re.fullmatch(pattern, module)]
+        missing = [] if modules else [targets]
     else:
-        outside = [m for m in modules if not any(matches(target, m) for target in targets)]
-        empty = [target for target in targets if not any(matches(target, m) for m in modules)]
-    if outside:
+        unnamed = [module for module in modules if not any(matches(target, module) for target in targets)]
+        missing = [target for target in targets if not any(matches(target, module) for module in modules)]
+    if unnamed:
         raise ConfigError(
-            f"the adapter has tensors of '{outside[0]}', which target_modules {targets} does not name; expected {CONFIG} and "
+            f"the adapter has tensors of '{unnamed[0]}', which target_modules {targets} does not name; expected {CONFIG} and "
             f"{TENSORS} of one adapter"
         )
-    if empty:
+    if missing:
         raise ConfigError(
-            f"the adapter has no tensors for {empty[:5]} of its target_modules; expected {CONFIG} and {TENSORS} of one adapter"
+            f"the adapter has no tensors for {missing[:5]} of its target_modules; expected {CONFIG} and {TENSORS} of one adapter"
         )
 
 
@@ -312,17 +317,16 @@ def _low_rank(weight: torch.Tensor, name: str, pair: Mapping[str, torch.Tensor],
     missing = {"A", "B"} - pair.keys()
     if missing:
         raise ConfigError(f"the adapter has no {name}.lora_{missing.pop()}.weight; expected both lora_A and lora_B")
-    rank, (out, into) = config.rank(name), weight.shape
-    got, wanted = [tuple(pair[letter].shape) for letter in "AB"], [(rank, into), (out, rank)]
-    if got != wanted:
+    rank, (outputs, inputs) = config.rank(name), weight.shape
+    shape_a, shape_b = tuple(pair["A"].shape), tuple(pair["B"].shape)
+    if (shape_a, shape_b) != ((rank, inputs), (outputs, rank)):
         raise ConfigError(
-            f"the adapter's lora_A and lora_B of '{name}' have the shapes {got[0]} and {got[1]}; expected {wanted[0]} and "
-            f"{wanted[1]} for this model and r = {rank}: is it an adapter of another model?"
+            f"the adapter's lora_A and lora_B of '{name}' have the shapes {shape_a} and {shape_b}; expected "
+            f"{(rank, inputs)} and {(outputs, rank)} for this model and r = {rank}: is it an adapter of another model?"
         )
+    # Scaled in fp32, rounded once: a bf16 product would be rounded twice. A is copied: the caller may continue to train it.
     b = pair["B"].detach().float() * config.scale(name)
-    a = (
-        pair["A"].detach().to(weight.device, weight.dtype, copy=True)
-    )  # copy: the caller may continue to train this tensor
+    a = pair["A"].detach().to(weight.device, weight.dtype, copy=True)
     return LowRank(a, b.to(weight.device, weight.dtype))
 
 
@@ -330,21 +334,23 @@ def _joined(
     model: Any, parts: Mapping[str, LowRank], paired: Callable[[torch.Tensor], torch.Tensor]
 ) -> dict[Projection, LowRank]:
     """Join the changes of every joined projection: A matrices stacked, B matrices block-diagonal."""
-    made = {}
-    for place, names in projections(model).items():
-        own = [parts[name] for name in names if name in parts]
-        if not own:
+    joined = {}
+    for projection, names in projections(model).items():
+        changes = [parts[name] for name in names if name in parts]
+        if not changes:
             continue
-        a = torch.cat([part.a for part in own])
+        a = torch.cat([change.a for change in changes])
         sizes = [model.get_submodule(name).weight.shape[0] for name in names]
         b = a.new_zeros(sum(sizes), len(a))
         row = column = 0
         for name, size in zip(names, sizes, strict=True):
             if name in parts:
                 block = parts[name].b
-                turns = name.endswith(("q_proj", "k_proj"))
-                b[row : row + size, column : column + block.shape[1]] = paired(block) if turns else block
-                column += block.shape[1]
+                rank = block.shape[1]
+                # The decoder has the halves of rotated heads interleaved, so the adapter's outputs must be, too.
+                is_rotated = name.endswith(("q_proj", "k_proj"))
+                b[row : row + size, column : column + rank] = paired(block) if is_rotated else block
+                column += rank
             row += size
-        made[place] = LowRank(a, b)
-    return made
+        joined[projection] = LowRank(a, b)
+    return joined

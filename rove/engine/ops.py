@@ -1,4 +1,5 @@
-"""Element-wise work and decode attention between the matrix products of the decoder, in PyTorch or in C.
+"""Element-wise work and decode attention between the matrix products of the decoder, in PyTorch or in C
+(docs/decisions/kernels.md).
 
 Axes: N tokens, B tokens of one pool, H query heads, K key/value heads, d head size, P positions.
 """
@@ -40,11 +41,11 @@ class Ops(Protocol):
     norm_dtype: torch.dtype | None
     """Type of norm weights; None: the model's."""
 
-    def add_norm(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        """Add `more` to x [N, D] in place; return the RMS-normed x times `weight` [D]."""
+    def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        """Add `residual` to x [N, D] in place; return the RMS-normed x times `weight` [D]."""
         ...
 
-    def gate(self, both: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return activation(gates) · inputs: [N, 2 · D] → [N, D]."""
         ...
 
@@ -71,14 +72,18 @@ def rotate_qkv(
     qkv: torch.Tensor, heads: AttentionHeads, norm: torch.Tensor | None, angles: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries [N, H, d] (normed, rotated by angles [N, d / 2], scaled), keys [N, K, d] (normed, rotated) and values."""
-    both, value = qkv[:, : heads.queries + heads.keys], qkv[:, heads.queries + heads.keys :]
+    num_rotated = heads.queries + heads.keys
+    rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
     if norm is not None:
-        both = (rms_norm(both.to(norm.dtype), (heads.size,), None, heads.eps) * norm).to(qkv.dtype)
+        normed = rms_norm(rotated.to(norm.dtype), (heads.size,), None, heads.eps)
+        rotated = (normed * norm).to(qkv.dtype)
     angles = angles[:, None]
-    pairs = torch.view_as_complex(both.float().unflatten(-1, (-1, 2)).contiguous())
-    query = torch.view_as_real(pairs[:, : heads.queries] * (angles * heads.size**-0.5)).flatten(-2).to(qkv.dtype)
-    key = torch.view_as_real(pairs[:, heads.queries :] * angles).flatten(-2).to(qkv.dtype)
-    return query, key, value
+    # The decoder stores rotated dimensions as neighbors (`interleave_halves`), so a rotation is one complex product.
+    pairs = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2)).contiguous())
+    # The attention scale is part of the queries' angles: a separate product would pass over them once more.
+    query = torch.view_as_real(pairs[:, : heads.queries] * (angles * heads.size**-0.5))
+    key = torch.view_as_real(pairs[:, heads.queries :] * angles)
+    return query.flatten(-2).to(qkv.dtype), key.flatten(-2).to(qkv.dtype), value
 
 
 class TorchOps:
@@ -91,16 +96,19 @@ class TorchOps:
     def __init__(self, heads: AttentionHeads, eps: float, activation: str):
         self.heads, self.eps, self.activation = heads, eps, activation
 
-    def add_norm(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        if more is not None:
-            x += more
+    def add_norm(  # noqa: D102
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
+    ) -> torch.Tensor:
+        if residual is not None:
+            x += residual
         return rms_norm(x.to(weight.dtype), x.shape[-1:], weight, self.eps).to(x.dtype)
 
-    def gate(self, both: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        gate, other = both.chunk(2, dim=-1)
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        gate, up = gate_up.chunk(2, dim=-1)
         if self.activation == "silu":
-            return silu(gate) * other
-        return gelu(gate, approximate="tanh" if self.activation == "gelu_pytorch_tanh" else "none") * other
+            return silu(gate) * up
+        approximation = "tanh" if self.activation == "gelu_pytorch_tanh" else "none"
+        return gelu(gate, approximate=approximation) * up
 
     def attend(  # noqa: D102
         self,
@@ -114,9 +122,11 @@ class TorchOps:
         query, key, value = rotate_qkv(qkv, self.heads, norm, angles[part.positions])
         pool = part.pool
         pool.write(layer, part.rows, part.positions, key, value)
+        # A slice of rows is a view; indices would copy the keys and values of the whole batch in every layer.
         rows = slice(pool.decode_start, pool.decode_start + len(part.rows))
         keys = pool.first_keys(layer, part.num_keys)[rows, :, 0]
-        out.copy_(attend_decode(query, keys, pool.values[layer][rows, :, : part.num_keys], part.bias))
+        values = pool.values[layer][rows, :, : part.num_keys]
+        out.copy_(attend_decode(query, keys, values, part.bias))
 
 
 INT64_BYTES = 8
@@ -135,26 +145,30 @@ class NativeOps:
 
     @classmethod
     def create(
-        cls, heads: AttentionHeads, eps: float, activation: str, widths: list[int], like: torch.Tensor
+        cls, heads: AttentionHeads, eps: float, activation: str, widths: list[int], weights: torch.Tensor
     ) -> NativeOps | None:
-        """Return ops for these heads, row widths and weight type and device; None if no kernels are available."""
+        """Return ops for these heads, row widths, and the type and device of `weights`; None if no kernels are available."""
         vector = kernels.vector_floats(heads.size)
-        if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.bfloat16) or activation != "silu":
+        if weights.device.type != "cpu" or weights.dtype not in (torch.float32, torch.bfloat16) or activation != "silu":
             return None
+        # The loops of the kernels take whole vectors only.
         if not vector or any(width % vector for width in widths):
             return None
-        library = kernels.load_kernels("decode", heads.queries // heads.keys, heads.size, like.dtype == torch.bfloat16)
+        is_bf16 = weights.dtype == torch.bfloat16
+        library = kernels.load_kernels("decode", heads.queries // heads.keys, heads.size, is_bf16)
         return None if library is None else cls(library, heads, eps, vector)
 
-    def add_norm(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:  # noqa: D102
+    def add_norm(  # noqa: D102
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
+    ) -> torch.Tensor:
         out = torch.empty_like(x)
-        added = None if more is None else more.data_ptr()
+        added = None if residual is None else residual.data_ptr()
         self.library.add_norm(x.data_ptr(), added, weight.data_ptr(), self.eps, out.data_ptr(), *x.shape)
         return out
 
-    def gate(self, both: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        out = both.new_empty(len(both), both.shape[1] // 2)
-        self.library.gate(both.data_ptr(), out.data_ptr(), *out.shape)
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        self.library.gate(gate_up.data_ptr(), out.data_ptr(), *out.shape)
         return out
 
     def attend(  # noqa: D102
@@ -167,16 +181,18 @@ class NativeOps:
         out: torch.Tensor,
     ) -> None:
         pool, heads = part.pool, self.heads
-        norms, positions, keys, values = pointers(norm, angles, pool.keys[layer], pool.values[layer])
-        first_qkv, first_out, qkv_bytes, out_bytes = qkv.data_ptr(), out.data_ptr(), qkv[0].nbytes, out[0].nbytes
+        norms, rotations, keys, values = pointers(norm, angles, pool.keys[layer], pool.values[layer])
+        first_qkv, qkv_bytes = qkv.data_ptr(), qkv[0].nbytes
+        first_out, out_bytes = out.data_ptr(), out[0].nbytes
 
-        def some(first: int, count: int) -> None:
+        # Addresses are computed as integers: slices of the tensors would be new objects for every layer and step.
+        def attend_rows(first: int, count: int) -> None:
             columns = (address + INT64_BYTES * first for address in part.addresses)
             self.library.attend(
                 first_qkv + qkv_bytes * first,
                 norms,
                 heads.eps,
-                positions,
+                rotations,
                 heads.size**-0.5,
                 keys,
                 values,
@@ -187,13 +203,16 @@ class NativeOps:
                 pool.capacity,
             )
 
-        self._split(some, [*part.starts, len(part.rows)], len(part.rows) * part.longest)
+        # Tokens of one sequence stay in one thread: each reads the keys that the ones before it wrote.
+        _run_parallel(attend_rows, [*part.starts, len(part.rows)], len(part.rows) * part.longest)
 
-    def _split(self, do: Callable[[int, int], None], edges: list[int], work: int) -> None:
-        """Call `do(first, count)` for all rows in parallel threads, cut at some of the `edges`."""
-        parts = min(torch.get_num_threads(), work // MIN_THREAD_POSITIONS + 1, len(edges) - 1)
-        if parts == 1:
-            return do(0, edges[-1])
-        cuts = [edges[(len(edges) - 1) * i // parts] for i in range(parts + 1)]
-        for done in [kernel_threads().submit(do, a, b - a) for a, b in pairwise(cuts)]:
-            done.result()
+
+def _run_parallel(compute: Callable[[int, int], None], edges: list[int], work: int) -> None:
+    """Call `compute(first, count)` for all rows in parallel threads, cut at some of the `edges`."""
+    parts = min(torch.get_num_threads(), work // MIN_THREAD_POSITIONS + 1, len(edges) - 1)
+    if parts == 1:
+        return compute(0, edges[-1])
+    cuts = [edges[(len(edges) - 1) * i // parts] for i in range(parts + 1)]
+    running = [kernel_threads().submit(compute, start, end - start) for start, end in pairwise(cuts)]
+    for future in running:
+        future.result()

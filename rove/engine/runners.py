@@ -101,18 +101,18 @@ class FastRunner:
         self._changed = False
         step = self.scheduler.plan()
         if not self.decoder.ops.takes_any_rows:
+            slots = [slot for seq in step.decode if (slot := seq.slot) is not None]
             for pool in self.cache.pools.values():
-                pool.make_contiguous(
-                    [seq.slot for seq in step.decode if seq.slot is not None and seq.slot.pool is pool]
-                )
-        step.decode.sort(key=_place)
+                pool.make_contiguous([slot for slot in slots if slot.pool is pool])
+        # The rows of a pool are computed together, and PyTorch's attention needs them in the order of the pool.
+        step.decode.sort(key=_pool_position)
         logits = self.decoder(step)
         self.computed_tokens += len(step.decode) + sum(chunk.size for chunk in step.chunks)
         ready = self.scheduler.complete(step)
-        if len(ready) < len(logits):
-            last = [*step.decode, *(chunk.seq for chunk in step.chunks)]
-            due = [i for i, seq in enumerate(last) if seq.pending == 0]
-            logits = logits[torch.tensor(due, dtype=torch.long, device=logits.device)]
+        if len(ready) < len(logits):  # a prompt that is prefilled in parts samples no token yet
+            computed = [*step.decode, *(chunk.seq for chunk in step.chunks)]
+            ready_rows = [row for row, seq in enumerate(computed) if seq.pending == 0]
+            logits = logits[torch.tensor(ready_rows, dtype=torch.long, device=logits.device)]
         return ready, logits
 
     def finish(self, seqs: Sequence[SequenceState]) -> None:  # noqa: D102
@@ -140,7 +140,7 @@ class FastRunner:
         self.cache.clear(scope=adapter.scope)
 
 
-def _place(seq: SequenceState) -> tuple[int, int]:
+def _pool_position(seq: SequenceState) -> tuple[int, int]:
     assert seq.slot is not None
     return seq.slot.pool.capacity, seq.slot.index
 
@@ -181,15 +181,22 @@ class SlowRunner:
         return (seq.prompt_length + seq.max_tokens) * self.position_bytes
 
     def active(self) -> list[SequenceState]:  # noqa: D102
-        return [*(seq for group in self.groups for seq in group.seqs if seq not in group.ended), *self.waiting]
+        running: list[SequenceState] = []
+        for group in self.groups:
+            running += [seq for seq in group.seqs if seq not in group.ended]
+        return [*running, *self.waiting]
 
     def _admit(self) -> None:
-        active = [seq for group in self.groups for seq in group.seqs]
-        used, free_rows = sum(map(self._bytes, active)), self.max_batch - len(active)
+        # Ended sequences count, too: the cache of their group keeps their rows until the whole group has ended.
+        rows = used = 0
+        for group in self.groups:
+            rows += len(group.seqs)
+            used += sum(map(self._bytes, group.seqs))
         by_length: dict[int, list[SequenceState]] = {}
-        while self.waiting and free_rows and used + self._bytes(self.waiting[0]) <= self.budget:
+        while self.waiting and rows < self.max_batch and used + self._bytes(self.waiting[0]) <= self.budget:
             seq = self.waiting.pop(0)
-            used, free_rows = used + self._bytes(seq), free_rows - 1
+            used += self._bytes(seq)
+            rows += 1
             by_length.setdefault(len(seq.tokens), []).append(seq)
         self.groups += [_Group(seqs) for seqs in by_length.values()]
 
@@ -202,21 +209,19 @@ class SlowRunner:
         out = self.model(input_ids=ids, past_key_values=group.cache, use_cache=True, logits_to_keep=1)
         group.cache = out.past_key_values
         self.computed_tokens += ids.numel()
-        alive = [i for i, seq in enumerate(group.seqs) if seq not in group.ended]
-        return [group.seqs[i] for i in alive], out.logits[:, -1][torch.tensor(alive, device=out.logits.device)]
+        rows = [row for row, seq in enumerate(group.seqs) if seq not in group.ended]
+        logits = out.logits[:, -1]
+        return [group.seqs[row] for row in rows], logits[torch.tensor(rows, device=logits.device)]
 
     def finish(self, seqs: Sequence[SequenceState]) -> None:  # noqa: D102
         ended = set(seqs)
         self.waiting = [seq for seq in self.waiting if seq not in ended]
         for group in self.groups:
             group.ended |= ended & set(group.seqs)
-            self._shrink(group)
+            if group.ended and group.cache is None:  # rows cannot be removed from a cache, but there is none yet
+                group.seqs = [seq for seq in group.seqs if seq not in group.ended]
+                group.ended = set()
         self.groups = [group for group in self.groups if len(group.ended) < len(group.seqs)]
-
-    def _shrink(self, group: _Group) -> None:
-        if group.ended and group.cache is None:
-            group.seqs = [seq for seq in group.seqs if seq not in group.ended]
-            group.ended = set()
 
     def drop_all(self) -> list[SequenceState]:  # noqa: D102
         seqs = self.active()

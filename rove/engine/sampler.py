@@ -41,8 +41,9 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64 (torch's is arithmetic)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    """Shift int64 right and fill with zeros; torch fills with the sign."""
+    mask = (1 << (64 - bits)) - 1
+    return (x >> bits) & mask
 
 
 def uniforms(seeds: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -71,11 +72,11 @@ def sample_ids(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tens
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    below = torch.nextafter(
-        total, torch.zeros_like(total)
-    )  # a target that rounds up to the total would select no token
-    found = torch.searchsorted(cumulative, (uniform[:, None] * total).minimum(below), right=True)
-    return found[:, 0].clamp_max_(cumulative.shape[1] - 1)  # only for NaN
+    # A target that rounds up to the total would select no token.
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    target = (uniform[:, None] * total).minimum(below_total)
+    ids = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return ids.clamp_max_(cumulative.shape[1] - 1)  # only for NaN
 
 
 def filter_unlikely(
@@ -94,14 +95,18 @@ def filter_unlikely(
     """
     ordered = _ascending(probabilities)
     vocab = ordered.shape[1]
-    least = torch.maximum(ordered[:, -1:] * min_p[:, None], ordered.gather(1, (vocab - top_k)[:, None]))
+    # min-p and top-k: the threshold of each, of which the higher one holds.
+    min_p_threshold = ordered[:, -1:] * min_p[:, None]
+    top_k_threshold = ordered.gather(1, (vocab - top_k)[:, None])
+    threshold = torch.maximum(min_p_threshold, top_k_threshold)
+    # top-p: of the mass that these leave, the part 1 − top_p of the least likely tokens is not needed.
     mass = ordered.cumsum(-1)
-    count = torch.searchsorted(ordered, least)  # of tokens less likely than that
-    gone = mass.gather(1, (count - 1).clamp_min_(0)) * (count > 0)
-    unneeded = gone + (mass[:, -1:] - gone) * (1 - top_p[:, None])
-    first = torch.searchsorted(mass, unneeded, right=True).clamp_max_(vocab - 1)
-    least = ordered.gather(1, first)
-    likely = probabilities * (probabilities >= least)
+    num_dropped = torch.searchsorted(ordered, threshold)
+    dropped_mass = mass.gather(1, (num_dropped - 1).clamp_min_(0)) * (num_dropped > 0)
+    unneeded_mass = dropped_mass + (mass[:, -1:] - dropped_mass) * (1 - top_p[:, None])
+    first_likely = torch.searchsorted(mass, unneeded_mass, right=True).clamp_max_(vocab - 1)
+    threshold = ordered.gather(1, first_likely)
+    likely = probabilities * (probabilities >= threshold)
     return likely / likely.sum(-1, keepdim=True)
 
 
@@ -117,12 +122,13 @@ def top_tokens(probabilities: torch.Tensor, counts: list[int]) -> list[list[tupl
     Args:
         counts: Number of ids per row; ids of probability 0 are left out.
     """
-    values, ids = probabilities.topk(min(max(counts, default=0), probabilities.shape[1]))
-    rows = zip(ids.tolist(), values.log().tolist(), counts, strict=True)
-    return [
-        [(id, logprob) for id, logprob in zip(ids[:count], logprobs[:count]) if logprob > -float("inf")]
-        for ids, logprobs, count in rows
-    ]
+    most_ids = min(max(counts, default=0), probabilities.shape[1])
+    values, ids = probabilities.topk(most_ids)
+    rows = []
+    for row_ids, logprobs, count in zip(ids.tolist(), values.log().tolist(), counts, strict=True):
+        likely = zip(row_ids[:count], logprobs[:count])
+        rows.append([(id, logprob) for id, logprob in likely if logprob > -float("inf")])
+    return rows
 
 
 def score_tokens(
@@ -137,7 +143,8 @@ def score_tokens(
         Log-probabilities of the ids at temperature 1, and the most likely ids (see `top_tokens`).
     """
     logprobs = logits.float().log_softmax(-1)
-    return logprobs.gather(1, ids[:, None])[:, 0].tolist(), top_tokens(logprobs.exp(), [top] * len(ids))
+    chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    return chosen.tolist(), top_tokens(logprobs.exp(), [top] * len(ids))
 
 
 class Penalties:
@@ -149,43 +156,42 @@ class Penalties:
     """
 
     def __init__(self, vocab: int, device: torch.device | str = "cpu"):
-        self._counts = torch.zeros(0, vocab, device=device)  # of the answer
-        self._seen = torch.zeros(0, vocab, dtype=torch.bool, device=device)  # by prompt or answer
-        self._weights = torch.zeros(3, 0, device=device)  # repetition, presence, frequency
+        self._counts = torch.zeros(0, vocab, device=device)
+        """[P, V] how often a token is in the completion."""
+        self._occurs = torch.zeros(0, vocab, dtype=torch.bool, device=device)
+        """[P, V] whether a token is in the prompt or the completion."""
+        self._weights = torch.zeros(3, 0, device=device)
+        """[3, P] repetition, presence and frequency penalty."""
 
     def add(self, rows: Sequence[tuple[SamplingParams, Sequence[int], Sequence[int]]]) -> None:
         """Append rows: sampling parameters, prompt, and the tokens sampled so far."""
         counts = self._counts.new_zeros(len(rows), self._counts.shape[1])
-        had = self._seen.new_zeros(counts.shape)
-        for i, (_, prompt, answer) in enumerate(rows):
+        occurs = self._occurs.new_zeros(counts.shape)
+        weights: list[tuple[float, float, float]] = []
+        for i, (sampling, prompt, answer) in enumerate(rows):
             tokens = torch.tensor([*answer], dtype=torch.long, device=counts.device)
             counts[i].index_add_(0, tokens, torch.ones_like(tokens, dtype=counts.dtype))
-            had[i, torch.tensor([*prompt, *answer], dtype=torch.long, device=counts.device)] = True
-        weights = [
-            (
-                1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
-                sampling.presence_penalty or 0.0,
-                sampling.frequency_penalty or 0.0,
-            )
-            for sampling, _, _ in rows
-        ]
+            occurs[i, torch.tensor([*prompt, *answer], dtype=torch.long, device=counts.device)] = True
+            repetition = 1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty
+            weights.append((repetition, sampling.presence_penalty or 0.0, sampling.frequency_penalty or 0.0))
         self._counts = torch.cat([self._counts, counts])
-        self._seen = torch.cat([self._seen, had])
-        self._weights = torch.cat([self._weights, self._weights.new_tensor(weights).reshape(-1, 3).T], 1)
+        self._occurs = torch.cat([self._occurs, occurs])
+        new_weights = self._weights.new_tensor(weights).reshape(-1, 3).T
+        self._weights = torch.cat([self._weights, new_weights], 1)
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order."""
         index = torch.tensor(order, dtype=torch.long, device=self._counts.device)
-        self._counts, self._seen, self._weights = self._counts[index], self._seen[index], self._weights[:, index]
+        self._counts, self._occurs, self._weights = self._counts[index], self._occurs[index], self._weights[:, index]
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the penalized logits [P, V]."""
         repetition, presence, frequency = self._weights[:, :, None]
         # Positive logits are divided by the penalty, negative ones multiplied. For a penalty above 1 that is the smaller of
         # the two results, below 1 the larger one; minimum is ten times as fast as torch.where on the sign.
-        side = torch.where(repetition < 1, -1.0, 1.0)
-        repeated = torch.minimum(logits * (side / repetition), logits * (side * repetition)) * side
-        logits = torch.where(self._seen, repeated, logits)
+        sign = torch.where(repetition < 1, -1.0, 1.0)
+        repeated = torch.minimum(logits * (sign / repetition), logits * (sign * repetition)) * sign
+        logits = torch.where(self._occurs, repeated, logits)
         logits = torch.addcmul(logits, frequency, self._counts, value=-1)
         return torch.addcmul(logits, presence, self._counts.clamp_max(1), value=-1)
 
@@ -193,12 +199,14 @@ class Penalties:
         """Append a token [P] to each row's completion."""
         rows = torch.arange(len(ids), device=ids.device)
         self._counts[rows, ids] += 1
-        self._seen[rows, ids] = True
+        self._occurs[rows, ids] = True
 
 
 def has_penalty(sampling: SamplingParams) -> bool:
     """Return whether any penalty is on."""
-    return bool(sampling.repetition_penalty not in (None, 1) or sampling.presence_penalty or sampling.frequency_penalty)
+    if sampling.repetition_penalty not in (None, 1):
+        return True
+    return bool(sampling.presence_penalty) or bool(sampling.frequency_penalty)
 
 
 class SamplerRow(NamedTuple):
@@ -242,7 +250,7 @@ class Sampler:
         self.vocab = vocab
         self.stop_ids = frozenset(stop_ids)
         self.device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
-        self._needs: list[_RowOptions | None] = []
+        self._options: list[_RowOptions | None] = []
         self._greedy: list[bool] = []
         self._temperature = torch.zeros(0, device=self.device)
         self._seeds = torch.zeros(0, dtype=torch.long, device=self.device)
@@ -252,7 +260,7 @@ class Sampler:
         self.add(rows)
 
     def __len__(self) -> int:
-        return len(self._needs)
+        return len(self._options)
 
     @torch.inference_mode()
     def add(self, rows: Sequence[SamplerRow]) -> None:
@@ -261,28 +269,33 @@ class Sampler:
             unknown = [token for token in row.sampling.logit_bias or {} if token >= self.vocab]
             if unknown:
                 raise ConfigError(f"logit_bias is for the tokens {unknown}; expected ids below {self.vocab}")
-        temperature = [1.0 if row.sampling.temperature is None else row.sampling.temperature for row in rows]
-        seeds = [row.seed % (1 << 63) for row in rows]  # what an int64 holds
-        self._needs += [_RowOptions.of(row, self.vocab, self.stop_ids) for row in rows]
-        self._greedy += [t == 0 for t in temperature]
-        self._temperature = torch.cat([self._temperature, self._temperature.new_tensor(temperature)])
+        temperatures = [1.0 if row.sampling.temperature is None else row.sampling.temperature for row in rows]
+        seeds = [row.seed % (1 << 63) for row in rows]  # an int64 holds no larger ones
+        # A preempted row returns with tokens: it draws from where its random stream was.
+        positions = [len(row.answer) for row in rows]
+        penalized = [row for row in rows if has_penalty(row.sampling)]
+        self._options += [_RowOptions.of(row, self.vocab, self.stop_ids) for row in rows]
+        self._greedy += [temperature == 0 for temperature in temperatures]
+        self._temperature = torch.cat([self._temperature, self._temperature.new_tensor(temperatures)])
         self._seeds = torch.cat([self._seeds, self._seeds.new_tensor(seeds)])
-        self._position = torch.cat([self._position, self._position.new_tensor([len(row.answer) for row in rows])])
-        self._penalties.add([row[:1] + row[2:4] for row in rows if has_penalty(row.sampling)])
+        self._position = torch.cat([self._position, self._position.new_tensor(positions)])
+        self._penalties.add([(row.sampling, row.prompt, row.answer) for row in penalized])
         self._plan = None
 
     @torch.inference_mode()
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order."""
-        penalised = (i for i, needs in enumerate(self._needs) if needs is not None and needs.penalties)
-        slots = {i: slot for slot, i in enumerate(penalised)}
-        if slots:
-            self._penalties.keep([slots[i] for i in order if i in slots])
+        penalty_rows: dict[int, int] = {}
+        for i, options in enumerate(self._options):
+            if options is not None and options.penalties:
+                penalty_rows[i] = len(penalty_rows)
+        if penalty_rows:
+            self._penalties.keep([penalty_rows[i] for i in order if i in penalty_rows])
         index = torch.tensor(order, dtype=torch.long, device=self.device)
-        self._temperature, self._seeds, self._position = (
-            x[index] for x in (self._temperature, self._seeds, self._position)
-        )
-        self._needs = [self._needs[i] for i in order]
+        self._temperature = self._temperature[index]
+        self._seeds = self._seeds[index]
+        self._position = self._position[index]
+        self._options = [self._options[i] for i in order]
         self._greedy = [self._greedy[i] for i in order]
         self._plan = None
 
@@ -293,21 +306,23 @@ class Sampler:
         Args:
             logits: [B, V], of any float type, in the order of the rows. Not changed.
         """
-        plan = self._plan = self._plan or _Plan(self._needs, self._greedy, self.device)
+        plan = self._plan = self._plan or _Plan(self._options, self._greedy, self.device)
         scores = self._edited(logits.to(self.device), plan)
         if len(plan.filtered):
             scores = self._filtered(scores, plan)
         ids, logprobs = self._drawn(scores, plan)
-        top = top_tokens(self._probabilities(scores, plan.top_rows), plan.top_counts) if plan.top_counts else []
+        top = {}
+        if plan.top_counts:
+            probabilities = self._probabilities(scores, plan.top_rows)
+            top = dict(zip(plan.top_rows, top_tokens(probabilities, plan.top_counts), strict=True))
         self._position = self._position + 1
-        if len(plan.penalised):
-            self._penalties.count(ids[plan.penalised])
+        if len(plan.penalized):
+            self._penalties.count(ids[plan.penalized])
         if plan.constrained:
             drawn = ids.tolist()
             for i, constraint in plan.constrained:
                 constraint.advance(drawn[i])
-        rows = dict(zip(plan.top_rows, top, strict=True))
-        return SampledTokens(ids.to(logits.device), logprobs.to(logits.device), rows)
+        return SampledTokens(ids.to(logits.device), logprobs.to(logits.device), top)
 
     def _edited(self, logits: torch.Tensor, plan: _Plan) -> torch.Tensor:
         """Return the logits after processing steps 1 and 2."""
@@ -315,14 +330,15 @@ class Sampler:
             return logits
         scores = logits.to(torch.float32, copy=True)
         for i, constraint in plan.constrained:
-            scores[i].masked_fill_(~constraint.mask(self.vocab).to(self.device), -torch.inf)
+            allowed = constraint.mask(self.vocab).to(self.device)
+            scores[i].masked_fill_(~allowed, -torch.inf)
         if len(plan.min_tokens):
             row, token, least = plan.min_tokens.unbind(1)
             scores[row, token] = scores[row, token].where(self._position[row] >= least, -torch.inf)
         if len(plan.biased):
             scores.index_put_(tuple(plan.biased.unbind(1)), plan.biases, accumulate=True)
-        if len(plan.penalised):
-            scores[plan.penalised] = self._penalties.apply(scores[plan.penalised])
+        if len(plan.penalized):
+            scores[plan.penalized] = self._penalties.apply(scores[plan.penalized])
         return scores
 
     def _probabilities(self, scores: torch.Tensor, rows: Sequence[int] | torch.Tensor) -> torch.Tensor:
@@ -345,9 +361,8 @@ class Sampler:
             temperature = self._temperature.clamp_min(MIN_TEMPERATURE).where(self._temperature != 0, 0.0)
             ids, logprobs = torch.empty_like(self._seeds), torch.empty_like(temperature)
             scores = scores.contiguous()
-            run_rows(
-                len(ids), partial(library.sample, *pointers(scores, temperature, uniform, ids, logprobs), self.vocab)
-            )
+            arguments = pointers(scores, temperature, uniform, ids, logprobs)
+            run_rows(len(ids), partial(library.sample, *arguments, self.vocab))
             return ids, logprobs
         scores = apply_temperature(scores, self._temperature)
         probabilities = scores.softmax(-1)
@@ -374,24 +389,25 @@ class _RowOptions(NamedTuple):
         """Return the options of a row; None if it has none."""
         params = row.sampling
         top_k = min(params.top_k or 0, vocab)
-        filters = (top_k if top_k > 0 else vocab, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0)
-        least = params.min_tokens or 0
-        ends = sorted(end_token_ids(params, stop_ids)) if least > len(row.answer) else []
-        needs = cls(
+        top_p = 1.0 if params.top_p is None else params.top_p
+        filters = (top_k if top_k > 0 else vocab, top_p, params.min_p or 0.0)
+        min_tokens = params.min_tokens or 0
+        end_tokens = sorted(end_token_ids(params, stop_ids)) if min_tokens > len(row.answer) else []
+        options = cls(
             filters=None if filters == (vocab, 1, 0) or params.temperature == 0 else filters,
             penalties=has_penalty(params),
-            min_tokens=[(token, least) for token in ends if token < vocab],
+            min_tokens=[(token, min_tokens) for token in end_tokens if token < vocab],
             biases=list((params.logit_bias or {}).items()),
             top=min(params.logprobs or 0, vocab),
             constraint=row.constraint,
         )
-        return needs if any(needs) or needs.constraint is not None else None
+        return options if any(options) else None
 
 
 class _Plan:
     """Row indices by option; reused from step to step while the rows are the same."""
 
-    def __init__(self, needs: Sequence[_RowOptions | None], greedy: Sequence[bool], device: torch.device):
+    def __init__(self, options: Sequence[_RowOptions | None], greedy: Sequence[bool], device: torch.device):
         def long(values: Sequence[object], width: int = 0) -> torch.Tensor:
             tensor = torch.tensor(values, dtype=torch.long, device=device)
             return tensor.reshape(-1, width) if width else tensor
@@ -399,21 +415,28 @@ class _Plan:
         def real(values: Sequence[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
 
-        self.greedy = long([i for i, chosen in enumerate(greedy) if chosen])
-        self.drawn = long([i for i, chosen in enumerate(greedy) if not chosen])
-        rows = [(i, need) for i, need in enumerate(needs) if need is not None]
-        filters = [(i, need.filters) for i, need in rows if need.filters]
-        self.filtered = long([i for i, _ in filters])
+        self.greedy = long([i for i, is_greedy in enumerate(greedy) if is_greedy])
+        self.drawn = long([i for i, is_greedy in enumerate(greedy) if not is_greedy])
+        rows = [(i, row) for i, row in enumerate(options) if row is not None]
+        filters = [(i, *row.filters) for i, row in rows if row.filters]
+        self.filtered = long([i for i, _, _, _ in filters])
         self.filters = (
-            long([k for _, (k, _, _) in filters]),
-            real([p for _, (_, p, _) in filters]),
-            real([least for _, (_, _, least) in filters]),
+            long([top_k for _, top_k, _, _ in filters]),
+            real([top_p for _, _, top_p, _ in filters]),
+            real([min_p for _, _, _, min_p in filters]),
         )
-        self.penalised = long([i for i, need in rows if need.penalties])
-        self.min_tokens = long([(i, token, least) for i, need in rows for token, least in need.min_tokens], 3)
-        self.biased = long([(i, token) for i, need in rows for token, _ in need.biases], 2)
-        self.biases = real([bias for _, need in rows for _, bias in need.biases])
-        self.constrained = [(i, need.constraint) for i, need in rows if need.constraint is not None]
-        self.top_rows = [i for i, need in rows if need.top]
-        self.top_counts = [need.top for _, need in rows if need.top]
-        self.edits = bool(len(self.penalised) or len(self.min_tokens) or len(self.biased) or self.constrained)
+        self.penalized = long([i for i, row in rows if row.penalties])
+        min_tokens: list[tuple[int, int, int]] = []
+        biased: list[tuple[int, int]] = []
+        biases: list[float] = []
+        for i, row in rows:
+            min_tokens += [(i, token, least) for token, least in row.min_tokens]
+            biased += [(i, token) for token, _ in row.biases]
+            biases += [bias for _, bias in row.biases]
+        self.min_tokens = long(min_tokens, 3)
+        self.biased = long(biased, 2)
+        self.biases = real(biases)
+        self.constrained = [(i, row.constraint) for i, row in rows if row.constraint is not None]
+        self.top_rows = [i for i, row in rows if row.top]
+        self.top_counts = [row.top for _, row in rows if row.top]
+        self.edits = bool(self.constrained or min_tokens or biased) or len(self.penalized) > 0

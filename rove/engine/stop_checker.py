@@ -16,8 +16,8 @@ DECODE_WINDOW = 32
 
 def end_token_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
     """Return the tokens that end a completion: the request's, and the model's unless `ignore_eos` is set."""
-    own = frozenset() if sampling.ignore_eos else stop_ids
-    return own | frozenset(sampling.stop_token_ids or ())
+    model_ids = frozenset() if sampling.ignore_eos else stop_ids
+    return model_ids | frozenset(sampling.stop_token_ids or ())
 
 
 class StopChecker:
@@ -55,8 +55,8 @@ class StopChecker:
         """The stop string or stop token."""
         self.text = ""
         """Decoded text; "" without `decode`."""
-        self._stops = sampling.stop or []
-        self._ends = end_token_ids(sampling, stop_ids)
+        self._stop_strings = sampling.stop or []
+        self._end_ids = end_token_ids(sampling, stop_ids)
         self._min_tokens = sampling.min_tokens or 0
         self._max_tokens = max_tokens
         self._constraint = constraint
@@ -75,7 +75,7 @@ class StopChecker:
         may_stop = self._count > self._min_tokens
         if self._constraint is not None and self._constraint.error:
             raise StructuredOutputError(f"the structured output broke off: {self._constraint.error}")
-        if may_stop and token in self._ends:
+        if may_stop and token in self._end_ids:
             self.reason, self.stopped_by = "stop", token
             self._read(None, may_stop)
             return self.reason
@@ -84,6 +84,7 @@ class StopChecker:
             self.reason = "stop"
         elif self.reason is None and self._count >= self._max_tokens:
             self.reason = "length"
+        # The unfinished bytes at the end may complete a stop string, too.
         if self.reason is not None and self.stopped_by is None:
             self._read(None, may_stop)
         return self.reason
@@ -99,25 +100,28 @@ class StopChecker:
         """Append the text of a token, or (None) of unfinished characters, and cut it at a stop string."""
         if self._reader is None:
             return
-        new = self._reader.rest() if token is None else self._reader.read(token)
-        old, self.text = len(self.text), self.text + new
-        if not (new and may_stop):
+        new_text = self._reader.rest() if token is None else self._reader.read(token)
+        old_length = len(self.text)
+        self.text += new_text
+        if not new_text or not may_stop:
             return
-        found = []
-        for stop in self._stops:
-            start = self.text.find(stop, max(0, old - len(stop) + 1))
+        matches = []
+        for stop in self._stop_strings:
+            # A stop string may begin in the old text; it would have been found if it ended there.
+            start = self.text.find(stop, max(0, old_length - len(stop) + 1))
             if start >= 0:
-                found.append((start + len(stop), start, stop))
-        if found:
-            _, start, stop = min(found)
+                matches.append((start + len(stop), start, stop))
+        if matches:
+            _, start, stop = min(matches)
             self.text = self.text[:start]
             self.reason, self.stopped_by = "stop", stop
 
     def _held(self) -> int:
         """Return the number of characters at the end that may begin a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
+        longest = max((len(stop) - 1 for stop in self._stop_strings), default=0)
         for length in range(min(longest, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-length:]) for stop in self._stops):
+            end = self.text[-length:]
+            if any(stop.startswith(end) for stop in self._stop_strings):
                 return length
         return 0
 
@@ -132,21 +136,25 @@ class _TokenDecoder:
         self._decode = decode
         self._ids: list[int] = []
         self._text = ""
-        self._returned = 0  # characters of that text
+        self._returned = 0
+        """Characters of `_text` that were returned."""
 
     def read(self, token: int) -> str:
         """Return the text that is now complete."""
         self._ids.append(token)
         self._text = self._decode(self._ids)
-        known = self._text.rstrip(UNFINISHED)
-        new, self._returned = known[self._returned :], max(self._returned, len(known))
-        if known == self._text and len(self._ids) >= DECODE_WINDOW:  # bound the cost of decoding
+        complete = self._text.rstrip(UNFINISHED)
+        new_text = complete[self._returned :]
+        # A later token can turn complete characters into unfinished ones; what was returned cannot be taken back.
+        self._returned = max(self._returned, len(complete))
+        if complete == self._text and len(self._ids) >= DECODE_WINDOW:  # bound the cost of decoding
             self._ids = self._ids[-DECODE_WINDOW // 4 :]
             self._text = self._decode(self._ids)
             self._returned = len(self._text)
-        return new
+        return new_text
 
     def rest(self) -> str:
         """Return the text of tokens whose last character was never finished."""
-        new, self._returned = self._text[self._returned :], len(self._text)
-        return new
+        new_text = self._text[self._returned :]
+        self._returned = len(self._text)
+        return new_text

@@ -61,22 +61,23 @@ def add_adapter(
         targets: Last parts of the names of linear layers; empty: all but the head.
         seed: Seed of its random half (A; B starts at zero).
     """
-    known = _linear_names(model)
-    unknown = [name for name in targets if name not in known]
+    linear_names = _linear_names(model)
+    unknown = [name for name in targets if name not in linear_names]
     if unknown:
-        raise ConfigError(f"lora.targets has '{unknown[0]}'; {nearest(unknown[0], known)}")
+        raise ConfigError(f"lora.targets has '{unknown[0]}'; {nearest(unknown[0], linear_names)}")
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  (PEFT accepts floats)
         lora_dropout=dropout,
-        target_modules=list(targets) or known,
+        target_modules=list(targets) or linear_names,
         task_type="CAUSAL_LM",
     )
+    # Forked: the adapter's seed must not change what the rest of a run draws.
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from PEFT's calls into transformers
         torch.manual_seed(seed)
         wrapped: Any = get_peft_model(model, config)  # pyright: ignore[reportArgumentType]
-    model.eval()
+    model.eval()  # PEFT's new layers begin in training mode
     for layer in model.modules():
         if type(layer) is lora.Linear and type(layer.base_layer) is FastLinear:
             layer.__class__ = FastLoRA
@@ -97,24 +98,30 @@ class FastLoRA(lora.Linear):
 def _linear_names(model: Any) -> list[str]:
     """Return the last parts of the names of the linear layers except the head."""
     head = model.get_output_embeddings()
-    layers = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head)
-    return sorted({name.rpartition(".")[2] for name in layers})
+    names: set[str] = set()
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and layer is not head:
+            names.add(path.rpartition(".")[2])
+    return sorted(names)
 
 
 def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
     """Merge an adapter into the weights of its base model, in place; return the model."""
     try:
-        held = load_file(Path(folder) / ADAPTER_TENSORS).keys()
+        file_names = load_file(Path(folder) / ADAPTER_TENSORS).keys()
+        device = str(next(model.parameters()).device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # missing weights are an error below
-            wrapped = PeftModel.from_pretrained(model, str(folder), torch_device=str(next(model.parameters()).device))  # pyright: ignore[reportArgumentType]
-        odd = sorted(held ^ get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys())
+            wrapped = PeftModel.from_pretrained(model, str(folder), torch_device=device)  # pyright: ignore[reportArgumentType]
+        model_names = get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
     except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"the adapter in {folder} cannot be put into its base model: {reason}; expected {ADAPTER_CONFIG} and "
             f"{ADAPTER_TENSORS} as PEFT writes them for that model"
         ) from error
-    if odd:
-        raise ConfigError(f"the adapter in {folder} does not fit its base model: only one of them has '{odd[0]}'")
+    # PEFT leaves out tensors that do not fit, with a warning only: the merged model would be another one.
+    unmatched = sorted(file_names ^ model_names)
+    if unmatched:
+        raise ConfigError(f"the adapter in {folder} does not fit its base model: only one of them has '{unmatched[0]}'")
     return wrapped.merge_and_unload().requires_grad_(True)  # pyright: ignore[reportCallIssue]

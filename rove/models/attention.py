@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,56 +57,60 @@ class Packing:
     def flat_paths(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Concatenated paths; [B + 1] their offsets; [B] shared lengths."""
         offsets = np.cumsum([0, *map(len, self.paths)])
-        return (
-            torch.from_numpy(np.concatenate(self.paths)),
-            torch.from_numpy(offsets),
-            torch.from_numpy(self.shared_lengths),
-        )
+        arrays = (np.concatenate(self.paths), offsets, self.shared_lengths)
+        paths, offsets, shared_lengths = map(torch.from_numpy, arrays)
+        return paths, offsets, shared_lengths
 
     @cached_property
     def padded_rows(self) -> list[PaddedRows]:
         """Groups of sequences of similar length, for PyTorch."""
-        return [self._padded(some) for some in self._alike()]
+        return [self._padded(group) for group in self._similar_sequences()]
 
     @cached_property
     def token_order(self) -> torch.Tensor:
         """[N] index of each token among the queries of all groups."""
-        order = np.concatenate([self.paths[i][self.shared_lengths[i] :] for some in self._alike() for i in some])
+        sequences = chain.from_iterable(self._similar_sequences())
+        order = np.concatenate([self.paths[i][self.shared_lengths[i] :] for i in sequences])
         return torch.from_numpy(np.argsort(order)).to(self.device)
 
-    def _alike(self) -> Iterator[list[int]]:
-        new = np.array([len(path) for path in self.paths]) - self.shared_lengths
+    def _similar_sequences(self) -> Iterator[list[int]]:
+        num_queries = np.array([len(path) for path in self.paths]) - self.shared_lengths
+        # Sequences without a shared prefix form groups of their own: they need no mask.
+        has_prefix = self.shared_lengths > 0
         group: list[int] = []
-        for i in sorted(np.flatnonzero(new).tolist(), key=lambda i: (self.shared_lengths[i] > 0, -new[i])):
+        for i in sorted(np.flatnonzero(num_queries).tolist(), key=lambda i: (has_prefix[i], -num_queries[i])):
             if group:
-                most = max(len(self.paths[j]) for j in [*group, i])
-                other_kind = (self.shared_lengths[i] > 0) != (self.shared_lengths[group[0]] > 0)
-                if (
-                    other_kind
-                    or new[i] * MAX_LENGTH_RATIO < new[group[0]]
-                    or (len(group) + 1) * new[group[0]] * most > MAX_SCORES
-                ):
+                first = group[0]
+                longest = max(len(self.paths[member]) for member in [*group, i])
+                scores = (len(group) + 1) * num_queries[first] * longest
+                is_much_shorter = num_queries[i] * MAX_LENGTH_RATIO < num_queries[first]
+                if has_prefix[i] != has_prefix[first] or is_much_shorter or scores > MAX_SCORES:
                     yield group
                     group = []
             group.append(i)
         if group:
             yield group
 
-    def _padded(self, chosen: Sequence[int]) -> PaddedRows:
-        starts = self.shared_lengths[chosen]
-        counts = np.array([len(self.paths[i]) for i in chosen]) - starts
-        queries = np.zeros((len(chosen), counts.max()), dtype=np.int64)
-        keys = np.zeros((len(chosen), (counts + starts).max()), dtype=np.int64)
-        for b, i in enumerate(chosen):
-            queries[b, : counts[b]], keys[b, : len(self.paths[i])] = self.paths[i][starts[b] :], self.paths[i]
-        real = np.flatnonzero((np.arange(queries.shape[1]) < counts[:, None]).ravel())
+    def _padded(self, group: Sequence[int]) -> PaddedRows:
+        starts = self.shared_lengths[group]
+        counts = np.array([len(self.paths[i]) for i in group]) - starts
+        queries = np.zeros((len(group), counts.max()), dtype=np.int64)
+        keys = np.zeros((len(group), (counts + starts).max()), dtype=np.int64)
+        for row, i in enumerate(group):
+            path = self.paths[i]
+            queries[row, : counts[row]] = path[starts[row] :]
+            keys[row, : len(path)] = path
+        real = np.flatnonzero(np.arange(queries.shape[1]) < counts[:, None])
         bias = None
         if starts.any():
-            seen = starts[:, None] + np.arange(queries.shape[1])
-            hidden = torch.from_numpy(np.arange(keys.shape[1]) > seen[:, :, None]).to(self.device)
+            positions = starts[:, None] + np.arange(queries.shape[1])
+            hidden = torch.from_numpy(np.arange(keys.shape[1]) > positions[:, :, None]).to(self.device)
             bias = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, float("-inf"))[:, None]
-        made = (torch.from_numpy(x).to(self.device) for x in (queries, keys, real))
-        return PaddedRows(*made, bias)  # pyright: ignore[reportCallIssue]
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        return PaddedRows(tensor(queries), tensor(keys), tensor(real), bias)
 
 
 def packed_attention(
@@ -114,6 +119,8 @@ def packed_attention(
     """Attention over a packed batch: query [1, H, N, d], key and value [1, K, N, d] → [1, N, H, d]."""
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     library = None
+    # The C kernel takes half as long as PyTorch's attention, and reads shared tokens in place instead of gathering them
+    # (docs/decisions/kernels.md).
     if query.device.type == "cpu" and query.dtype == torch.float32:
         library = load_kernels("attention", query.shape[1] // key.shape[1], query.shape[2])
     if library is None:
@@ -125,19 +132,24 @@ def packed_attention(
 def _in_torch(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scale: float
 ) -> torch.Tensor:
-    seen = []
+    outputs = []
     for rows in packing.padded_rows:
-        mine, keys, values = (
-            # index_select is twenty times as fast as indexing when gradients are needed
-            x.reshape(len(x), -1).index_select(0, places.flatten()).view(*places.shape, -1, x.shape[-1]).transpose(1, 2)
-            for x, places in ((query, rows.queries), (key, rows.keys), (value, rows.keys))
-        )
-        bias = None if rows.bias is None else rows.bias.to(mine.dtype)
+        queries = _gathered(query, rows.queries)
+        keys, values = _gathered(key, rows.keys), _gathered(value, rows.keys)
+        bias = None if rows.bias is None else rows.bias.to(queries.dtype)
         out = scaled_dot_product_attention(
-            mine, keys, values, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=True
+            queries, keys, values, attn_mask=bias, is_causal=bias is None, scale=scale, enable_gqa=True
         )
-        seen.append(out.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, rows.real_indices))
-    return torch.cat(seen).index_select(0, packing.token_order).view(1, len(query), -1, query.shape[-1])
+        outputs.append(out.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, rows.real_indices))
+    in_token_order = torch.cat(outputs).index_select(0, packing.token_order)
+    return in_token_order.view(1, len(query), -1, query.shape[-1])
+
+
+def _gathered(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of x [N, K, d] at indices [B, n], as [B, K, n, d]."""
+    # index_select is twenty times as fast as indexing when gradients are needed
+    flat = x.reshape(len(x), -1).index_select(0, indices.flatten())
+    return flat.view(*indices.shape, -1, x.shape[-1]).transpose(1, 2)
 
 
 class _NativeAttention(torch.autograd.Function):
@@ -162,32 +174,35 @@ class _NativeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
+        # The kernel adds to the gradients of keys and values, because several sequences may share a token.
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        wanted = (out, lse, grads[0].contiguous(), d_query, d_key, d_value)
-        run_attention(ctx.library.backward, (query, key, value), ctx.scale, ctx.packing, wanted)
+        tensors = (out, lse, grads[0].contiguous(), d_query, d_key, d_value)
+        run_attention(ctx.library.backward, (query, key, value), ctx.scale, ctx.packing, tensors)
         return d_query, d_key, d_value, None, None, None
 
 
 def run_attention(
     function: Callable[..., int],
-    given: tuple[torch.Tensor, ...],
+    qkv: tuple[torch.Tensor, ...],
     scale: float,
     packing: Packing,
-    wanted: tuple[torch.Tensor, ...],
+    tensors: tuple[torch.Tensor, ...],
 ) -> None:
     """Call a kernel of `attention.c` with its key heads split over threads.
 
     Args:
-        given: Queries [N, H, d], keys [N, K, d] and values [N, K, d], contiguous fp32.
+        qkv: Queries [N, H, d], keys [N, K, d] and values [N, K, d], contiguous fp32.
+        tensors: Its last arguments: results, and what they are computed from.
     """
-    heads = given[1].shape[1]
+    heads = qkv[1].shape[1]
+    inputs = (*pointers(*qkv), scale, *pointers(*packing.flat_paths), len(packing.paths), heads)
+    addresses = pointers(*tensors)
 
-    before, after = (*pointers(*given), scale, *pointers(*packing.flat_paths)), pointers(*wanted)
+    # Split by head, not by row: rows may share tokens, and two threads would add to the gradients of one token.
+    def attend_heads(first: int, last: int) -> int:
+        return function(*inputs, first, last, *addresses)
 
-    def some(first: int, last: int) -> int:
-        return function(*before, len(packing.paths), heads, first, last, *after)
-
-    if any(run_rows(heads, some)):
+    if any(run_rows(heads, attend_heads)):
         raise MemoryError("out of memory in attention; lower micro_batch_tokens")
 
 
@@ -199,9 +214,10 @@ PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral", "lfm2"})
 
 def is_plain(config: Any) -> bool:
     """Return whether this attention computes what the model defines: no sliding window, soft cap or attention sink."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = getattr(config, "sliding_window", None) is not None
-    return config.model_type in PLAIN_MODEL_TYPES and kinds <= {"full_attention", "conv"} and not windowed
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if getattr(config, "sliding_window", None) is not None:
+        return False
+    return config.model_type in PLAIN_MODEL_TYPES and layer_types <= {"full_attention", "conv"}
 
 
 def grouped_attention(
@@ -228,18 +244,19 @@ def grouped_attention(
     if packing is not None:
         return packed_attention(query, key, value, packing, scale), None
     if attention_mask is None and queries == keys:
-        key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, dropout_p=dropout)
         return out.transpose(1, 2), None
     if attention_mask is None and queries > 1:
-        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)[
-            None, None
-        ]
-    grouped = query.reshape(rows, key.shape[1], groups * queries, size)
+        all_keys = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+        attention_mask = all_keys.tril(keys - queries)[None, None]
+    kv_heads = key.shape[1]
+    grouped = query.reshape(rows, kv_heads, groups * queries, size)
     scores = (grouped @ key.transpose(-1, -2)) * scale
     if attention_mask is not None:
-        scores = scores.view(rows, key.shape[1], groups, queries, keys)
-        scores = scores.masked_fill(~attention_mask[:, :, None], float("-inf")).view(rows, key.shape[1], -1, keys)
+        scores = scores.view(rows, kv_heads, groups, queries, keys)
+        scores = scores.masked_fill(~attention_mask[:, :, None], float("-inf")).view(rows, kv_heads, -1, keys)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
     out = (weights @ value).reshape(rows, heads, queries, size)
     return out.transpose(1, 2), None
@@ -278,13 +295,13 @@ def attend_chunk(
             key, value = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (key, value))
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0).transpose(1, 2)
     kv_heads, length = key.shape[1], key.shape[2]
-    places = starts[:, None] + torch.arange(queries, device=query.device)
-    hidden = torch.arange(length, device=query.device) > places[:, :, None]
+    positions = starts[:, None] + torch.arange(queries, device=query.device)
+    hidden = torch.arange(length, device=query.device) > positions[:, :, None]
     grouped = query.transpose(1, 2).reshape(rows, kv_heads, -1, size)
     scores = (grouped @ key.transpose(-1, -2)).view(rows, heads, queries, length)
     scores.masked_fill_(hidden[:, None], float("-inf"))
-    seen = scores.softmax(dim=-1).view(rows, kv_heads, -1, length) @ value
-    return seen.view(rows, heads, queries, size).transpose(1, 2)
+    out = scores.softmax(dim=-1).view(rows, kv_heads, -1, length) @ value
+    return out.view(rows, heads, queries, size).transpose(1, 2)
 
 
 def _no_mask(*args: object, attention_mask: torch.Tensor | None = None, **kwargs: object) -> None:

@@ -2,7 +2,8 @@
 
 Weights, the residual stream, norms, attention and sums are fp32; matrix products and what lies between them are bf16. A layer is
 one autograd function: its steps between products are C kernels (`kernels/layer.c`), and it keeps few activations. For a layer of
-width d with an MLP of width 2.7 d these are about 20 d bytes per token, where transformers' fp32 layer keeps 80 d.
+width d with an MLP of width 2.7 d these are about 20 d bytes per token, where transformers' fp32 layer keeps 80 d. See
+docs/decisions/bf16_training.md.
 
 Axes: N tokens of a packed batch, D width, H query heads, K key/value heads, d head size, F width of the MLP.
 """
@@ -15,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -49,7 +49,8 @@ def adapter_of(layer: Any) -> Adapter | None:
 def _no_adapter(weight: nn.Parameter) -> Adapter:
     """Return an adapter of rank 0 for a weight [out, in]."""
     out, width = weight.shape
-    return Adapter(nn.Parameter(weight.new_empty(0, width), False), nn.Parameter(weight.new_empty(out, 0), False), 1.0)
+    a, b = weight.new_empty(0, width), weight.new_empty(out, 0)
+    return Adapter(nn.Parameter(a, requires_grad=False), nn.Parameter(b, requires_grad=False), 1.0)
 
 
 class Projection:
@@ -64,20 +65,23 @@ class Projection:
         self.sizes = [base.weight.shape[0] for base in bases]
         self.weights = [base.weight for base in bases]
         self.biases = [base.bias for base in bases if base.bias is not None]
-        adapters = list(map(adapter_of, layers))
-        self.adapters = (
-            [a or _no_adapter(w) for a, w in zip(adapters, self.weights, strict=True)] if any(adapters) else []
-        )
+        adapters = [adapter_of(layer) for layer in layers]
+        self.adapters: list[Adapter] = []
+        if any(adapters):
+            pairs = zip(adapters, self.weights, strict=True)
+            self.adapters = [adapter or _no_adapter(weight) for adapter, weight in pairs]
         self.weight = _joined(self.weights)
         self.bias = _joined(self.biases) if self.biases else None
         if self.adapters:
             self.a = _joined([adapter.a for adapter in self.adapters])
-            self.b = torch.block_diag(*(adapter.b.detach() * adapter.scale for adapter in self.adapters)).bfloat16()
+            blocks = [adapter.b.detach() * adapter.scale for adapter in self.adapters]
+            self.b = torch.block_diag(*blocks).bfloat16()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, in the order of `gradients`."""
-        return [*self.weights, *self.biases, *(a for a, _, _ in self.adapters), *(b for _, b, _ in self.adapters)]
+        a, b = [adapter.a for adapter in self.adapters], [adapter.b for adapter in self.adapters]
+        return [*self.weights, *self.biases, *a, *b]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs [N, out] of all layers for x [N, in]."""
@@ -104,9 +108,14 @@ class Projection:
             return grads
         ranks = [len(adapter.a) for adapter in self.adapters]
         grad_a = ((grad @ self.b).t() @ x).float().split(ranks)
-        grad_b = (grad.t() @ fast_product(x, self.a)).float()
-        blocks = zip(grad_b.split(self.sizes), ranks, np.cumsum([0, *ranks[:-1]]).tolist(), self.adapters, strict=True)
-        return [*grads, *grad_a, *(rows[:, at : at + rank] * one.scale for rows, rank, at, one in blocks)]
+        # One product gives the gradients of the whole of `b`, of which only the blocks on the diagonal are parameters.
+        grad_blocks = (grad.t() @ fast_product(x, self.a)).float().split(self.sizes)
+        grad_b: list[torch.Tensor] = []
+        first = 0
+        for adapter, rank, rows in zip(self.adapters, ranks, grad_blocks, strict=True):
+            grad_b.append(rows[:, first : first + rank] * adapter.scale)
+            first += rank
+        return [*grads, *grad_a, *grad_b]
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -128,12 +137,10 @@ class LayerWeights:
         self.heads, self.key_heads = (size // self.size for size in self.qkv.sizes[:2])
         self.scale: float = block.scaling
         self.head_epsilon: float = self.head_norms[0].variance_epsilon if self.head_norms else 0.0
-        counts = (self.heads, self.key_heads)
-        self.head_norm_weights = (
-            torch.cat([norm.weight.detach().expand(count, -1) for norm, count in zip(self.head_norms, counts)])
-            if self.head_norms
-            else None
-        )
+        self.head_norm_weights: torch.Tensor | None = None
+        if self.head_norms:
+            query_norm, key_norm = (norm.weight.detach() for norm in self.head_norms)
+            self.head_norm_weights = torch.cat([query_norm.expand(self.heads, -1), key_norm.expand(self.key_heads, -1)])
         groups = self.heads // self.key_heads
         self.kernels = _library("layer", groups, self.size, bf16=True)
         self.attention_kernels = _library("attention", groups, self.size)
@@ -142,48 +149,56 @@ class LayerWeights:
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, in the order in which `DecoderLayer` returns their gradients."""
         norms = [norm.weight for norm in (self.norm, self.mlp_norm, *self.head_norms)]
-        parts = (self.qkv, self.out, self.gate_up, self.down)
-        return [*norms, *(parameter for part in parts for parameter in part.parameters)]
+        return [
+            *norms,
+            *self.qkv.parameters,
+            *self.out.parameters,
+            *self.gate_up.parameters,
+            *self.down.parameters,
+        ]
 
-    def normed(self, norm: Any, x: torch.Tensor, more: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + more (x [N, D] itself without `more`), and its norm in bf16."""
+    def normed(
+        self, norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x + residual (x [N, D] itself without `residual`), and its norm in bf16."""
         out = torch.empty_like(x, dtype=torch.bfloat16)
-        total = x if more is None else torch.empty_like(x)
-        given = (*pointers(x, more, norm.weight), norm.variance_epsilon, *pointers(total, out), x.shape[1])
-        run_rows(len(x), partial(self.kernels.norm, *given))
+        total = x if residual is None else torch.empty_like(x)
+        inputs, outputs = pointers(x, residual, norm.weight), pointers(total, out)
+        run_rows(len(x), partial(self.kernels.norm, *inputs, norm.variance_epsilon, *outputs, x.shape[1]))
         return total, out
 
     def norm_backward(self, norm: Any, x: torch.Tensor, grad: torch.Tensor, total: torch.Tensor) -> torch.Tensor | None:
         """Add the gradient of x [N, D] to `total`, and return that of the norm's weight; `grad` is that of the output."""
         weight = norm.weight
-        given = (*pointers(x, weight), norm.variance_epsilon, *pointers(grad, total))
+        arguments = (*pointers(x, weight), norm.variance_epsilon, *pointers(grad, total))
 
-        def some(first: int, last: int) -> torch.Tensor | None:
+        # Each thread has sums of its own, added in order: sums in one place would depend on the order of the threads.
+        def backward_rows(first: int, last: int) -> torch.Tensor | None:
             sums = torch.zeros_like(weight) if weight.requires_grad else None
-            self.kernels.norm_backward(*given, *pointers(sums), x.shape[1], first, last)
+            self.kernels.norm_backward(*arguments, *pointers(sums), x.shape[1], first, last)
             return sums
 
-        return _sum(run_rows(len(x), some))
+        return _sum(run_rows(len(x), backward_rows))
 
-    def gated(self, both: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) · up [N, F] of both [N, 2 F]."""
-        out = both.new_empty(len(both), both.shape[1] // 2)
-        run_rows(len(both), partial(self.kernels.gate, *pointers(both, out), out.shape[1]))
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) · up [N, F] of gate_up [N, 2 F]."""
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        run_rows(len(gate_up), partial(self.kernels.gate, *pointers(gate_up, out), out.shape[1]))
         return out
 
-    def gated_backward(self, both: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `gated` returns, and the gradient of `both` for its gradient."""
-        out, both_grad = torch.empty_like(grad), torch.empty_like(both)
-        given = (*pointers(both, grad, both_grad, out), out.shape[1])
-        run_rows(len(both), partial(self.kernels.gate_backward, *given))
-        return out, both_grad
+    def gated_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `gated` returns, and the gradient of `gate_up` for its gradient."""
+        out, gate_up_grad = torch.empty_like(grad), torch.empty_like(gate_up)
+        addresses = pointers(gate_up, grad, gate_up_grad, out)
+        run_rows(len(gate_up), partial(self.kernels.gate_backward, *addresses, out.shape[1]))
+        return out, gate_up_grad
 
     def rotated(self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return rotated queries [N, H, d] and keys [N, K, d], and values [N, K, d], in fp32."""
         counts = (self.heads, self.key_heads, self.key_heads)
         heads = tuple(qkv.new_empty(len(qkv), count, self.size, dtype=torch.float32) for count in counts)
-        given = (*pointers(qkv, self.head_norm_weights), self.head_epsilon, *pointers(*angles, *heads), self.key_heads)
-        run_rows(len(qkv), partial(self.kernels.rotate, *given))
+        inputs, outputs = pointers(qkv, self.head_norm_weights), pointers(*angles, *heads)
+        run_rows(len(qkv), partial(self.kernels.rotate, *inputs, self.head_epsilon, *outputs, self.key_heads))
         return heads
 
     def rotated_backward(
@@ -191,15 +206,17 @@ class LayerWeights:
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the gradients of qkv and of the head norms' weights for those of the heads."""
         qkv_grad, norms = torch.empty_like(qkv), self.head_norm_weights
-        given = (*pointers(qkv, norms), self.head_epsilon, *pointers(*angles, *grads, qkv_grad))
+        arguments = (*pointers(qkv, norms), self.head_epsilon, *pointers(*angles, *grads, qkv_grad))
 
-        def some(first: int, last: int) -> torch.Tensor | None:
+        def backward_rows(first: int, last: int) -> torch.Tensor | None:
             sums = None if norms is None else torch.zeros_like(norms)
-            self.kernels.rotate_backward(*given, *pointers(sums), self.key_heads, first, last)
+            self.kernels.rotate_backward(*arguments, *pointers(sums), self.key_heads, first, last)
             return sums
 
-        sums = _sum(run_rows(len(qkv), some))
-        return qkv_grad, [] if sums is None else [part.sum(0) for part in sums.split([self.heads, self.key_heads])]
+        sums = _sum(run_rows(len(qkv), backward_rows))
+        if sums is None:
+            return qkv_grad, []
+        return qkv_grad, [heads.sum(0) for heads in sums.split([self.heads, self.key_heads])]
 
 
 def _library(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CDLL:
@@ -209,7 +226,8 @@ def _library(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CD
 
 
 def _sum(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    return None if parts[0] is None else torch.stack([part for part in parts if part is not None]).sum(0)
+    tensors = [part for part in parts if part is not None]
+    return torch.stack(tensors).sum(0) if tensors else None
 
 
 class DecoderLayer(torch.autograd.Function):
@@ -228,37 +246,38 @@ class DecoderLayer(torch.autograd.Function):
         _, normed = weights.normed(weights.norm, x)
         qkv = weights.qkv.forward(normed)
         heads = weights.rotated(qkv, (cosine, sine))
-        seen, lse = torch.empty_like(heads[0]), x.new_empty(heads[0].shape[:2])
-        run_attention(weights.attention_kernels.forward, heads, weights.scale, packing, (seen, lse))
-        seen = seen.flatten(1).bfloat16()
-        middle, normed = weights.normed(weights.mlp_norm, x, weights.out.forward(seen))
-        both = weights.gate_up.forward(normed)
-        ctx.save_for_backward(x, qkv, seen, lse, both, cosine, sine)
+        attended, lse = torch.empty_like(heads[0]), x.new_empty(heads[0].shape[:2])
+        run_attention(weights.attention_kernels.forward, heads, weights.scale, packing, (attended, lse))
+        attended = attended.flatten(1).bfloat16()
+        middle, normed = weights.normed(weights.mlp_norm, x, weights.out.forward(attended))
+        gate_up = weights.gate_up.forward(normed)
+        # The results of products are kept; norms, rotations and gates take one pass each and are computed again.
+        ctx.save_for_backward(x, qkv, attended, lse, gate_up, cosine, sine)
         ctx.weights, ctx.packing = weights, packing
-        return middle.add_(weights.down.forward(weights.gated(both)))
+        return middle.add_(weights.down.forward(weights.gated(gate_up)))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: D102
-        x, qkv, seen, lse, both, cosine, sine = ctx.saved_tensors
+        x, qkv, attended, lse, gate_up, cosine, sine = ctx.saved_tensors
         weights: LayerWeights = ctx.weights
-        total = grads[0].clone()  # the gradient of the residual stream
-        middle, normed = weights.normed(weights.mlp_norm, x, weights.out.forward(seen))
+        total = grads[0].clone()  # the gradient of the residual stream, in fp32: both halves of the layer add to it
+        middle, normed = weights.normed(weights.mlp_norm, x, weights.out.forward(attended))
 
         grad = total.bfloat16()
-        gated, grad_both = weights.gated_backward(both, weights.down.input_gradient(grad))
+        gated, gate_up_grad = weights.gated_backward(gate_up, weights.down.input_gradient(grad))
         down_grads = weights.down.gradients(gated, grad)
-        gate_up_grads = weights.gate_up.gradients(normed, grad_both)
-        grad = weights.gate_up.input_gradient(grad_both)
+        gate_up_grads = weights.gate_up.gradients(normed, gate_up_grad)
+        grad = weights.gate_up.input_gradient(gate_up_grad)
         mlp_norm_grad = weights.norm_backward(weights.mlp_norm, middle, grad, total)
-        del gated, grad_both, middle
+        del gated, gate_up_grad, middle  # the widest tensors of the layer: the attention half needs the memory
 
         grad = total.bfloat16()
-        out_grads = weights.out.gradients(seen, grad)
-        grad_seen = weights.out.input_gradient(grad).float()
+        out_grads = weights.out.gradients(attended, grad)
+        attended_grad = weights.out.input_gradient(grad).float()
         heads = weights.rotated(qkv, (cosine, sine))
         head_grads = (torch.empty_like(heads[0]), *map(torch.zeros_like, heads[1:]))
-        wanted = (seen.float(), lse, grad_seen, *head_grads)
-        run_attention(weights.attention_kernels.backward, heads, weights.scale, ctx.packing, wanted)
+        tensors = (attended.float(), lse, attended_grad, *head_grads)
+        run_attention(weights.attention_kernels.backward, heads, weights.scale, ctx.packing, tensors)
         grad, head_norm_grads = weights.rotated_backward(qkv, (cosine, sine), head_grads)
         _, normed = weights.normed(weights.norm, x)
         qkv_grads = weights.qkv.gradients(normed, grad)
@@ -273,7 +292,8 @@ def supports(model: Any) -> bool:
     if config.model_type not in MODEL_TYPES or config._attn_implementation != attention.NAME:
         return False
     layers = list(model.model.layers)
-    size, groups = layers[0].self_attn.head_dim, config.num_attention_heads // config.num_key_value_heads
+    size = layers[0].self_attn.head_dim
+    groups = config.num_attention_heads // config.num_key_value_heads
     width = vector_floats(size)
     return (
         width > 0
@@ -290,16 +310,20 @@ def supports(model: Any) -> bool:
 def _has_uniform_projections(layer: Any) -> bool:
     """Return whether all or none of the linear layers that read the same input have a bias, and no adapter has dropout."""
     block, mlp = layer.self_attn, layer.mlp
-    for layers in (
+    joined_layers = (
         (block.q_proj, block.k_proj, block.v_proj),
         (block.o_proj,),
         (mlp.gate_proj, mlp.up_proj),
         (mlp.down_proj,),
-    ):
-        bases = [getattr(one, "base_layer", one) for one in layers]
-        dropouts = [dropout for one in layers for dropout in getattr(one, "lora_dropout", {}).values()]
-        if len({base.bias is None for base in bases}) > 1 or not all(isinstance(one, nn.Identity) for one in dropouts):
+    )
+    for projections in joined_layers:
+        bases = [getattr(projection, "base_layer", projection) for projection in projections]
+        if len({base.bias is None for base in bases}) > 1:
             return False
+        for projection in projections:
+            dropouts = getattr(projection, "lora_dropout", {}).values()
+            if not all(isinstance(dropout, nn.Identity) for dropout in dropouts):
+                return False
     return True
 
 
@@ -341,6 +365,7 @@ def bf16_layers(model: Any) -> Iterator[None]:
         yield
         return
     layers = list(model.model.layers)
+    # The copies live for one step, so none can be older than the weights (docs/decisions/bf16_training.md).
     try:
         for layer in layers:
             layer.forward = partial(_forward, LayerWeights(layer))

@@ -34,24 +34,11 @@ MAX_WIDTH = 1_000_000
 CHARACTERS_PER_STEP = 100
 SIZED = (list, tuple, set, frozenset, dict)
 PADDING_FILTERS = {"center", "indent", "batch", "slice", "tojson", "xmlattr"}
-ITEM_FILTERS = {
-    *(
-        "attr",
-        "batch",
-        "count",
-        "d",
-        "default",
-        "dictsort",
-        "first",
-        "groupby",
-        "items",
-        "last",
-        "length",
-        "list",
-        "map",
-    ),
-    *("random", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"),
-}
+ITEM_FILTERS = (
+    {"attr", "count", "d", "default", "first", "last", "length", "random"}
+    | {"batch", "dictsort", "groupby", "items", "list", "map", "reverse", "slice"}
+    | {"reject", "rejectattr", "select", "selectattr"}
+)
 """Filters that do not look into the items of a list. Templates use them on the whole conversation, once for every message."""
 _WIDE = re.compile(r"\d{7,}|\*")
 
@@ -139,28 +126,31 @@ def check_joined(separator: str, items: Iterable[object]) -> None:
 
 
 class _Counting(NodeTransformer):
-    """Makes loops and concatenations of a template count."""
+    """Makes loops, concatenations and comparisons of a template count: Jinja compiles them to Python that no method sees."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, "_loop", [], [], None, None, lineno=node.lineno)
+        node.iter = _filtered(node.iter, "_loop", node)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        parts = nodes.List(node.nodes, lineno=node.lineno)
-        return nodes.Filter(parts, "_concat", [], [], None, None, lineno=node.lineno)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_concat", node)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = nodes.Filter(node.expr, "_deep", [], [], None, None, lineno=node.lineno)
+        node.expr = _filtered(node.expr, "_deep", node)
         return node
 
     def visit_Test(self, node: nodes.Test) -> nodes.Node:
         self.generic_visit(node)
         if node.args:  # a comparison
-            node.node = nodes.Filter(node.node, "_deep", [], [], None, None, lineno=node.lineno)
+            node.node = _filtered(node.node, "_deep", node)
         return node
+
+
+def _filtered(expression: Any, name: str, node: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(expression, name, [], [], None, None, lineno=node.lineno)
 
 
 class _LimitedTemplate(Template):
@@ -176,14 +166,16 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     template_class = _LimitedTemplate
 
     @classmethod
-    def like(cls, other: Environment) -> LimitedEnvironment:
-        """Return an environment with another one's options, filters and variables."""
-        options = {name: getattr(other, name) for name in ("trim_blocks", "lstrip_blocks", "keep_trailing_newline")}
-        extensions = [type(extension) for extension in other.extensions.values()]
+    def like(cls, unlimited: Environment) -> LimitedEnvironment:
+        """Return an environment with the options, filters and variables of an unlimited one."""
+        option_names = ("trim_blocks", "lstrip_blocks", "keep_trailing_newline")
+        options = {name: getattr(unlimited, name) for name in option_names}
+        extensions = [type(extension) for extension in unlimited.extensions.values()]
+        # Not optimized: Jinja would compute constant expressions, of any size, while it compiles.
         env = cls(extensions=extensions, finalize=budget.spend_deep, optimized=False, **options)
-        env.globals.update(other.globals)
-        env.globals.pop("lipsum", None)
-        for name, function in other.filters.items():
+        env.globals.update(unlimited.globals)
+        env.globals.pop("lipsum", None)  # makes text of any length
+        for name, function in unlimited.filters.items():
             env.filters[name] = _limited_filter(name, function)
         env.filters |= {"_loop": budget.spend_loop, "_concat": _concat, "_deep": budget.spend_deep}
         return env
@@ -194,13 +186,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     @staticmethod
     def concat(parts: Iterable[str]) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Join the parts of an output."""
-        kept, count = [], 0
+        texts, count = [], 0
         for part in parts:
             count += len(part)
             check_characters(count)
-            kept.append(part)
+            texts.append(part)
         budget.spend(1 + count // CHARACTERS_PER_STEP)
-        return "".join(kept)
+        return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> object:
         """Check an operation before it is computed."""
@@ -228,10 +220,12 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             if function.__name__ == "replace" and len(args) > 1:
                 check_replaced(owner, str(args[0]), str(args[1]))
             elif function.__name__ == "join" and args:
-                args = (list(budget.spend_loop(args[0])),)
-                check_joined(owner, args[0])
+                items = list(budget.spend_loop(args[0]))  # an iterator can be read only once
+                args = (items,)
+                check_joined(owner, items)
             elif function.__name__ == "expandtabs":
-                check_characters(owner.count("\t") * int(values[0] if values else 8))
+                tab_size = int(values[0]) if values else 8
+                check_characters(owner.count("\t") * tab_size)
         return budget.spend_value(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -242,23 +236,24 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
         def limited(*args: Any, **kwargs: Any) -> str:
             check_format(value.__self__)
-            given = args[0].values() if value.__name__ == "format_map" else (*args, *kwargs.values())
-            check_widths(given)
-            budget.spend_deep([*given])
+            values = args[0].values() if value.__name__ == "format_map" else (*args, *kwargs.values())
+            check_widths(values)
+            budget.spend_deep([*values])
             return wrapped(*args, **kwargs)
 
         return limited
 
 
 def _check_product(operator: str, left: object, right: object) -> None:
-    if isinstance(left, int) and not isinstance(right, int):
+    if isinstance(left, int) and not isinstance(right, int):  # 3 * "ab" is "ab" * 3
         left, right = right, left
     if not isinstance(right, int):
         return
     if isinstance(left, (str, *SIZED)):
         check_characters(len(left) * max(right, 0))
     elif isinstance(left, int):
-        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        bits = left.bit_length()
+        bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
         if bits > MAX_BITS:
             raise SecurityError(f"the chat template makes a number of more than {MAX_BITS:,} bits")
 
@@ -275,8 +270,9 @@ def _limited_filter(name: str, function: Callable[..., object]) -> Callable[...,
     @functools.wraps(function)  # with the mark of a filter that takes the context
     def limited(*args: Any, **kwargs: Any) -> Any:
         values = [*args, *kwargs.values()]
+        spend = budget.spend_value if name in ITEM_FILTERS else budget.spend_deep
         for value in values:
-            (budget.spend_value if name in ITEM_FILTERS else budget.spend_deep)(value)
+            spend(value)
         texts = [value for value in values if isinstance(value, str)]
         if name in PADDING_FILTERS:
             check_widths(values)
@@ -286,10 +282,12 @@ def _limited_filter(name: str, function: Callable[..., object]) -> Callable[...,
         elif name == "replace" and len(texts) > 2:
             check_replaced(*texts[:3])
         elif name == "join":
-            marked = hasattr(function, "jinja_pass_arg")
-            items = list(budget.spend_loop(args[marked]))
-            args = (*args[:marked], items, *args[marked + 1 :])
-            check_joined(texts[-1] if texts and not isinstance(values[marked], str) else "", items)
+            # A filter with this mark takes the context first, then the items.
+            first = 1 if hasattr(function, "jinja_pass_arg") else 0
+            items = list(budget.spend_loop(args[first]))
+            args = (*args[:first], items, *args[first + 1 :])
+            separator = texts[-1] if texts and not isinstance(values[first], str) else ""
+            check_joined(separator, items)
         return budget.spend_value(function(*args, **kwargs))
 
     return limited

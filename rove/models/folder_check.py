@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,10 +62,11 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
     _check_tokens(folder / "tokenizer.json", documents.get("tokenizer.json", {}))
     files = sorted(folder.glob("*.safetensors"))
     if files:
-        weights = [read_header(file) for file in files]
-        total = Weights(*(sum(column) for column in zip(*weights, strict=True)))
-        _check_sizes(folder / "config.json", documents.get("config.json", {}), total)
-        if "quantization_config" not in documents.get("config.json", {}):
+        headers = [read_header(file) for file in files]
+        total = Weights(*map(sum, zip(*headers, strict=True)))
+        config = documents.get("config.json", {})
+        _check_sizes(folder / "config.json", config, total)
+        if "quantization_config" not in config:  # quantized tensors have fewer elements than the model has parameters
             _check_parameters(folder, total, trust_remote_code)
 
 
@@ -79,9 +81,10 @@ def read_object(file: Path) -> dict[str, object]:
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file} holds a {type(content).__name__}; expected a JSON object: download the model again")
+    # Level by level instead of by recursion, which a deep file would exhaust here or in a later reader.
     level: list[object] = [content]
     for _ in range(MAX_JSON_DEPTH):
-        level = [value for container in level for value in _values(container)]
+        level = list(chain.from_iterable(map(_values, level)))
     if level:
         raise ConfigError(f"{file} has more than {MAX_JSON_DEPTH} nested objects; expected the file of a usual model")
     return content
@@ -135,7 +138,9 @@ def _checked_shape(entry: JsonMapping) -> list[int]:
 
 def _check_tokens(file: Path, content: Mapping[str, object]) -> None:
     tokens = content.get("added_tokens")
-    for token in tokens if isinstance(tokens, list) else []:
+    if not isinstance(tokens, list):
+        return
+    for token in tokens:
         id = token.get("id") if isinstance(token, dict) else None
         if not isinstance(id, int) or not 0 <= id <= MAX_TOKEN_ID:
             raise ConfigError(
@@ -149,9 +154,9 @@ def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> 
     for part in parts:
         for name in SIZES:
             value = part.get(name)
-            limit = weights.tensors if name in LAYERS else weights.elements
+            # A layer has at least one tensor, and a width at least one number.
+            limit, unit = (weights.tensors, "tensors") if name in LAYERS else (weights.elements, "numbers")
             if isinstance(value, (int, float)) and not 0 <= value <= limit:
-                unit = "tensors" if name in LAYERS else "numbers"
                 raise ConfigError(
                     f"{file} says {name} = {value:,}, but the weights have {limit:,} {unit}; expected a config that fits the "
                     "weights: download the model again"

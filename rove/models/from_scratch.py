@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +95,18 @@ def train_tokenizer(
         word_share: Minimum share of the texts that contain a word with a token of its own.
     """
     texts = list(texts)
-    common = Counter(word for text in texts for word in _words(text))
-    ranked = sorted(common, key=lambda word: (-common[word], word))  # equal in every process
-    kept = [word for word in ranked if common[word] >= word_share * len(texts)]
+    counts = Counter(chain.from_iterable(map(_words, texts)))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))  # equal in every process
+    common = [word for word in ranked if counts[word] >= word_share * len(texts)]
     if any("<tool_call>" in text for text in texts):
-        kept += sorted(_words(TOOLS_BEGIN + TOOLS_END) - set(kept))
+        common += sorted(_words(TOOLS_BEGIN + TOOLS_END) - set(common))
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [word for word in kept if len(word) > 1]
+    words = [word for word in common if len(word) > 1]
     vocabulary = [*special, *bytes_, *words][: max(vocab_size, len(special) + len(bytes_))]
-    # a word of the vocabulary is one token without any merges
-    bpe = models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[], ignore_merges=True)
+    ids = {token: id for id, token in enumerate(vocabulary)}
+    # `ignore_merges`: a word of the vocabulary is one token without any merges
+    bpe = models.BPE(vocab=ids, merges=[], ignore_merges=True)
     tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = SPLIT  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -160,6 +162,7 @@ def new_model(
         initializer_range=shape["hidden_size"] ** -0.5,  # transformers' 0.02 is for models of width 2,500
         **shape,
     )
+    # Forked: the model's seed must not change what the rest of the process draws.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
@@ -167,7 +170,8 @@ def new_model(
         for name, weight in model.named_parameters():
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 weight *= QUERY_KEY_SCALE
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
     return prepare(model, tokenizer)
 
 

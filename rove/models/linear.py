@@ -3,7 +3,7 @@
 PyTorch's fp32 matrix product uses MKL's slow path on AMD processors; oneDNN is as exact and up to twice as fast. The bf16
 backward products are again twice as fast; they change gradients in the third digit only: weights, activations and
 log-probabilities stay fp32, so sampler and trainer still agree. With bf16 products in the forward pass too, they agree only to
-about two digits.
+about two digits. See docs/decisions/bf16_training.md.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 def effective_weight(layer: Any) -> torch.Tensor:
     """Return a linear layer's weight [out, in] including its PEFT adapter."""
     weight = layer.weight.detach()
-    for name in getattr(layer, "active_adapters", ()) if not getattr(layer, "disable_adapters", False) else ():
-        weight = weight + layer.get_delta_weight(name).detach()
+    if not getattr(layer, "disable_adapters", False):
+        for name in getattr(layer, "active_adapters", ()):
+            weight = weight + layer.get_delta_weight(name).detach()
     return weight
 
 
@@ -77,17 +78,19 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_dtype: torch.dtype, dtype: torch.dtype
     ) -> torch.Tensor:
-        kept = x.to(dtype)
+        saved = x.to(dtype)
         # Inputs are needed for the weight's gradient only; a weight under an adapter has none.
-        ctx.save_for_backward(kept if ctx.needs_input_grad[1] else None, weight)
+        ctx.save_for_backward(saved if ctx.needs_input_grad[1] else None, weight)
         ctx.dtype = dtype
-        return product(kept if dtype == forward_dtype else x, weight, forward_dtype).to(x.dtype)
+        # With equal types, the converted inputs serve both passes.
+        return product(saved if dtype == forward_dtype else x, weight, forward_dtype).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(ctx.dtype)
         grad_x = grad_weight = None
+        # PyTorch's products: oneDNN is faster in the forward pass, but not in these two together (benchmarks/LOG.md).
         if ctx.needs_input_grad[0]:
             grad_x = (grad @ weight.to(ctx.dtype)).to(weight.dtype)
         if x is not None:
@@ -130,7 +133,8 @@ class _LoRALinear(torch.autograd.Function):
         grad_b = (grad.t() @ inner.flatten(0, -2)).mul_(ctx.scale)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = (grad @ weight.to(ctx.dtype)).addmm_(grad_inner, a.to(ctx.dtype)).to(weight.dtype).view(x.shape)
+            grad_base = grad @ weight.to(ctx.dtype)
+            grad_x = grad_base.addmm_(grad_inner, a.to(ctx.dtype)).to(weight.dtype).view(x.shape)
         return grad_x, None, grad_a.to(a.dtype), grad_b.to(b.dtype), None
 
 
@@ -156,9 +160,8 @@ def use_fast_linear(model: nn.Module, bf16_backward: bool = False, bf16_forward:
     """
     if not _HAS_ONEDNN:
         return 0
-    forward, backward = (
-        torch.bfloat16 if on and HAS_BF16_PRODUCTS else torch.float32 for on in (bf16_forward, bf16_backward)
-    )
+    forward = torch.bfloat16 if bf16_forward and HAS_BF16_PRODUCTS else torch.float32
+    backward = torch.bfloat16 if bf16_backward and HAS_BF16_PRODUCTS else torch.float32
     count = 0
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) in (nn.Linear, FastLinear) and _fits(module):

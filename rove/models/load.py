@@ -60,13 +60,14 @@ def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
     transformers' own switch is not used: it works in training mode only, disables the cache of a model that also samples, and is
     copied along with the model.
     """
-    before = [vars(layer).get("forward") for layer in layers]
+    # A layer may have a `forward` of its own already, such as that of `bf16_layers`.
+    forwards = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     try:
         yield
     finally:
-        for layer, forward in zip(layers, before, strict=True):
+        for layer, forward in zip(layers, forwards, strict=True):
             if forward is None:
                 del layer.forward
             else:
@@ -189,12 +190,14 @@ def remote_code(path: str | Path) -> list[str]:
         file = Path(path) / name if Path(path).is_dir() else try_to_load_from_cache(str(path), name)
         if not isinstance(file, (str, Path)) or not Path(file).is_file():
             continue
-        mapped = json.loads(Path(file).read_bytes()).get("auto_map", {})
-        values = mapped.values() if isinstance(mapped, dict) else [mapped]
-        for value in [one for many in values for one in (many if isinstance(many, list) else [many])]:
-            if isinstance(value, str):
-                repository, _, reference = value.rpartition("--")
-                files[(repository and f"{repository}: ") + reference.rpartition(".")[0] + ".py"] = None
+        auto_map = json.loads(Path(file).read_bytes()).get("auto_map", {})
+        entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
+        for entry in entries:  # a class, or a list of the slow and the fast one for tokenizers
+            for reference in entry if isinstance(entry, list) else [entry]:
+                if isinstance(reference, str):
+                    repository, _, class_path = reference.rpartition("--")
+                    module = class_path.rpartition(".")[0] + ".py"
+                    files[f"{repository}: {module}" if repository else module] = None
     return list(files)
 
 
@@ -258,7 +261,10 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         raise ConfigError(
             f"{path} holds no weights; expected a model folder with .safetensors files{_hint(Path(path))}"
         )
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights |= load_file(file)
+    return weights
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -268,7 +274,9 @@ def trainable_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def clone_model(model: M) -> M:
     """Return a copy of a model with its own trained weights; frozen weights are shared."""
-    return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
+    # `deepcopy` takes what it has copied already from this dict: frozen weights count as copies of themselves.
+    frozen = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+    return copy.deepcopy(model, frozen)
 
 
 def disable_adapters(model: Any) -> None:
@@ -300,8 +308,10 @@ def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 def _without_tied(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights without additional names of tied parameters, such as `lm_head.weight`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    every = model.named_parameters(remove_duplicate=False)
-    tied = {name: names[id(parameter)] for name, parameter in every if names[id(parameter)] != name}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if names[id(parameter)] != name:
+            tied[name] = names[id(parameter)]
     for name, first in tied.items():
         if name in weights and first in weights and not _are_equal(weights[name], weights[first]):
             raise ConfigError(
@@ -312,7 +322,9 @@ def _without_tied(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict
 
 
 def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a is b or (a.shape == b.shape and torch.equal(a, b.to(a)))
+    if a is b:
+        return True
+    return a.shape == b.shape and torch.equal(a, b.to(a))
 
 
 def load_for_sampling(path: str | Path, trust_remote_code: bool = False, device: str = "auto") -> LoadedModel:
@@ -343,12 +355,16 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     if is_large(model):
         use_recomputing_layers(model)
     model.eval()
+    stop_ids: list[int] = []
     eos = model.generation_config.eos_token_id if model.generation_config else None
-    stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    if eos is not None:  # one id, or several: Llama 3 ends a turn with another token than a text
+        stop_ids += [eos] if isinstance(eos, int) else eos
     return LoadedModel(model, tokenizer, Renderer(tokenizer, stop_ids))
 
 
 def _hint(folder: Path) -> str:
-    files = ("config.json", ADAPTER_CONFIG)
-    below = [name for name in ("final", "checkpoints/best") if any((folder / name / file).exists() for file in files)]
-    return f"; did you mean {folder / below[0]}?" if below else ""
+    # A run folder was given, whose weights are in these folders.
+    for name in ("final", "checkpoints/best"):
+        if (folder / name / "config.json").exists() or (folder / name / ADAPTER_CONFIG).exists():
+            return f"; did you mean {folder / name}?"
+    return ""

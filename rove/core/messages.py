@@ -67,8 +67,8 @@ def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message
         return value
     if isinstance(value, str):
         return Message(role=role, content=value)
-    given_role = value.get("role") if is_mapping(value) else None
-    if not isinstance(given_role, str) or given_role not in ROLES:
+    message_role = value.get("role") if is_mapping(value) else None
+    if not isinstance(message_role, str) or message_role not in ROLES:
         raise ConfigError(f"not a chat message: {short_repr(value)}; expected a dict with a 'role' in {sorted(ROLES)}")
     return Message(value)
 
@@ -93,4 +93,6 @@ def text_of(message: JsonMapping) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+    # Parts without a text, such as images, count as nothing.
+    texts = [part if isinstance(part, str) else str(part.get("text") or "") for part in content]
+    return "".join(texts)

@@ -68,8 +68,8 @@ async def query(
         sampling = sampling_args
         if not isinstance(sampling, SamplingParams):
             sampling = SamplingParams.from_args(sampling)
-        record = bookkeeping(state)
-        earlier_steps = record.model_roles.get(role, [])
+        rollout = bookkeeping(state)
+        earlier_steps = rollout.model_roles.get(role, [])
         number = _next_number(state, role)  # taken before the first await: concurrent queries get different seeds
         request = Request(
             messages=conversation,
@@ -77,11 +77,11 @@ async def query(
             model=model,
             tools=tools,
             previous=earlier_steps[-1].tokens if earlier_steps else None,
-            seed=derive_seed(record.seed, role, number),
+            seed=derive_seed(rollout.seed, role, number),
             state=state,
         )
         started = time.perf_counter()
-        role_clients: RoleClients = record.role_clients or {}
+        role_clients: RoleClients = rollout.role_clients or {}
         response = await role_clients.get(role, client).respond(request)
         record_query(state, role, request, response, time.perf_counter() - started, number)
     return response.message

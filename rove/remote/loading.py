@@ -77,8 +77,7 @@ class Isolation(msgspec.Struct, frozen=True):
     @staticmethod
     def of(isolation: IsolationConfig, ray: RayConfig) -> Isolation:
         """Return what these tables mean together; an interpreter or a cluster implies isolation."""
-        names = ("actors", "rollouts_per_actor")
-        unused = [name for name in names if getattr(ray, name) != getattr(RayConfig(), name)]
+        unused = [n for n in ("actors", "rollouts_per_actor") if getattr(ray, n) != getattr(RayConfig(), n)]
         if unused and ray.address is None:
             raise ConfigError(
                 f"ray.{unused[0]} is {getattr(ray, unused[0])}, but ray.address is not set, so there are no actors; set "
@@ -102,9 +101,9 @@ def open_environment(
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
     limits: Arguments = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
-    external = find_external_environment(env_id, env_dir)
-    if external is not None:
-        return external.load(env_args or {}, python=isolation.python, **limits)
+    away = find_external_environment(env_id, env_dir)
+    if away is not None:
+        return away.load(env_args or {}, python=isolation.python, **limits)
     if not isolation.on or is_question_file(env_id):  # a file of questions has no code
         return load_environment(env_id, env_dir, **(env_args or {}))
     python = isolation.python or python_for(environment_file(env_id, env_dir), stand_ins)
@@ -141,10 +140,5 @@ def temporary_environment(
 
 def without_isolation(plain: JsonMapping) -> JsonObject:
     """Return the settings of a run as data without those in `SETTINGS`: a run may be resumed with or without isolation."""
-    settings = _without_tables(plain)
-    settings["evaluation"] = [_without_tables(evaluation) for evaluation in plain["evaluation"]]
-    return settings
-
-
-def _without_tables(settings: JsonMapping) -> JsonObject:
-    return {name: value for name, value in settings.items() if name not in SETTINGS}
+    tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
+    return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

@@ -41,14 +41,14 @@ def check_fields(settings: msgspec.Struct) -> None:
     """
     for name, annotation, default in _fields(type(settings)):
         value = getattr(settings, name)
-        if value is default:
+        if value is default:  # requests are checked, too, and most of their fields are defaults
             continue
         result = checked(name, value, annotation)
         if result is not value:
             msgspec.structs.force_setattr(settings, name, result)
 
 
-@cache
+@cache  # msgspec resolves the annotations again at every call
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
     """Return the name, the type, and the default of each field."""
     return [(field.name, field.type, field.default) for field in msgspec.structs.fields(kind)]
@@ -71,6 +71,7 @@ def checked(name: str, value: object, annotation: object) -> object:
     except msgspec.ValidationError as error:
         raise_explained(error, value, annotation, name)
     allowed = range_of(annotation)
+    # A number inside the bounds, such as 0 where -1 means "no limit": msgspec's types cannot exclude it.
     if allowed is not None and result is not None and result == allowed.excluded:
         raise SettingError(f"{name} is {value!r}; expected {allowed.expected(value)}")
     return result
@@ -84,6 +85,7 @@ def raise_explained(
     Args:
         name: Name of the value; "" for the settings as a whole.
     """
+    # msgspec reports the position only in its message, such as "Expected `int`, got `str` - at `$.loss.clip[0]`".
     problem, _, path = str(error).partition(" - at `")
     is_key = path.startswith("key` in `")
     path = path.removeprefix("key` in `").removeprefix("$")
@@ -97,7 +99,7 @@ def raise_explained(
         else:
             name, value = f"{name}.{step}".lstrip("."), value[step]
     cause = error.__cause__  # raised in `__post_init__` of a struct
-    if isinstance(cause, SettingError):
+    if isinstance(cause, SettingError):  # it names a field of the nested struct: add the path to it
         raise SettingError(f"{name}.{cause}".lstrip(".")) from None
     if isinstance(cause, ConfigError):
         raise cause from None
@@ -119,7 +121,9 @@ def _explanation(problem: str, name: str, value: object, annotation: object) -> 
     """Return msgspec's message with the name, the value, and the range, or with a suggestion for an unknown name."""
     unknown = re.search(r"unknown field `(.*)`", problem)
     if unknown is not None:
-        fields = [field for member in _members(annotation) for field in getattr(member, "__struct_fields__", ())]
+        fields: list[str] = []
+        for member in _members(annotation):
+            fields += getattr(member, "__struct_fields__", ())
         return f"{name} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], fields)}"
     allowed = None if annotation is None else range_of(annotation)
     if allowed is not None:
@@ -139,7 +143,8 @@ def type_below(annotation: object, step: str) -> object:
         if get_origin(member) in (list, tuple):
             return arguments[0]
         if get_origin(member) is dict:
-            return arguments[1]
+            _, value_type = arguments
+            return value_type
         if isinstance(member, type) and issubclass(member, msgspec.Struct):
             types = {name: annotation for name, annotation, _ in _fields(member)}
             return types.get(step)
@@ -151,7 +156,10 @@ def _members(annotation: object) -> list[object]:
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [member for option in get_args(annotation) for member in _members(option)]
+        members: list[object] = []
+        for option in get_args(annotation):
+            members += _members(option)
+        return members
     return [annotation]
 
 
@@ -162,7 +170,8 @@ def is_bool(annotation: object) -> bool:
 
 def is_text(annotation: object) -> bool:
     """Return whether a type is a text or an optional text."""
-    return [member for member in _members(annotation) if member is not type(None)] == [str]
+    members = [member for member in _members(annotation) if member is not type(None)]
+    return members == [str]
 
 
 def is_text_list(annotation: object) -> bool:

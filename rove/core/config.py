@@ -46,7 +46,8 @@ def load(
         word = words.pop(0)
         if word.startswith("@"):
             content = read_toml(word[1:] or _next(words, "a file after @"))
-            merge(values, content["config"] if content.keys() >= RUN_CONFIG else content)
+            is_run = content.keys() >= RUN_CONFIG
+            merge(values, content["config"] if is_run else content)
         elif word.startswith("--"):
             key, value = _flag(word[2:], words, kind)
             if value is True:
@@ -60,13 +61,14 @@ def load(
     for key, value in named.items():
         if value is not None:
             merge(values, nested(key, value))
+    # Checked before the conversion, whose messages could not suggest a flag or name the argument to add.
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
-        ways = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
+        arguments = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
+        pronoun = "them" if len(missing) > 1 else "it"
         raise ConfigError(
-            f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}; pass {' and '.join(ways)}, or a file "
-            f"that contains {'them' if len(missing) > 1 else 'it'}: @ settings.toml"
+            f"{_missing_text(missing)}; pass {' and '.join(arguments)}, or a file that contains {pronoun}: @ settings.toml"
         )
     return convert(kind, values, flags)
 
@@ -82,7 +84,12 @@ def _check_known(kind: type, values: Iterable[str], flags: Iterable[str]) -> Non
 
 
 def _missing(kind: type, values: Mapping[str, object]) -> list[str]:
-    return [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values]
+    required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+    return [name for name in required if name not in values]
+
+
+def _missing_text(names: Sequence[str]) -> str:
+    return f"missing setting{'s' if len(names) > 1 else ''}: {', '.join(names)}"
 
 
 def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = ()) -> T:
@@ -90,16 +97,18 @@ def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = 
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
-        raise ConfigError(f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}")
+        raise ConfigError(_missing_text(missing))
     try:
-        return msgspec.convert(dict(values), kind, strict=False)
+        return msgspec.convert(dict(values), kind, strict=False)  # not strict: a flag's "5" is also a number
     except msgspec.ValidationError as error:
         raise_explained(error, values, kind, strict=False)
 
 
 def as_settings(kind: type[T], values: T | Mapping[str, object]) -> T:
     """Return settings unchanged, or build them from a dict."""
-    return convert(kind, cast(Mapping[str, object], values)) if isinstance(values, Mapping) else values
+    if isinstance(values, Mapping):
+        return convert(kind, cast(Mapping[str, object], values))
+    return values
 
 
 def import_function(setting: str, path: str) -> Callable[..., Any]:
@@ -108,7 +117,8 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
     The module is installed, in a folder of PYTHONPATH, or else in the current folder.
     """
     module, _, name = path.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), name]):
+    parts = [*module.split("."), name]
+    if not all(part.isidentifier() for part in parts):
         raise ConfigError(f"{setting} '{path}' is not of the form package.module:function")
     try:
         if importlib.util.find_spec(module.partition(".")[0]) is None:
@@ -122,8 +132,9 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
         ) from error
     function: object = getattr(imported, name, None)
     if function is None:
-        known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"{setting} '{path}': {module} has no '{name}'; {nearest(name, known)}")
+        functions = [key for key, value in vars(imported).items() if callable(value)]
+        public_functions = [key for key in functions if not key.startswith("_")]
+        raise ConfigError(f"{setting} '{path}': {module} has no '{name}'; {nearest(name, public_functions)}")
     if not callable(function):
         raise ConfigError(f"{setting} '{path}' is of type {type(function).__name__}; expected a function")
     return function
@@ -142,9 +153,10 @@ def read_toml(path: str | Path) -> Table:
 def merge(base: Table, over: Mapping[str, object]) -> Table:
     """Merge `over` into `base` in place: tables are merged, other values are replaced."""
     for key, value in over.items():
-        if is_mapping(value):  # copied, so later merges into `base` do not change `over`
-            below: Table = base[key] if isinstance(base.get(key), dict) else {}
-            base[key] = merge(below, value)
+        if is_mapping(value):
+            # Merged into a new table even if `base` has none, so that later merges into `base` do not change `over`.
+            table: Table = base[key] if isinstance(base.get(key), dict) else {}
+            base[key] = merge(table, value)
         else:
             base[key] = value
     return base
@@ -154,13 +166,13 @@ def parse_value(text: str) -> object:
     """Return a flag's value: parsed as JSON if possible, else the text."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except msgspec.DecodeError:  # so that nobody has to quote for the shell: --loss.kind cispo, not '"cispo"'
         return text
 
 
-def _next(words: list[str], what: str) -> str:
+def _next(words: list[str], description: str) -> str:
     if not words:
-        raise ConfigError(f"expected {what}")
+        raise ConfigError(f"expected {description}")
     return words.pop(0)
 
 
@@ -170,12 +182,15 @@ def _flag(word: str, words: list[str], kind: object) -> tuple[str, object]:
     name = key.replace("-", "_")
     if not equals:
         alone = not words or words[0].startswith(("--", "@"))
-        if name.startswith("no_") and (alone or is_bool(_setting_type(kind, name[3:]))):
-            return name[3:], False
+        positive = name.removeprefix("no_")
+        if name != positive and (alone or is_bool(_setting_type(kind, positive))):
+            return positive, False
+        # A bool setting takes only true and false: another word after it is a positional argument.
         if alone or (is_bool(_setting_type(kind, name)) and words[0] not in ("true", "false")):
             return name, True
         text = words.pop(0)
-    return name, text if is_text(_setting_type(kind, name)) else parse_value(text)
+    value = text if is_text(_setting_type(kind, name)) else parse_value(text)
+    return name, value
 
 
 def _setting_type(kind: object, key: str) -> object:
@@ -194,16 +209,19 @@ def _check_alone(kind: object, key: str, words: Sequence[str]) -> None:
 
 def nested(name: str, value: object) -> Table:
     """Return a setting with a dotted name as nested tables."""
-    first, *others = reversed(name.split("."))
-    table: Table = {first: value}
-    for key in others:
-        table = {key: table}
-    return table
+    *tables, key = name.split(".")
+    result: Table = {key: value}
+    for table in reversed(tables):
+        result = {table: result}
+    return result
 
 
 def dotted(values: Mapping[str, object], prefix: str = "") -> Table:
     """Return the settings of nested tables by their dotted names; the inverse of `nested`."""
     settings: Table = {}
     for name, value in values.items():
-        settings |= dotted(value, f"{prefix}{name}.") if is_mapping(value) else {f"{prefix}{name}": value}
+        if is_mapping(value):
+            settings |= dotted(value, f"{prefix}{name}.")
+        else:
+            settings[f"{prefix}{name}"] = value
     return settings

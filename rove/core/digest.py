@@ -13,7 +13,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.plain import is_list, is_mapping
 
-PIECES, PIECE = 16, 1 << 20
+PIECES, PIECE_BYTES = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter, as PEFT names them."""
 ADAPTER_BASE = "base.txt"
@@ -29,8 +29,11 @@ def digest_files(files: Iterable[Path]) -> str:
         with file.open("rb") as content:
             digest.update(f"{file.name} {size} ".encode())
             for piece in range(PIECES):
-                content.seek(max(0, size - PIECE) * piece // (PIECES - 1) if size > PIECES * PIECE else piece * PIECE)
-                digest.update(content.read(PIECE))
+                start = piece * PIECE_BYTES
+                if size > PIECES * PIECE_BYTES:  # weights: the pieces lie evenly between the first byte and the last
+                    start = (size - PIECE_BYTES) * piece // (PIECES - 1)
+                content.seek(start)
+                digest.update(content.read(PIECE_BYTES))
     return digest.hexdigest()
 
 
@@ -54,6 +57,7 @@ def changed_files(folder: Path) -> list[str]:
     for line in file.read_text(encoding="utf-8").splitlines():
         checksum, _, name = line.partition("  ")
         path = folder / name
+        # A line without a name means that CHECKSUMS itself is damaged.
         if not name or not path.is_file() or _checksum(path) != checksum:
             changed.append(name or CHECKSUMS)
     return changed
@@ -86,11 +90,11 @@ def digest_code(function: Callable[..., object]) -> str:
             text = inspect.getsource(target)
         except (OSError, TypeError):  # a builtin or interactive code
             code = getattr(target, "__code__", None)
-            text = (
-                ""
-                if code is None
-                else repr((code.co_code, code.co_names, [c for c in code.co_consts if type(c) in _PLAIN]))
-            )
+            if code is None:
+                continue
+            # Other constants, such as the code of a nested function, contain addresses in their `repr`.
+            constants = [constant for constant in code.co_consts if type(constant) in _PLAIN]
+            text = repr((code.co_code, code.co_names, constants))
         if text:
             return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return ""
@@ -102,7 +106,9 @@ def digest_model(model: str | Path) -> str:
     if not folder.is_dir():
         return str(model)
     patterns = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
-    files = (file for pattern in patterns for file in folder.glob(pattern))
+    files: list[Path] = []
+    for pattern in patterns:
+        files += folder.glob(pattern)
     # base.txt is excluded because the digest of the base is appended.
     name = "folder#" + digest_files(file for file in files if file.name != ADAPTER_BASE)
     base = adapter_base(folder)
@@ -128,11 +134,12 @@ def check_base(folder: str | Path, base: str | Path) -> None:
     file = Path(folder).expanduser() / ADAPTER_BASE
     if not file.is_file():
         return
-    trained, now = file.read_text(encoding="utf-8").strip(), digest_model(base)
-    if trained != now:
+    recorded_digest = file.read_text(encoding="utf-8").strip()
+    digest = digest_model(base)
+    if recorded_digest != digest:
         raise ConfigError(
-            f"the adapter in {folder} was trained on another model ({trained}) than {base} ({now}); pass the model that it was "
-            f"trained on. If both are equivalent (a copy in another precision), delete {file}"
+            f"the adapter in {folder} was trained on another model ({recorded_digest}) than {base} ({digest}); pass the model "
+            f"that it was trained on. If both are equivalent (a copy in another precision), delete {file}"
         )
 
 
@@ -142,6 +149,7 @@ class _AdapterConfig(msgspec.Struct):
 
 def derive_seed(*parts: object) -> int:
     """Return a 63-bit seed derived from the `repr` of the parts."""
+    # Not `hash`, which differs between processes; and 63 bits, because TOML and APIs have signed 64-bit integers.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -160,15 +168,16 @@ def differences(old: Mapping[str, object], new: Mapping[str, object], prefix: st
     """Return one line for each value that differs between two identities."""
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if is_mapping(a) and is_mapping(b):
-            lines += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            lines.append(f"{prefix}{key}: was {a!r}, now {b!r}")
+        old_value, new_value = old.get(key), new.get(key)
+        if is_mapping(old_value) and is_mapping(new_value):
+            lines += differences(old_value, new_value, f"{prefix}{key}.")
+        elif old_value != new_value:
+            lines.append(f"{prefix}{key}: was {old_value!r}, now {new_value!r}")
     return lines
 
 
 def fingerprint(identity: Mapping[str, object]) -> str:
     """Return six hexadecimal digits for an identity, for the default name of a run folder."""
+    # An identity that is read back from config.toml has the same fingerprint: no None, and any order of keys.
     content = msgspec.json.encode(plain(identity), order="sorted")
     return hashlib.blake2b(content, digest_size=3).hexdigest()

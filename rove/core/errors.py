@@ -143,6 +143,7 @@ class RemoteError(Error):
             mark_phase(self, phase)
 
     def __str__(self) -> str:
+        # As Python prints an exception: the user looks for the class that the worker's code raised.
         return ": ".join(part for part in (self.type, super().__str__()) if part)
 
 
@@ -201,6 +202,7 @@ class PackageError(Error):
     """An environment package, its manifest, or its signature is invalid; rove uses no part of it."""
 
 
+# The default wheel for Linux includes CUDA, which is a download of gigabytes.
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 """Command that installs PyTorch without CUDA; also in the README."""
 
@@ -228,17 +230,17 @@ def as_json(value: object) -> str:
     """Return a value as JSON for an error message; as `str` if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, a list that contains itself, deep nesting
         return str(value)
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
     """Return a hint for a misspelled name: the closest option, or all of them if none is close."""
-    known = sorted(options)
-    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.6)
+    names = sorted(options)
+    close = difflib.get_close_matches(name.replace("-", "_"), names, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
-    return f"known: {', '.join(known)}" if known else "none are known here"
+    return f"known: {', '.join(names)}" if names else "none are known here"
 
 
 class phase:
@@ -258,7 +260,7 @@ class phase:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and phase_of(error, "") == "":
+        if error is not None and phase_of(error, "") == "":  # an inner phase knows the cause more exactly
             mark_phase(error, self.name)
 
 
@@ -270,6 +272,7 @@ class _PhaseNote(str):
 
 def mark_phase(error: BaseException, name: str) -> None:
     """Add a note to an exception that it was raised in the phase `name` of a rollout."""
+    # A note, not an attribute of its own, because tracebacks show notes.
     note = _PhaseNote(f"raised in the phase '{name}' of a rollout")
     note.phase = name
     error.add_note(note)
@@ -323,14 +326,16 @@ def end_reason(error: BaseException) -> str:
 def traceback_text(error: BaseException, limit: int = 8000) -> str:
     """Return the last `limit` characters of the traceback."""
     text = "".join(traceback.format_exception(error))
-    return text if len(text) <= limit else "…" + text[-limit:]
+    if len(text) <= limit:
+        return text
+    return "…" + text[-limit:]  # the end names the error and the line that raised it
 
 
 def short_repr(value: object) -> str:
     """Return a short representation for messages, also of values whose own `repr` fails, such as huge integers."""
     try:
         return reprlib.repr(value)
-    except Exception:
+    except Exception:  # a user's class can raise anything in its `__repr__`
         return f"<{type(value).__name__}>"
 
 

@@ -64,7 +64,10 @@ def findings_by_area() -> dict[str, dict[str, FindingInfo]]:
 @cache
 def registry() -> dict[str, FindingInfo]:
     """Return the findings of all areas by id."""
-    return {name: info for area in findings_by_area().values() for name, info in area.items()}
+    infos: dict[str, FindingInfo] = {}
+    for area in findings_by_area().values():
+        infos |= area
+    return infos
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,7 +83,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     text: str
-    severity: Severity = cast("Severity", None)  # __post_init__ replaces it
+    severity: Severity = cast("Severity", None)  # __post_init__ replaces it, so readers never see None
     remedy: str = ""
     cause: str = ""
     step: int | None = None
@@ -104,7 +107,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __str__(self) -> str:
         """Return the finding as one line: id, what was seen, and what to do."""
-        return f"{self.id}: {self.text}" + (f". To try: {self.remedy}" if self.remedy else "")
+        remedy = f". To try: {self.remedy}" if self.remedy else ""
+        return f"{self.id}: {self.text}{remedy}"
 
 
 EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}

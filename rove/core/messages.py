@@ -71,8 +71,8 @@ def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message
         return value
     if isinstance(value, str):
         return Message(role=role, content=value)
-    given_role = value.get("role") if is_mapping(value) else None
-    if not isinstance(given_role, str) or given_role not in ROLES:
+    message_role = value.get("role") if is_mapping(value) else None
+    if not isinstance(message_role, str) or message_role not in ROLES:
         raise ConfigError(f"not a chat message: {short_repr(value)}; expected a dict with a 'role' in {sorted(ROLES)}")
     return Message(value)
 
@@ -97,13 +97,15 @@ def text_of(message: JsonMapping) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+    # Parts without a text, such as images, count as nothing.
+    texts = [part if isinstance(part, str) else str(part.get("text") or "") for part in content]
+    return "".join(texts)
 
 
 def call_id(call: object) -> str:
     """Return the id of a tool call; "" without one."""
-    given = call.get("id") if isinstance(call, Mapping) else None
-    return given if isinstance(given, str) else ""
+    identifier = call.get("id") if isinstance(call, Mapping) else None
+    return identifier if isinstance(identifier, str) else ""
 
 
 def call_name(call: object) -> str | None:
@@ -118,10 +120,10 @@ def call_arguments(call: JsonValue) -> Arguments:
 
     None, null and a blank text are no arguments.
     """
-    name, given = call_name(call), call["function"].get("arguments")
-    arguments = given
-    if isinstance(given, str):
-        arguments = _decoded(name, given)
+    name = call_name(call)
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str):
+        arguments = _decoded(name, arguments)
     if isinstance(arguments, str) and arguments.lstrip().startswith("{"):  # some servers encode the text twice
         arguments = _decoded(name, arguments)
     if arguments is None:

@@ -65,23 +65,23 @@ async def query(
     """
     with phase(f"role {role}"):
         conversation: list[MessageDict] = list(as_messages(messages))
-        sampling = (
-            sampling_args if isinstance(sampling_args, SamplingParams) else SamplingParams.from_args(sampling_args)
-        )
-        own = bookkeeping(state)
-        before = own.model_roles.get(role, [])
-        number = _next_number(state, role)
+        sampling = sampling_args
+        if not isinstance(sampling, SamplingParams):
+            sampling = SamplingParams.from_args(sampling)
+        rollout = bookkeeping(state)
+        earlier_steps = rollout.model_roles.get(role, [])
+        number = _next_number(state, role)  # taken before the first await: concurrent queries get different seeds
         request = Request(
             messages=conversation,
             sampling_params=sampling,
             model=model,
             tools=tools,
-            previous=before[-1].tokens if before else None,
-            seed=derive_seed(own.seed, role, number),
+            previous=earlier_steps[-1].tokens if earlier_steps else None,
+            seed=derive_seed(rollout.seed, role, number),
             state=state,
         )
         started = time.perf_counter()
-        role_clients: RoleClients = own.role_clients or {}
+        role_clients: RoleClients = rollout.role_clients or {}
         response = await role_clients.get(role, client).respond(request)
         record_query(state, role, request, response, time.perf_counter() - started, number)
     return response.message
@@ -105,7 +105,8 @@ def record_query(
         attempts=response.attempts,
     )
     answered = _numbers(state, role).answered
-    number = _next_number(state, role) if number is None else number
+    if number is None:
+        number = _next_number(state, role)
     position = bisect(answered, number)  # responses may arrive out of order
     answered.insert(position, number)
     bookkeeping(state).model_roles.setdefault(role, []).insert(position, step)

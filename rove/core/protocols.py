@@ -115,19 +115,20 @@ class SamplingParams(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: a value has the wrong type or is out of range.
         """
-        given: dict[str, object] = {}
-        for one in args:
-            given |= _normalized({key: value for key, value in (one or {}).items() if value is not None})
+        values: dict[str, object] = {}
+        for mapping in args:
+            # One by one, so that a later `max_tokens` replaces an earlier `max_completion_tokens`.
+            values |= _normalized({key: value for key, value in (mapping or {}).items() if value is not None})
         extra: dict[str, object] = {}
         for name in ("extra", "extra_body"):
-            more = given.pop(name, {})
-            if not isinstance(more, Mapping):
+            fields = values.pop(name, {})
+            if not isinstance(fields, Mapping):
                 raise ConfigError(
-                    f"{name} is {as_json(more)}; expected a dict of further fields for an endpoint's request"
+                    f"{name} is {as_json(fields)}; expected a dict of further fields for an endpoint's request"
                 )
-            extra |= more
-        known = {key: given.pop(key) for key in list(given) if key in SamplingParams.__struct_fields__}
-        values = {**known, "extra": {**given, **extra}}
+            extra |= fields
+        unknown = {key: values.pop(key) for key in list(values) if key not in SamplingParams.__struct_fields__}
+        values["extra"] = {**unknown, **extra}
         try:
             sampling = msgspec.convert(values, SamplingParams)
         except msgspec.ValidationError as error:
@@ -145,13 +146,14 @@ def _normalized(args: JsonObject) -> JsonObject:
         args["max_tokens"] = args.pop("max_completion_tokens")
     if isinstance(args.get("stop"), str):
         args["stop"] = [args["stop"]]
-    top = args.pop("top_logprobs", None)
-    if args.get("logprobs", top) is True:
-        args["logprobs"] = top or 0
+    # OpenAI's chat API has a bool and a number, its completions API and vLLM have only the number.
+    top_logprobs = args.pop("top_logprobs", None)
+    if args.get("logprobs", top_logprobs) is True:
+        args["logprobs"] = top_logprobs or 0
     elif args.get("logprobs") is False:
         args["logprobs"] = None
-    elif top is not None:
-        args["logprobs"] = top
+    elif top_logprobs is not None:
+        args["logprobs"] = top_logprobs
     if isinstance(args.get("logit_bias"), Mapping):
         try:
             args["logit_bias"] = {int(token): bias for token, bias in args["logit_bias"].items()}
@@ -161,7 +163,7 @@ def _normalized(args: JsonObject) -> JsonObject:
 
 
 def _check_combinations(sampling: SamplingParams) -> None:
-    if sampling.max_tokens == 0:
+    if sampling.max_tokens == 0:  # the type allows it for requests of rove itself that only score a prompt
         raise ConfigError("max_tokens is 0; expected an integer, 1 or more")
     if "" in (sampling.stop or []):
         raise ConfigError(f"stop is {sampling.stop}; expected texts that are not empty")
@@ -431,8 +433,8 @@ def available_tokens(prompt_ids: Sequence[int], vocab: int, context: int, min_ne
     """
     if len(prompt_ids) == 0:
         raise ConfigError("the prompt has no tokens; expected at least one")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
-        wrong = next(i for i in prompt_ids if not 0 <= i < vocab)
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:  # on a GPU, this would make the whole process unusable
+        wrong = next(token for token in prompt_ids if not 0 <= token < vocab)
         raise ConfigError(f"the prompt has token {wrong}; expected ids from 0 to {vocab - 1}, the model's vocabulary")
     available = context - len(prompt_ids)
     if available < min_new_tokens:

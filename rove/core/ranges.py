@@ -30,6 +30,7 @@ AnyInt = Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=MAX_INT)]
 PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT)]
 IntFrom2 = Annotated[int, Meta(ge=2, le=MAX_INT)]
+# msgspec ignores `extra`: rove reads it, for what msgspec's bounds cannot express.
 CountOrAll = Annotated[int, Meta(ge=-1, le=MAX_INT, extra={"excluded": 0, "range": "1 or more, or -1 for all"})]
 CountOrUnlimited = Annotated[
     int, Meta(ge=-1, le=MAX_INT, extra={"excluded": 0, "range": "1 or more, or -1 for no limit"})
@@ -46,8 +47,6 @@ PositiveFraction = Annotated[float, Meta(gt=0, le=1)]
 FractionBelow1 = Annotated[float, Meta(ge=0, lt=1)]
 InnerFraction = Annotated[float, Meta(gt=0, lt=1)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, extra={"range": "more than 0 and at most 1e9"})]
-
-
 SecondsOrZero = Annotated[float, Meta(ge=0, le=MAX_SECONDS, extra={"range": "0 or more and at most 1e9"})]
 
 Device = Annotated[
@@ -89,9 +88,11 @@ class Range(NamedTuple):
             return f"{self.low:.10g} to {self.high:.10g}"
         bounds: list[str] = []
         if self.low is not None:
-            bounds.append(f"more than {self.low:.10g}" if self.ge is None else f"{self.low:.10g} or more")
+            low = f"{self.low:.10g}"
+            bounds.append(f"more than {low}" if self.ge is None else f"{low} or more")
         if self.high is not None:
-            bounds.append(f"less than {self.high:.10g}" if self.le is None else f"at most {self.high:.10g}")
+            high = f"{self.high:.10g}"
+            bounds.append(f"less than {high}" if self.le is None else f"at most {high}")
         return " and ".join(bounds)
 
     @property
@@ -102,15 +103,16 @@ class Range(NamedTuple):
 
     def expected(self, value: object = None) -> str:
         """Return what an error message says that it expects instead of `value`."""
-        if isinstance(value, int) and abs(value) > MAX_INT:
-            return f"an {self.description}, of at most 64 bits" if self.number is int else f"a {self.description}"
+        is_too_large = isinstance(value, int) and abs(value) > MAX_INT
         if self.number is int:
-            return f"an {self.description}"
+            return f"an {self.description}, of at most 64 bits" if is_too_large else f"an {self.description}"
         is_finite = not isinstance(value, float) or math.isfinite(value)
-        return f"a {self.description}" if is_finite and str(self) else f"a finite {self.description}"
+        if is_too_large or (is_finite and str(self)):
+            return f"a {self.description}"
+        return f"a finite {self.description}"
 
 
-@cache
+@cache  # every request checks its sampling parameters, and `type_info` inspects the type anew
 def range_of(annotation: object) -> Range | None:
     """Return the numbers that a type such as `PositiveInt | None` allows; None if it is not a number type."""
     return _range(msgspec.inspect.type_info(annotation))
@@ -121,8 +123,11 @@ def _range(info: object) -> Range | None:
     if isinstance(info, msgspec.inspect.Metadata):
         extra, info = _extra(info), info.type
     if isinstance(info, msgspec.inspect.UnionType):
-        ranges = [_range(option) for option in info.types]
-        return next((found for found in ranges if found is not None), None)
+        for option in info.types:
+            option_range = _range(option)
+            if option_range is not None:
+                return option_range
+        return None
     if not isinstance(info, (msgspec.inspect.IntType, msgspec.inspect.FloatType)):
         return None
     number = int if isinstance(info, msgspec.inspect.IntType) else float

@@ -54,7 +54,8 @@ class StepTokens(msgspec.Struct, frozen=True):
 class TrajectoryStep(msgspec.Struct, frozen=True):
     """One model turn: the prompt and the answer.
 
-    Only the reward of a step is mutable; environments and reward functions can set it.
+    Only the reward of a step is mutable (docs/decisions/turn_rewards.md); environments and reward functions can set it. Every
+    step has its complete prompt; on disk it has only what it added (docs/decisions/disk_steps.md).
 
     Example:
         >>> state["trajectory"][-1]["reward"] = 0.5
@@ -74,7 +75,7 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     tools: list[ToolDefinition] | None = None
     """Tools of this turn if they differ from those of the rollout; [] = none."""
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Any:  # steps of `verifiers` v0 are dicts
         return getattr(self, key)
 
     def __setitem__(self, key: str, value: float) -> None:
@@ -86,7 +87,7 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
         """
         if key != "reward":
             raise TypeError(f"{key!r} of a step cannot be changed; only its 'reward' can")
-        if not math.isfinite(value):
+        if not math.isfinite(value):  # JSON has no NaN, and the record has to be readable
             raise ValueError(f"the reward of a step is {value}; expected a finite number")
         msgspec.structs.force_setattr(self, "reward", float(value))
 

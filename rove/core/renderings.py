@@ -31,10 +31,9 @@ class Rendering(msgspec.Struct, frozen=True):
         if len(self.rows) > MAX_SIZE or any(len(row) > MAX_SIZE for row in self.rows):
             raise ConfigError(f"the rendering is too large; expected at most {MAX_SIZE} rows of {MAX_SIZE} cells")
         for row in self.rows:
-            for text, look in row:
-                if look not in CELL_STYLES:
-                    raise ConfigError(
-                        f"the style of a cell is {look!r}; expected one of {', '.join(map(repr, CELL_STYLES))}"
-                    )
+            for text, style in row:
+                if style not in CELL_STYLES:
+                    styles = ", ".join(map(repr, CELL_STYLES))
+                    raise ConfigError(f"the style of a cell is {style!r}; expected one of {styles}")
                 if len(text) > MAX_CELL_CHARS:
                     raise ConfigError(f"the text of a cell is {text!r}; expected at most {MAX_CELL_CHARS} characters")

@@ -60,6 +60,7 @@ def _fields(classes: Mapping[str, ast.ClassDef], struct: str) -> dict[str, str]:
         if isinstance(base, ast.Name) and base.id in classes:
             fields |= _fields(classes, base.id)
     body = classes[struct].body
+    # A field's docstring is the statement after it; Python itself does not keep it.
     for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             fields[node.target.id] = _docstring(following).split("\n\n")[0]
@@ -75,7 +76,7 @@ def _docstring(node: ast.stmt | None) -> str:
 def settings_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
     """Yield every setting of a struct; nested tables come under dotted names."""
     meanings: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
+    for base in reversed(kind.__mro__):  # bases first: a subclass may document a setting anew
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
             meanings |= documented_fields(base.__module__, base.__name__)
     hints = get_type_hints(kind)
@@ -98,8 +99,9 @@ def type_text(annotation: Any) -> str:
     values = range_of(type_below(annotation, "")) if get_origin(annotation) is dict else None
     if values is not None:
         return f"table; each value: {values.description}"
-    text = annotation.__name__ if isinstance(annotation, type) and not get_origin(annotation) else str(annotation)
-    text = re.sub(r"\b(?:\w+\.)+", "", text).removesuffix(" | None")
+    is_class = isinstance(annotation, type) and not get_origin(annotation)
+    text = annotation.__name__ if is_class else str(annotation)
+    text = re.sub(r"\b(?:\w+\.)+", "", text).removesuffix(" | None")  # without the names of modules
     return WORDS.get(text, text)
 
 

@@ -1,4 +1,4 @@
-"""The mutable state of a rollout: the author's keys, and beside them rove's own bookkeeping."""
+"""The mutable state of a rollout: the author's keys, and beside them rove's own bookkeeping (docs/decisions/state.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.core.renderings import Rendering
 INPUT_FIELDS = frozenset({"prompt", "answer", "info", "example_id", "task"})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # a misspelled field raises an error instead of getting lost
 class Bookkeeping:
     """What rove records of a running rollout; `bookkeeping(state)` returns it.
 
@@ -70,6 +70,7 @@ class Bookkeeping:
         for item in fields(self):
             value = getattr(self, item.name)
             if type(value) in (list, dict):
+                # A step that the copy appends must not appear in the original.
                 setattr(copied, item.name, value.copy())
         return copied
 
@@ -110,20 +111,21 @@ class State(dict[str, Any]):
 
     def __init__(self, *mappings: object, **values: Any):
         """Make a state: names of `Bookkeeping` go there, except for those that authors set; all others into the mapping."""
-        own = {name: values.pop(name) for name in (_FIELDS - _AUTHORS_FIELDS) & values.keys()}
+        field_names = (_FIELDS - _AUTHORS_FIELDS) & values.keys()
+        recorded = {name: values.pop(name) for name in field_names}
         super().__init__(*mappings, **values)
         source = mappings[0] if mappings else None
+        # `State(state)` copies: without rove's values the copy would have no seed and no trajectory.
         self._bookkeeping: Bookkeeping = copy.copy(source._bookkeeping) if isinstance(source, State) else Bookkeeping()
-        for name, value in own.items():
+        for name, value in recorded.items():
             setattr(self._bookkeeping, name, value)
-        self._bookkeeping.given = self._bookkeeping.given.union(own)
+        self._bookkeeping.given = self._bookkeeping.given.union(recorded)
 
     def __missing__(self, key: str) -> Any:
-        own = self._bookkeeping
         if self._is_recorded(key):
-            value = getattr(own, key)
+            value = getattr(self._bookkeeping, key)
             return [] if key == "completion" and value is None else value
-        row = own.input or {}
+        row = self._bookkeeping.input or {}
         if key in INPUT_FIELDS and key in row:
             return row[key]
         recorded = {name for name in READABLE if self._is_recorded(name)}
@@ -140,8 +142,10 @@ class State(dict[str, Any]):
 
     def _is_recorded(self, key: object) -> bool:
         """Return whether the bookkeeping has a value that the mapping reads."""
-        own = self._bookkeeping
-        return isinstance(key, str) and key in READABLE and (key in own.given or bool(getattr(own, key)))
+        if not isinstance(key, str) or key not in READABLE:
+            return False
+        # An empty field counts as missing, so that `"error" in state` is false until there is an error.
+        return key in self._bookkeeping.given or bool(getattr(self._bookkeeping, key))
 
     def get(self, key: str, default: object = None) -> Any:
         """Return the value under `key`, falling through to rove's values and the dataset row, or `default`."""
@@ -161,8 +165,8 @@ def bookkeeping(state: State) -> Bookkeeping:
 
 def prompt_of(state: State) -> Any:
     """Return the prompt of a rollout: the one that it has begun with; before that, the author's or the row's."""
-    begun = bookkeeping(state).prompt
-    return state["prompt"] if begun is None else begun
+    recorded = bookkeeping(state).prompt
+    return state["prompt"] if recorded is None else recorded
 
 
 def completion_of(state: State) -> Any:

@@ -74,19 +74,23 @@ class ServerProcess:
     @property
     def last_output(self) -> str:
         """Exit code, if it has ended, and the last lines of stderr."""
+        parts: list[str] = []
         code = self._process.returncode
-        ended = (
-            "" if code is None else f"it ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-        )
-        lines = "\n".join(f"  {line}" for line in self._stderr_lines)
-        return "; ".join(part for part in (ended, f"its last lines:\n{lines}" if lines else "") if part)
+        if code is not None:
+            end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            parts.append(f"it ended with {end}")
+        if self._stderr_lines:
+            lines = "\n".join(f"  {line}" for line in self._stderr_lines)
+            parts.append(f"its last lines:\n{lines}")
+        return "; ".join(parts)
 
     @asynccontextmanager
     async def streams(self, make_stream: Callable[[], Any]) -> AsyncIterator[tuple[Any, Any]]:
         """Open the streams (from the server, to the server) for the SDK; on exit, end the process group."""
-        (arrived, incoming), (outgoing, leaving) = make_stream(), make_stream()
-        work = [self._read(arrived), self._write(leaving), self._listen()]
-        tasks = [asyncio.create_task(one) for one in work]
+        arrived, incoming = make_stream()
+        outgoing, leaving = make_stream()
+        coroutines = [self._read(arrived), self._write(leaving), self._listen()]
+        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
         try:
             yield incoming, outgoing
         finally:
@@ -104,13 +108,13 @@ class ServerProcess:
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
-            if not await self._has_ended(CLOSE_TIMEOUT_S):
-                self._signal(signal.SIGTERM)
-                await self._has_ended(CLOSE_TIMEOUT_S)
+            if not await has_ended(self._process, CLOSE_TIMEOUT_S):
+                signal_group(self._process.pid, signal.SIGTERM)
+                await has_ended(self._process, CLOSE_TIMEOUT_S)
         finally:  # also after a cancellation, and for child processes that outlive the server
-            self._signal(SIGKILL)
+            signal_group(self._process.pid, SIGKILL)
             await asyncio.to_thread(kill_marked, MARK_VARIABLE, self._mark)
-            if await self._has_ended(KILL_TIMEOUT_S):
+            if await has_ended(self._process, KILL_TIMEOUT_S):
                 self._finalizer.detach()
             # A process that has left the group may hold the pipes open.
             self._process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
@@ -118,23 +122,17 @@ class ServerProcess:
     async def settle(self) -> None:
         """Wait briefly for the exit code of a process whose stdout has ended."""
         if self.silent:
-            await self._has_ended(EXIT_CODE_TIMEOUT_S)
-            await asyncio.sleep(0)
+            await has_ended(self._process, EXIT_CODE_TIMEOUT_S)
+            await asyncio.sleep(0)  # `_listen` may have a last line to store
 
     def kill(self) -> None:
         """Kill the process group without waiting."""
         if self._finalizer.alive:
             _kill_all(self._process.pid, self._mark)
 
-    def _signal(self, number: signal.Signals) -> None:
-        signal_group(self._process.pid, number)
-
-    async def _has_ended(self, seconds: float) -> bool:
-        return await has_ended(self._process, seconds)
-
     async def _read(self, arrived: Any) -> None:
         assert self._process.stdout is not None
-        try:
+        try:  # a ValueError of `lines_of` ends the connection, one of `_decode` only loses a line
             async for line in lines_of(self._process.stdout):
                 try:
                     message = self._decode(line)
@@ -160,7 +158,7 @@ class ServerProcess:
         with suppress(ValueError):
             async for line in lines_of(self._process.stderr):
                 self._note(line)
-        while await self._process.stderr.read(1 << 16):
+        while await self._process.stderr.read(1 << 16):  # after an endless line: a full pipe would stop the server
             pass
 
     def _note(self, line: bytes) -> None:
@@ -179,11 +177,11 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
     parts: list[bytes] = []
     size = 0
     while chunk := await stream.read(1 << 16):
-        *whole, rest = chunk.split(b"\n")
-        for line in whole:
-            yield b"".join((*parts, line))
+        *line_ends, beginning = chunk.split(b"\n")
+        for line_end in line_ends:
+            yield b"".join((*parts, line_end))
             parts, size = [], 0
-        parts.append(rest)
-        size += len(rest)
+        parts.append(beginning)  # parts, not one growing text: a line of many chunks would be copied for each of them
+        size += len(beginning)
         if size > MAX_MESSAGE_BYTES:
             raise ValueError(f"a line of more than {MAX_MESSAGE_BYTES >> 20} MiB")

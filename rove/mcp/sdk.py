@@ -1,4 +1,4 @@
-"""Adapter for the `mcp` package, 1.24 and later and 2: the only module that uses its names.
+"""Adapter for the `mcp` package, 1.24 and later and 2: the only module that uses its names (docs/decisions/dependencies.md).
 
 Results are plain data as the protocol spells them (`inputSchema`, `isError`), the same in both majors.
 """
@@ -37,19 +37,21 @@ def content_of(result: JsonMapping, max_chars: int) -> str | list[Part]:
         parts.append(text_part(msgspec.json.encode(structured).decode()))
     if all(part["type"] == "text" for part in parts):
         return cut("\n".join(part["text"] for part in parts), max_chars)
-    left = max_chars
+    available = max_chars
     for part in parts:
         if part["type"] == "text":
-            whole = part["text"]
-            part["text"] = cut(whole, left)
-            left = max(0, left - len(whole))
+            text = part["text"]
+            part["text"] = cut(text, available)
+            available = max(0, available - len(text))
     return parts
 
 
 def text_of_result(result: JsonMapping, max_chars: int) -> str:
     """Return only the texts of a result."""
     content = content_of(result, max_chars)
-    return content if isinstance(content, str) else "\n".join(p["text"] for p in content if p["type"] == "text")
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 def cut(text: str, max_chars: int) -> str:
@@ -65,9 +67,11 @@ def _part(block: JsonMapping) -> Part:
     if kind == "image":
         return _image(block["mimeType"], block["data"])
     if kind == "audio":
-        return {"type": "input_audio", "input_audio": {"data": block["data"], "format": _audio(block["mimeType"])}}
+        audio = {"data": block["data"], "format": _audio_format(block["mimeType"])}
+        return {"type": "input_audio", "input_audio": audio}
     if kind == "resource_link":
-        return text_part(" ".join(str(block[key]) for key in ("name", "uri", "description") if block.get(key)))
+        words = [str(block[key]) for key in ("name", "uri", "description") if block.get(key)]
+        return text_part(" ".join(words))
     if kind == "resource":
         resource = block["resource"]
         mime = resource.get("mimeType") or ""
@@ -76,16 +80,17 @@ def _part(block: JsonMapping) -> Part:
         if mime.startswith("image/"):
             return _image(mime, resource["blob"])
         return text_part(f"{resource['uri']} ({mime or 'binary'}, not shown)")
-    return text_part(msgspec.json.encode(block).decode())
+    return text_part(msgspec.json.encode(block).decode())  # a kind of a later version of the protocol
 
 
 def _image(mime: str, data: str) -> Part:
     return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{data}"}}
 
 
-def _audio(mime: str) -> str:
-    kind = mime.partition("/")[2].removeprefix("x-")
-    return {"mpeg": "mp3", "wave": "wav"}.get(kind, kind)
+def _audio_format(mime: str) -> str:
+    """Return the name that OpenAI's API has for a MIME type of audio."""
+    subtype = mime.partition("/")[2].removeprefix("x-")
+    return {"mpeg": "mp3", "wave": "wav"}.get(subtype, subtype)
 
 
 CONNECTION_CLOSED = -32000
@@ -151,8 +156,10 @@ class Session:
         """Return whether the server has ended, as far as `error` of a call shows it."""
         if self._process is not None:
             return self._process.silent
+        # Over HTTP, only the code or the message of the error shows it.
         data = getattr(error, "error", None)
-        return getattr(data, "code", None) == CONNECTION_CLOSED or getattr(data, "message", "") == "Session terminated"
+        is_closed = getattr(data, "code", None) == CONNECTION_CLOSED
+        return is_closed or getattr(data, "message", "") == "Session terminated"
 
 
 def _invalid_fields(error: ValueError) -> str:
@@ -160,8 +167,11 @@ def _invalid_fields(error: ValueError) -> str:
     details = getattr(error, "errors", None)
     if details is None:
         return str(error)
-    fields = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details()]
-    return "; ".join(fields)
+    lines: list[str] = []
+    for detail in details():
+        path = ".".join(map(str, detail["loc"]))
+        lines.append(f"{path}: {detail['msg']}")
+    return "; ".join(lines)
 
 
 def first_error(error: BaseException) -> BaseException:
@@ -219,8 +229,8 @@ async def connected(
             client = await stack.enter_async_context(mcp.Client(target, cache=None))
         elif transport is None:
             memory = importlib.import_module("mcp.shared.memory")
-            made = memory.create_connected_server_and_client_session(settings.make_server())
-            client = await stack.enter_async_context(made)
+            session = memory.create_connected_server_and_client_session(settings.make_server())
+            client = await stack.enter_async_context(session)
         else:
             incoming, outgoing, *_ = await stack.enter_async_context(transport)
             client = await stack.enter_async_context(mcp.ClientSession(incoming, outgoing))

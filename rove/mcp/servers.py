@@ -112,30 +112,34 @@ class Connection:
                 self._ready.set()
                 await self._closing.wait()
         finally:
-            self.kill()  # if no session was opened that would have ended it
+            self.kill()  # if no session was opened that would have ended it; nothing to do otherwise
 
     async def _abandon(self) -> None:
         if self._holder is not None:
             self._holder.cancel()
             await asyncio.gather(self._holder, return_exceptions=True)
 
-    async def _connection_error(self, what: str, error: BaseException | None = None) -> Error:
+    async def _connection_error(self, event: str, error: BaseException | None = None) -> Error:
         """Return the error for a connection that broke or could not be opened."""
         if self._process is not None:
             await self._process.settle()
         holder = self._holder
         if error is None and holder is not None and holder.done() and not holder.cancelled():
             error = holder.exception()
-        first = None if error is None else sdk.first_error(error)
+        if error is None:
+            return self._error(event)
+        first = sdk.first_error(error)
         if isinstance(first, Error):  # has a complete message
             return first
-        failure = self._error(f"{what} ({sdk.message_of(error)})" if error is not None else what)
+        failure = self._error(f"{event} ({sdk.message_of(error)})")
         failure.__cause__ = error
         return failure
 
-    def _error(self, what: str) -> MCPServerError:
-        output = self._process.last_output if self._process is not None else ""
-        return MCPServerError(f"MCP server '{self.settings.name}' {what}{f'; {output}' if output else ''}")
+    def _error(self, event: str) -> MCPServerError:
+        message = f"MCP server '{self.settings.name}' {event}"
+        if self._process is not None and self._process.last_output:
+            message += f"; {self._process.last_output}"
+        return MCPServerError(message)
 
 
 class Servers:
@@ -150,7 +154,7 @@ class Servers:
     def __init__(
         self, settings: Sequence[ServerSettings], start_seconds: float, call_seconds: float, max_restarts: int = 0
     ):
-        self.settings = {one.name: one for one in settings}
+        self.settings = {server.name: server for server in settings}
         self.max_restarts = max_restarts
         self.loop = asyncio.get_running_loop()
         self._seconds = (start_seconds, call_seconds)
@@ -194,7 +198,7 @@ class Servers:
         if self._failed is not None and self._starts > self.max_restarts:
             raise MCPServerError(f"{self._failed} (tried {self._starts} times)") from self._failed
         self._starts += 1
-        connections = {name: Connection(one, *self._seconds) for name, one in self.settings.items()}
+        connections = {name: Connection(settings, *self._seconds) for name, settings in self.settings.items()}
         tasks = [asyncio.create_task(connection.open()) for connection in connections.values()]
         try:
             await asyncio.gather(*tasks)
@@ -214,7 +218,7 @@ class Servers:
             raise MCPServerError(f"MCP server '{server}' has been closed")
         if not connection.lost:
             return connection
-        async with self._locks[server]:
+        async with self._locks[server]:  # concurrent calls of a lost server restart it once
             connection = self._connections.get(server, connection)
             if not connection.lost or not self.max_restarts:
                 return connection  # a call through a lost connection reports how it ended

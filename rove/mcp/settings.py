@@ -50,18 +50,21 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         super().__post_init__()
         kinds = [kind for kind in ("command", "url", "server") if getattr(self, kind)]
         if len(kinds) != 1:
-            given = " and ".join(kinds) or "none of them"
-            raise ConfigError(f"MCP server '{self.name}' has {given}; expected one of command, url and server")
-        wrong = [key for key in ("args", "env", "cwd") if getattr(self, key) and not self.command]
-        wrong += ["headers"] if self.headers and not self.url else []
-        if wrong:
-            raise ConfigError(f"MCP server '{self.name}' has {', '.join(wrong)}, which a {kinds[0]} does not take")
+            kinds_text = " and ".join(kinds) or "none of them"
+            raise ConfigError(f"MCP server '{self.name}' has {kinds_text}; expected one of command, url and server")
+        unused: list[str] = []
+        if not self.command:
+            unused += [key for key in ("args", "env", "cwd") if getattr(self, key)]
+        if self.headers and not self.url:
+            unused.append("headers")
+        if unused:
+            raise ConfigError(f"MCP server '{self.name}' has {', '.join(unused)}, which a {kinds[0]} does not take")
 
     @property
     def identity(self) -> Identity:
         """What distinguishes the server from others, without environment variables and headers, which may be secret."""
-        shown = ("name", "command", "args", "cwd", "url", "include", "exclude", "prefix")
-        return {key: getattr(self, key) for key in shown if getattr(self, key)}
+        keys = ("name", "command", "args", "cwd", "url", "include", "exclude", "prefix")
+        return {key: getattr(self, key) for key in keys if getattr(self, key)}
 
     def make_server(self) -> Any:
         """Return the server object."""
@@ -70,6 +73,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     @property
     def has_factory(self) -> bool:
         """Whether `server` is a function that creates servers."""
+        # The servers of the SDK have `run`, so they count as servers even if they are callable.
         return callable(self.server) and not hasattr(self.server, "run")
 
     def chosen(self, tools: Sequence[JsonMapping]) -> list[JsonMapping]:
@@ -79,16 +83,16 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
             ConfigError: `include` or `exclude` has an unknown tool, or two tools have the same name.
         """
         names = [tool["name"] for tool in tools]
-        for setting, wanted in (("include", self.include or []), ("exclude", self.exclude)):
-            for name in wanted:
+        for setting, listed_names in (("include", self.include or []), ("exclude", self.exclude)):
+            for name in listed_names:
                 if name not in names:
                     raise ConfigError(
                         f"MCP server '{self.name}' has no tool '{name}' to {setting}; {nearest(name, names)}"
                     )
-        left = set(names if self.include is None else self.include) - set(self.exclude)
-        chosen = [tool for tool in tools if tool["name"] in left]
+        included = set(names if self.include is None else self.include) - set(self.exclude)
+        chosen = [tool for tool in tools if tool["name"] in included]
         chosen_names: set[str] = set()
-        for tool in chosen:
+        for tool in chosen:  # only these: a tool that the server lists twice may be excluded
             if tool["name"] in chosen_names:
                 raise ConfigError(
                     f"MCP server '{self.name}' lists the tool '{tool['name']}' twice; expected one tool of each name: correct "
@@ -98,32 +102,33 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         return chosen
 
 
-def read_servers(given: Iterable[object]) -> list[ServerSettings]:
+def read_servers(servers: Iterable[object]) -> list[ServerSettings]:
     """Convert dicts to `ServerSettings`.
 
     Raises:
         ConfigError: invalid settings, a repeated name, or no servers.
     """
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
-        raise ConfigError(f'mcp_servers is {given!r}; expected a list like [{{"name": "time", "command": "uvx", …}}]')
-    servers = [_read(one) for one in given]
-    names = [server.name for server in servers]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"mcp_servers has two servers named '{twice}'; expected unique names")
-    if not servers:
+    if isinstance(servers, (str, Mapping)) or not isinstance(servers, Iterable):
+        raise ConfigError(f'mcp_servers is {servers!r}; expected a list like [{{"name": "time", "command": "uvx", …}}]')
+    settings = [_read(server) for server in servers]
+    names = [server.name for server in settings]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"mcp_servers has two servers named '{name}'; expected unique names")
+    if not settings:
         raise ConfigError("mcp_servers is empty; expected at least one server, or use ToolEnv")
-    return servers
+    return settings
 
 
-def _read(given: object) -> ServerSettings:
-    if isinstance(given, ServerSettings):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"mcp_servers has {given!r}; expected a dict with a name, and a command, url or server")
-    known = {key: value for key, value in given.items() if value is not None}
+def _read(server: object) -> ServerSettings:
+    if isinstance(server, ServerSettings):
+        return server
+    if not isinstance(server, Mapping):
+        raise ConfigError(f"mcp_servers has {server!r}; expected a dict with a name, and a command, url or server")
+    values = {key: value for key, value in server.items() if value is not None}
     try:
-        return convert(ServerSettings, known)
+        return convert(ServerSettings, values)
     except ConfigError as error:
-        name = given.get("name")
-        raise ConfigError(f"mcp_servers, {f'server {name!r}' if name else repr(given)}: {error}") from error
+        name = server.get("name")
+        subject = f"server {name!r}" if name else repr(server)
+        raise ConfigError(f"mcp_servers, {subject}: {error}") from error

@@ -67,7 +67,9 @@ class RemoteEnv(Environment):
         """Yield the first `n` examples (all if n < 0), fetched in batches."""
         start = 0
         while n < 0 or start < n:
-            stop = start + EXAMPLES_PER_CALL if n < 0 else min(start + EXAMPLES_PER_CALL, n)
+            stop = start + EXAMPLES_PER_CALL
+            if n >= 0:
+                stop = min(stop, n)
             batch = self.call_sync("examples", start=start, stop=stop, train=train)
             for example in batch:
                 if isinstance(example["prompt"], list):
@@ -113,8 +115,8 @@ class RemoteEnv(Environment):
 
     def _remote_policy(self, name: str) -> ScriptedPolicy:
         async def answer(messages: Messages, state: State, rng: Random) -> Answer:
-            own = bookkeeping(state)
-            return await own.remote.call_policy(name, messages, rng.getstate(), own.conversation)
+            record = bookkeeping(state)
+            return await record.remote.call_policy(name, messages, rng.getstate(), record.conversation)
 
         return answer
 
@@ -168,10 +170,10 @@ class IsolatedEnv(RemoteEnv):
             "env_args": dict(env_args or {}),
             "prepare": prepare,
         }
-        given = os.environ if environ is None else environ
-        inherited = {
-            name: value for name, value in given.items() if python is None or name not in INTERPRETER_VARIABLES
-        }
+        inherited = dict(os.environ if environ is None else environ)
+        if python is not None:
+            for name in INTERPRETER_VARIABLES:
+                inherited.pop(name, None)
         self.workers = Workers(
             WORKER,
             args,
@@ -185,10 +187,10 @@ class IsolatedEnv(RemoteEnv):
         try:
             self.workers.start()
         except RemoteError as error:
-            is_config = error.type == "ConfigError"
-            raise ConfigError(
-                error.args[0] if is_config else f"environment '{env_id}' did not load: {error}"
-            ) from error
+            text = f"environment '{env_id}' did not load: {error}"
+            if error.type == "ConfigError":  # its message is complete, without the type that `error` shows
+                text = error.args[0]
+            raise ConfigError(text) from error
         except WorkerError as error:
             raise ConfigError(str(error)) from error
         self.pool = WorkerPool(self.workers, hang_seconds)
@@ -234,21 +236,24 @@ class _RemoteRubric(Rubric):
         """Score in the worker; see `Rubric.score_rollout`."""
         rollout: RemoteRollout = bookkeeping(state).remote
         scores = await rollout.score()
-        own = await super().score_rollout(state)
+        added_scores = await super().score_rollout(state)
         # Merge only if there is something to merge: v0 environments sum rewards in another order, which can change the last bit.
-        return merge_scores([scores, own]) if own.rewards or own.metrics or own.extras else scores
+        if added_scores.rewards or added_scores.metrics or added_scores.extras:
+            return merge_scores([scores, added_scores])
+        return scores
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
         """Score a group in one worker; see `Rubric.score_group`."""
-        given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
+        if scores is None:
+            scores = [await self.score_rollout(state) for state in states]
         if states and self.env.description["has_group_rewards"]:
             rollouts: list[RemoteRollout] = [bookkeeping(state).remote for state in states]
             try:
-                given = await score_in_one_worker(rollouts, given)
+                scores = await score_in_one_worker(rollouts, scores)
             finally:
-                for rollout in rollouts:
+                for rollout in rollouts:  # `clean_up` has kept them for this
                     rollout.release()
-        return await super().score_group(states, given)
+        return await super().score_group(states, list(scores))
 
 
 @functools.cache

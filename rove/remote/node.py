@@ -33,13 +33,7 @@ class NodeActor:
         return about()
 
     async def load(
-        self,
-        name: str,
-        env_id: str,
-        env_dir: str | None,
-        env_args: JsonMapping,
-        isolation: JsonMapping,
-        prepare: str,
+        self, name: str, env_id: str, env_dir: str | None, env_args: JsonMapping, isolation: JsonMapping, prepare: str
     ) -> JsonObject:
         """Load an environment, after a call of the function `prepare` ("module:name").
 
@@ -54,9 +48,10 @@ class NodeActor:
                 open_on_this_machine, env_id, env_dir, env_args, Isolation(on=True, **isolation)
             )
             assert isinstance(env, IsolatedEnv)
-        except Exception as error:
-            remote_traceback = error.__cause__.traceback if isinstance(error.__cause__, RemoteError) else ""
-            text = remote_traceback if isinstance(error, ConfigError) else traceback_text(error)
+        except Exception as error:  # as data: the run unpickles nothing of an environment (docs/decisions/workers.md)
+            text = traceback_text(error)
+            if isinstance(error, ConfigError):  # of these, only a traceback in the package itself helps
+                text = error.__cause__.traceback if isinstance(error.__cause__, RemoteError) else ""
             return {"error": f"{error}\n{text}".strip()}
         self._envs[name] = env
         return {"description": {**env.description, "env_id": env.env_id}}
@@ -74,12 +69,14 @@ class NodeActor:
 
     async def exit_report(self, name: str, number: int) -> str:
         """Return how a worker ended, with its last output."""
-        return await self._envs[name].workers.exit_report(number) if name in self._envs else ""
+        if name not in self._envs:
+            return ""
+        return await self._envs[name].workers.exit_report(number)
 
-    async def call_worker(self, name: str, what: str, args: JsonMapping) -> JsonObject:
+    async def call_worker(self, name: str, function: str, args: JsonMapping) -> JsonObject:
         """Call a worker about the dataset: {"result": …} or {"failed": …}."""
         try:
-            return {"result": await asyncio.to_thread(functools.partial(self._envs[name].call_sync, what, **args))}
+            return {"result": await asyncio.to_thread(self._envs[name].call_sync, function, **args)}
         except Error as error:
             return {"failed": str(error)}
 
@@ -114,14 +111,14 @@ def about() -> dict[str, str]:
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     """Check that a node has the Python and the rove of this machine."""
-    for name, shown in (("python", "Python"), ("rove", "rove")):
-        here, there = ours[name], theirs[name]
-        if name == "python":
-            here, there = (version.rpartition(".")[0] for version in (here, there))
-        if here != there:
+    for name, title in (("python", "Python"), ("rove", "rove")):
+        our_version, their_version = ours[name], theirs[name]
+        if name == "python":  # the patch version may differ
+            our_version, their_version = our_version.rpartition(".")[0], their_version.rpartition(".")[0]
+        if our_version != their_version:
             raise ConfigError(
-                f"{theirs['where']} has {shown} {theirs[name]} in {theirs['folder']}, this process {ours[name]} in "
-                f"{ours['folder']}: a run's machines need the same; install {shown} {ours[name]} there"
+                f"{theirs['where']} has {title} {theirs[name]} in {theirs['folder']}, this process {ours[name]} in "
+                f"{ours['folder']}: a run's machines need the same; install {title} {ours[name]} there"
             )
 
 

@@ -1,4 +1,7 @@
-"""Worker pools on several nodes, which may be lost: assign rollouts to them and replace lost nodes."""
+"""Worker pools on several nodes, which may be lost: assign rollouts to them and replace lost nodes.
+
+docs/decisions/workers.md explains why the loss of a node is not a failure of its rollouts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ NODE_LOST = "its node is lost"
 class Node(Protocol):
     """A `rove.remote.node.NodeActor` on some machine, as seen from the run."""
 
-    where: str
+    host: str
     """Name of the machine."""
 
     async def call(self, name: str, /, *args: object) -> JsonValue:
@@ -68,6 +71,7 @@ class NodeWorkers:
 
     async def open(self, handler: CallHandler | None = None) -> Worker:
         """Fork a worker and wait for its connection."""
+        # The port is open to the whole network of the cluster: only the process that has this token is accepted.
         token = secrets.token_bytes(TOKEN_BYTES)
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         with socket.create_server((self.address, 0), family=family) as listener:
@@ -78,12 +82,12 @@ class NodeWorkers:
                     number = await self.node.call("fork", self.name, self.address, port, token)
                     connection = await _accept(listener, token)
             except TimeoutError as error:
-                message = (
-                    f"no worker of {self.node.where} connected to {self.address}:{port} within {FORK_TIMEOUT_S:g} s"
-                )
-                raise WorkerError(message) from error
+                raise WorkerError(
+                    f"no worker of {self.node.host} connected to {self.address}:{port} within {FORK_TIMEOUT_S:g} s"
+                ) from error
         kill = functools.partial(self.node.call_no_wait, "kill", self.name, number)
-        return Worker(connection, kill, functools.partial(self._exit_report, number), handler)
+        exit_report = functools.partial(self._exit_report, number)
+        return Worker(connection, kill, exit_report, handler)
 
     async def aclose(self) -> None:
         """End all workers."""
@@ -96,7 +100,7 @@ class NodeWorkers:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
                 return await self.node.call("exit_report", self.name, number)
         except (WorkerError, TimeoutError):
-            return f" ({NODE_LOST}: {self.node.where})"
+            return f" ({NODE_LOST}: {self.node.host})"
 
 
 class NodePool:
@@ -121,15 +125,11 @@ class NodePool:
         wait_seconds: float = 60.0,
     ):
         self.nodes = list(nodes)
-        self.name, self.address, self.keep_groups_together, self.max_rollouts = (
-            name,
-            address,
-            keep_groups_together,
-            max_rollouts,
-        )
+        self.name, self.address = name, address
+        self.keep_groups_together, self.max_rollouts = keep_groups_together, max_rollouts
         self.hang_seconds, self.wait_seconds = hang_seconds, wait_seconds
         self.lost = 0
-        """Sites that were lost."""
+        """Number of nodes that were lost."""
         self._open_node = open_node
         self._pools: dict[int, WorkerPool] = {}
         self._group_pools: dict[int, WorkerPool] = {}
@@ -153,27 +153,30 @@ class NodePool:
         """Return the pool with the fewest rollouts, or that of the rollout's group."""
         self._ensure_started()
         while not self._pools:
-            left = self._since + self.wait_seconds - time.monotonic()
+            remaining = self._since + self.wait_seconds - time.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, left)):
+                async with asyncio.timeout(max(0.0, remaining)):
                     await self._changed.wait()
             except TimeoutError as error:
                 raise WorkerError(f"no node is left, and no new one started within {self.wait_seconds:g} s") from error
-        pool_of_group = self._group_pools.get(bookkeeping(state).env_seed) if self.keep_groups_together else None
+        group = bookkeeping(state).env_seed  # the members of a group share this seed
+        pool_of_group = self._group_pools.get(group) if self.keep_groups_together else None
         if pool_of_group is not None and pool_of_group in self._pools.values():
             return pool_of_group
-        pool = min(self._pools.values(), key=lambda one: one.load)
+        pool = min(self._pools.values(), key=lambda pool: pool.load)
         if self.keep_groups_together:
-            self._group_pools[bookkeeping(state).env_seed] = pool
-            while len(self._group_pools) > MAX_GROUPS:
-                del self._group_pools[next(iter(self._group_pools))]
+            self._group_pools[group] = pool
+            while len(self._group_pools) > MAX_GROUPS:  # the oldest: nobody reports when a group has ended
+                oldest_group = next(iter(self._group_pools))
+                del self._group_pools[oldest_group]
         return pool
 
     async def is_lost(self, pool: WorkerPool) -> bool:
         """Return whether a pool's node is gone or unresponsive."""
-        number = next((number for number, one in self._pools.items() if one is pool), None)
-        if number is None:
+        numbers = [number for number, current in self._pools.items() if current is pool]
+        if not numbers:
             return True
+        [number] = numbers
         node = self.nodes[number]
         assert node is not None
         if await _responds(node):
@@ -250,9 +253,8 @@ class NodePool:
 
     def _update_capacity(self) -> None:
         """Adapt the number of slots to the number of pools."""
-        self._slots.resize(
-            max(1, len(self._pools) * self.max_rollouts)
-        )  # at least one rollout must run to raise the error that no node is left
+        # At least one rollout must run to raise the error that no node is left.
+        self._slots.resize(max(1, len(self._pools) * self.max_rollouts))
         if self._pools:
             self._changed.set()
         else:
@@ -317,9 +319,10 @@ async def _accept(listener: socket.socket, token: bytes) -> socket.socket:
         received = b""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-                while len(received) < len(token) and (
-                    piece := await loop.sock_recv(connection, len(token) - len(received))
-                ):
+                while len(received) < len(token):
+                    piece = await loop.sock_recv(connection, len(token) - len(received))
+                    if not piece:
+                        break
                     received += piece
         if hmac.compare_digest(received, token):
             return connection

@@ -1,7 +1,7 @@
 """Environments in actors of a Ray cluster. Only this module imports Ray.
 
 Ray starts actors on free CPUs and reports lost ones. Rollouts use direct connections to the workers instead: a call of an
-actor costs the run's process several times as much as a message on a socket.
+actor costs the run's process several times as much as a message on a socket (measured in docs/decisions/workers.md).
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ class RayEnv(RemoteEnv):
         folder = _env_folder(env_id, env_dir)
         self._load = (self._name, env_id, folder, dict(env_args or {}), {**limits, "python": isolation.python}, prepare)
         self._actors = actor_registry(self._ray.get_runtime_context().get_job_id())
-        free = int(self._ray.available_resources().get("CPU", 0))
-        nodes: list[Any] = self._open_nodes(isolation.ray_actors or max(1, len(self._actors) + free))
-        description = next(one.description for one in nodes if one is not None)
+        # The CPUs that this process's actors hold already are not free, but environments share the actors.
+        free_cpus = int(self._ray.available_resources().get("CPU", 0))
+        nodes = self._open_nodes(isolation.ray_actors or max(1, len(self._actors) + free_cpus))
+        description = next(node.description for node in nodes if node is not None)
         pools = NodePool(
             nodes,
             self._replacement,
@@ -86,23 +87,25 @@ class RayEnv(RemoteEnv):
 
     def call_sync(self, name: str, /, **args: Any) -> Any:
         """Call a worker about the dataset, from code that is not async; call another node if one is lost."""
-        lost: Exception | None = None
-        for one in [one for one in self.nodes.nodes if one is not None]:
+        last_error: Exception | None = None
+        for node in list(self.nodes.nodes):
+            if node is None:
+                continue
             try:
-                reply = one.call_now("call_worker", self._name, name, args)
+                reply = node.call_now("call_worker", self._name, name, args)
             except WorkerError as error:
-                lost = error
+                last_error = error
                 continue
             if "failed" in reply:
                 raise InfraError(reply["failed"])
             return reply["result"]
-        raise WorkerError(f"no node with the environment is left: {lost}")
+        raise WorkerError(f"no node with the environment is left: {last_error}")
 
     def close(self) -> None:
         """End all workers."""
-        for one in self.nodes.nodes:
-            if one is not None:
-                one.call_no_wait("unload", self._name)
+        for node in self.nodes.nodes:
+            if node is not None:
+                node.call_no_wait("unload", self._name)
 
     def _actor(self, number: int) -> _StartedActor:
         """Return the actor of that number; start it if there is none."""
@@ -118,101 +121,104 @@ class RayEnv(RemoteEnv):
     def _open_nodes(self, count: int) -> list[RayNode | None]:
         """Return the nodes that have started, with the environment loaded; None for the others."""
         ray = self._ray
-        found: list[RayNode | None] = [None] * count
+        nodes: list[RayNode | None] = [None] * count
         lost_nodes = 0
-        while not any(found):
+        while not any(nodes):
+            # All actors load the environment at the same time: first every call is made, then every result is read.
             loading: dict[int, tuple[_StartedActor, str, Any]] = {}
-            for number, description in self._ready_actors(count).items():
+            for number, reply in self._ready_actors(count).items():
                 started = self._actor(number)
                 try:
-                    where = self._check_versions(ray.get(description))
+                    host = self._check_versions(ray.get(reply))
                 except ray.exceptions.RayError as error:
                     self._drop(number, started.actor)
                     if not started.is_up:
                         raise ConfigError(f"a Ray actor could not start: {_ray_message(error)}") from error
                     continue  # its machine has been lost since; it is replaced
                 started.is_up = True
-                loading[number] = started, where, started.actor.load.remote(*self._load)
-            for number, (started, where, description) in loading.items():
+                loading[number] = started, host, started.actor.load.remote(*self._load)
+            for number, (started, host, description) in loading.items():
                 try:
-                    found[number] = self._make_node(number, started, where, ray.get(description))
+                    nodes[number] = self._make_node(number, started, host, ray.get(description))
                 except ray.exceptions.RayError as error:
                     self._drop(number, started.actor)
                     lost_nodes += 1
-                    if lost_nodes >= MAX_LOST_NODES and not any(found):  # the environment itself may crash them
+                    if lost_nodes >= MAX_LOST_NODES and not any(nodes):  # the environment itself may crash them
                         raise ConfigError(
-                            f"on {where}, while the environment was loaded: {_ray_message(error)}"
+                            f"on {host}, while the environment was loaded: {_ray_message(error)}"
                         ) from error
-        [first, *others] = [one for one in found if one is not None]
-        for one in others:
-            _check_identity(first, one)
-        return found
+        [first, *further_nodes] = [node for node in nodes if node is not None]
+        for node in further_nodes:
+            _check_identity(first.description, node)
+        return nodes
 
     def _ready_actors(self, count: int) -> dict[int, Any]:
         """Return `about` of the actors that have started, by number."""
         ray, seconds = self._ray, self._isolation.start_seconds
         replies = [self._actor(number).actor.about.remote() for number in range(count)]
-        there, _ = ray.wait(replies, timeout=seconds)
-        if not there:
-            free, all = (one().get("CPU", 0) for one in (ray.available_resources, ray.cluster_resources))
+        ready, _ = ray.wait(replies, timeout=seconds)
+        if not ready:
+            free_cpus = ray.available_resources().get("CPU", 0)
+            all_cpus = ray.cluster_resources().get("CPU", 0)
             raise ConfigError(
                 f"no Ray actor has started within {seconds:g} s (isolation.start_seconds): each takes a CPU, and of the "
-                f"cluster's {all:g} CPUs {free:g} are free"
+                f"cluster's {all_cpus:g} CPUs {free_cpus:g} are free"
             )
-        known = [description for number, description in enumerate(replies) if self._actor(number).is_up]
-        if known:
-            ray.wait(known, num_returns=len(known), timeout=seconds)
-        youngest = max(self._actor(number).since for number in range(count))
-        left = max(0.0, youngest + min(GRACE_S, seconds) - time.monotonic())
-        there, _ = ray.wait(replies, num_returns=len(replies), timeout=left)
-        return {number: description for number, description in enumerate(replies) if description in there}
+        # Actors that have served another environment respond at once; of new ones, those that start within the grace time count.
+        of_running = [reply for number, reply in enumerate(replies) if self._actor(number).is_up]
+        if of_running:
+            ray.wait(of_running, num_returns=len(of_running), timeout=seconds)
+        last_start = max(self._actor(number).since for number in range(count))
+        grace = max(0.0, last_start + min(GRACE_S, seconds) - time.monotonic())
+        ready, _ = ray.wait(replies, num_returns=len(replies), timeout=grace)
+        return {number: reply for number, reply in enumerate(replies) if reply in ready}
 
     async def _replacement(self, number: int) -> RayNode:
         """Start an actor to replace a lost one, as soon as the cluster has a free CPU."""
         while True:
             started = self._actor(number)
             try:
-                where = self._check_versions(await started.actor.about.remote())
+                host = self._check_versions(await started.actor.about.remote())
                 started.is_up = True
                 description = await started.actor.load.remote(*self._load)
             except self._ray.exceptions.RayError:
                 self._drop(number, started.actor)
                 await asyncio.sleep(RETRY_DELAY_S)
                 continue
-            node = self._make_node(number, started, where, description)
-            _check_identity(self, node)
+            node = self._make_node(number, started, host, description)
+            _check_identity(self.description, node)
             return node
 
     def _drop(self, number: int, actor: object) -> None:
         """Remove a lost actor, and end it if it still runs."""
         self._actors.drop(number, actor)
-        with suppress(Exception):
+        with suppress(Exception):  # Ray raises many types of errors for an actor that is gone
             self._ray.kill(actor)
 
     def _check_versions(self, theirs: Mapping[str, str]) -> str:
         node_module.check_same(node_module.about(), theirs)
         return theirs["where"]
 
-    def _make_node(self, number: int, started: _StartedActor, where: str, description: JsonMapping) -> RayNode:
+    def _make_node(self, number: int, started: _StartedActor, host: str, description: JsonMapping) -> RayNode:
         if "error" in description:
-            raise ConfigError(f"on {where}: {description['error']}")
+            raise ConfigError(f"on {host}: {description['error']}")
         drop = functools.partial(self._drop, number, started.actor)
-        return RayNode(self._ray, started, where, description["description"], drop)
+        return RayNode(self._ray, started, host, description["description"], drop)
 
 
 class RayNode:
     """A `Node` in a Ray actor; see `rove.remote.node_pool.Node`."""
 
-    def __init__(self, ray: Any, started: _StartedActor, where: str, description: JsonMapping, end: Callable[[], None]):
+    def __init__(self, ray: Any, started: _StartedActor, host: str, description: JsonMapping, end: Callable[[], None]):
         self._ray, self.actor, self._lost = ray, started.actor, started.lost
-        self.where, self.description, self.end = where, description, end
+        self.host, self.description, self.end = host, description, end
 
     async def call(self, name: str, /, *args: Any) -> Any:
         """See `Node.call`."""
         try:
             return await getattr(self.actor, name).remote(*args)
         except self._ray.exceptions.RayError as error:
-            raise WorkerError(f"{self.where}: {_ray_message(error)}") from error
+            raise WorkerError(f"{self.host}: {_ray_message(error)}") from error
 
     async def lost(self) -> None:
         """See `Node.lost`."""
@@ -224,7 +230,7 @@ class RayNode:
         try:
             return self._ray.get(getattr(self.actor, name).remote(*args))
         except self._ray.exceptions.RayError as error:
-            raise WorkerError(f"{self.where}: {_ray_message(error)}") from error
+            raise WorkerError(f"{self.host}: {_ray_message(error)}") from error
 
     def call_no_wait(self, name: str, /, *args: Any) -> None:
         """See `Node.call_no_wait`."""
@@ -238,8 +244,8 @@ def connect(address: str) -> Any:
     Args:
         address: HOST:PORT, "auto" (the cluster of this machine), or "local". An existing connection is reused.
     """
-    here = address == "local"
-    if here:
+    is_local = address == "local"
+    if is_local:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
@@ -249,20 +255,19 @@ def connect(address: str) -> Any:
         ) from error
     if ray.is_initialized():
         return ray
-    if not here and address != "auto":
+    if not is_local and address != "auto":
         _check_reachable(address)
-    own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES} if here else {}
+    options: dict[str, Any] = {}
+    if is_local:
+        options = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (
-        ConnectionError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # also if the cluster has another version of Ray or Python
-        start = (
-            "" if here else "; a cluster is started by `ray start --head` and joined by `ray start --address HOST:PORT`"
-        )
-        raise ConfigError(f"--ray {address}: {_ray_message(error)}{start}") from error
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        # Also if the cluster has another version of Ray or Python.
+        message = f"--ray {address}: {_ray_message(error)}"
+        if not is_local:
+            message += "; a cluster is started by `ray start --head` and joined by `ray start --address HOST:PORT`"
+        raise ConfigError(message) from error
     return ray
 
 
@@ -330,21 +335,23 @@ def _env_folder(env_id: str, env_dir: str | Path | None) -> str | None:
     """Return the folder in which actors look for the environment; their working directory differs."""
     if env_dir is not None:
         return str(Path(env_dir).resolve())
-    around = Path("environments").resolve()
+    default_folder = Path("environments").resolve()
     with suppress(ConfigError):  # the cluster may have it
-        if environment_file(env_id).is_relative_to(around):
-            return str(around)
+        if environment_file(env_id).is_relative_to(default_folder):
+            return str(default_folder)
     return None
 
 
-def _check_identity(one: Any, other: RayNode) -> None:
-    """Check that two machines have the same environment."""
-    first, second = (each.description["identity"] for each in (one, other))
-    if first != second:
-        differ = [
-            f"{name}: {first.get(name)} and {second.get(name)}" for name in first if first[name] != second.get(name)
-        ]
-        raise ConfigError(f"{other.where} has another version of the environment ({'; '.join(differ)})")
+def _check_identity(description: JsonMapping, node: RayNode) -> None:
+    """Check that a machine has the environment of this description, so that all rollouts of the run are of the same one."""
+    expected, actual = description["identity"], node.description["identity"]
+    if expected == actual:
+        return
+    differences: list[str] = []
+    for name, value in expected.items():
+        if value != actual.get(name):
+            differences.append(f"{name}: {value} and {actual.get(name)}")
+    raise ConfigError(f"{node.host} has another version of the environment ({'; '.join(differences)})")
 
 
 def _ray_message(error: BaseException) -> str:

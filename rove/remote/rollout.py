@@ -1,4 +1,7 @@
-"""One rollout of an environment in a worker process, with its model requests; it is replayed after a crash."""
+"""One rollout of an environment in a worker process, with its model requests; it is replayed after a crash.
+
+docs/decisions/workers.md explains why many rollouts share a worker, and how requests are found again in a replay.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,9 @@ class RemoteRollout:
         self.pool: WorkerPool | None = None
         self.worker: Worker | None = None
         self.number = -1
-        self.own = bookkeeping(state)
-        self.own.remote = self
+        """The rollout's number in its worker."""
+        self.record = bookkeeping(state)
+        self.record.remote = self
         self._requests = ModelRequests(state, turn, opponent)
         self._has_opponent = opponent is not None
         self._is_registered = False
@@ -69,7 +73,7 @@ class RemoteRollout:
         while True:
             worker = await self._acquire_worker()
             try:
-                return await worker.request("time_limit", example=self.own.input)
+                return await worker.request("time_limit", example=self.record.input)
             except WorkerError:
                 if not await self._may_change_node():
                     raise
@@ -77,15 +81,16 @@ class RemoteRollout:
     async def run(self) -> None:
         """Run the rollout to its end."""
         try:
-            worker: Worker | None = await self._acquire_worker()
-            while worker is not None:
+            worker = await self._acquire_worker()
+            while True:
                 try:
                     await self.run_in(worker)
                     break
                 except WorkerError:
-                    worker = await self._replacement_worker()
-                    if worker is None:
+                    replacement = await self._replacement_worker()
+                    if replacement is None:
                         raise
+                    worker = replacement
         except asyncio.CancelledError as error:
             attempts = await self._requests.end()
             if attempts is not None:
@@ -108,15 +113,15 @@ class RemoteRollout:
             self._apply(reply)
             failed = reply["failed"]
         finally:
-            if failed is not None or self.own.error is not None or not (keep and self._is_scored):
+            if failed is not None or self.record.error is not None or not (keep and self._is_scored):
                 self.release()
-        if failed is not None:
+        if failed is not None:  # raised last: the result is needed although the cleanup failed
             raise RemoteError(**failed)
 
     @property
     def _is_gone(self) -> bool:
         """Whether the rollout has never had a worker, or has failed with the end of its worker."""
-        return self.worker is None or (self.worker.is_closed and self.own.error is not None)
+        return self.worker is None or (self.worker.is_closed and self.record.error is not None)
 
     async def finish(self) -> None:
         """Stop the rollout in the worker if it still runs, and call the environment's `post_rollout`."""
@@ -208,21 +213,22 @@ class RemoteRollout:
         """Return the worker for a replay after its worker died; None if the rollout may not be replayed again."""
         if await self._may_change_node():
             return await self._acquire_worker(self._ran_alone)
-        if self._ran_alone or self.pool is None:
+        if self._ran_alone or self.pool is None:  # it was alone, so it is the cause
             return None
         self._ran_alone = True
         return await self._acquire_worker(alone=True)
 
     async def _run(self) -> None:
         assert self.pool is not None
-        seeds = {"seed": self.own.seed, "env_seed": self.own.env_seed}
+        seeds = {"seed": self.record.seed, "env_seed": self.record.env_seed}
         try:
             options = {"has_opponent": self._has_opponent, "forget": self.pool.take_finished()}
-            await self._call("run", example=self.own.input, **seeds, **options)
+            await self._call("run", example=self.record.input, **seeds, **options)
         except RemoteError as error:
-            own = self._requests.failure
-            if own is not None and (error.type, error.args[0]) == (type(own).__name__, str(own)):
-                raise own from None
+            failure = self._requests.failure
+            # The model's error came back through the worker: the original has its class, attempts and traceback.
+            if failure is not None and (error.type, error.args[0]) == (type(failure).__name__, str(failure)):
+                raise failure from None
             if error.type in CONTROL_ERRORS:
                 raise CONTROL_ERRORS[error.type](error.args[0]) from error
             raise
@@ -251,25 +257,25 @@ class RemoteRollout:
 
     def _end_reasons(self) -> JsonObject:
         """Return how the rollout ended as far as this process knows."""
-        return {"stop_condition": self.own.stop_condition, "is_truncated": self.own.is_truncated}
+        return {"stop_condition": self.record.stop_condition, "is_truncated": self.record.is_truncated}
 
     def _apply(self, reply: JsonObject) -> None:
-        own = self.own
+        record, requests = self.record, self._requests
         for name in ("prompt", "completion"):
             value = reply[name]
-            setattr(own, name, value if isinstance(value, str) else [Message(message) for message in value])
-        own.stop_condition = own.stop_condition or reply["stop_condition"]
-        own.is_truncated = own.is_truncated or reply["is_truncated"]
-        own.tools = reply["tools"]
-        own.renderings = msgspec.convert(reply["renderings"], dict[int, Rendering], strict=False)
-        requests = self._requests
-        own.model_roles = {role: requests.steps(steps) for role, steps in reply["model_roles"].items()}
-        own.env_id = reply["env_id"] or own.env_id
+            setattr(record, name, value if isinstance(value, str) else [Message(message) for message in value])
+        # Limits are enforced in this process, so its stop condition takes precedence.
+        record.stop_condition = record.stop_condition or reply["stop_condition"]
+        record.is_truncated = record.is_truncated or reply["is_truncated"]
+        record.tools = reply["tools"]
+        record.renderings = msgspec.convert(reply["renderings"], dict[int, Rendering], strict=False)
+        record.model_roles = {role: requests.steps(steps) for role, steps in reply["model_roles"].items()}
+        record.env_id = reply["env_id"] or record.env_id
         steps = requests.steps(reply["trajectory"])
         for step, reward in zip(steps, reply["step_rewards"], strict=True):
             if reward is not None:
                 step["reward"] = reward
-        own.trajectory[:] = [*steps, *requests.missing(reply["trajectory"])]
+        record.trajectory[:] = [*steps, *requests.missing(reply["trajectory"])]
 
 
 async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[Scores]:
@@ -277,15 +283,16 @@ async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequenc
     first = rollouts[0]
     while True:
         try:
-            if len({rollout.worker for rollout in rollouts}) > 1 or first.worker is None or first.worker.is_closed:
+            workers = {rollout.worker for rollout in rollouts}
+            if len(workers) > 1 or first.worker is None or first.worker.is_closed:
                 worker = await first._acquire_worker(alone=True)
                 assert first.pool is not None
                 for rollout in rollouts:
                     rollout.release()
                     rollout.join_pool(first.pool)
                     await rollout.replay_cleaned_up(worker)
-            reply = await first.score_with(rollouts, scores)
-            return [rollout.apply_scores(one) for rollout, one in zip(rollouts, reply, strict=True)]
+            replies = await first.score_with(rollouts, scores)
+            return [rollout.apply_scores(reply) for rollout, reply in zip(rollouts, replies, strict=True)]
         except WorkerError:
             if not await first._may_change_node():
                 raise
@@ -347,16 +354,16 @@ class ModelRequests:
         """Whether new requests are refused."""
         self.failure: Error | None = None
         """The last error of the model's client."""
-        self.own = bookkeeping(state)
-        self.own.conversations = [self.own.trajectory]
+        self.record = bookkeeping(state)
+        self.record.conversations = [self.record.trajectory]
 
     def begin(self, worker: Worker) -> None:
         """Start or restart the rollout in this worker."""
         self._worker = worker
         self._conversations = {0: self.state}
         self._moves_read = 0
-        for one in self._sent:
-            one.is_matched = False
+        for sent in self._sent:
+            sent.is_matched = False
 
     async def respond(self, call_id: int, conversation: int, **request: Any) -> JsonObject:
         """Return the model's response to a worker's request: a new one, or in a replay the recorded one.
@@ -364,33 +371,35 @@ class ModelRequests:
         Args:
             conversation: 0 = the rollout's own; others are those of sub-models that are trained.
         """
-        one = self._match(call_id, conversation, ModelRequest(**request))
-        if one is None:
-            return {"limit": str(self.own.stop_condition), "truncated": False}
-        assert one.task is not None
+        pending = self._match(call_id, conversation, ModelRequest(**request))
+        if pending is None:
+            return {"limit": str(self.record.stop_condition), "truncated": False}
+        assert pending.task is not None
         try:
-            message = await asyncio.shield(one.task)
+            # Shielded: this call ends with its worker, but the response is kept for the replay.
+            message = await asyncio.shield(pending.task)
         except LimitReachedError as error:
             return {"limit": str(error), "truncated": error.truncated}
         except Error as error:
             return {"failed": {"type": type(error).__name__, "message": str(error), "phase": phase_of(error)}}
-        step = one.step
+        step = pending.step
         assert step is not None
-        usage = [step.usage.prompt_tokens, step.usage.completion_tokens]
-        reply = {
+        return {
+            "message": message,
+            "answer": pending.number,
             "finish_reason": step.finish_reason,
-            "usage": usage,
+            "usage": [step.usage.prompt_tokens, step.usage.completion_tokens],
             "seconds": step.seconds,
             "attempts": step.attempts,
         }
-        return {"message": message, "answer": one.number, **reply}
 
     async def cancel(self, call_id: int) -> None:
         """Cancel a request that the worker no longer waits for."""
-        for one in [one for one in self._sent if one.call_id == call_id and one.is_matched]:
-            if one.task is not None and not one.task.done():
-                self._sent.remove(one)
-                one.task.cancel()
+        for sent in list(self._sent):
+            is_meant = sent.call_id == call_id and sent.is_matched  # calls of an earlier worker may have the same id
+            if is_meant and sent.task is not None and not sent.task.done():
+                self._sent.remove(sent)
+                sent.task.cancel()
 
     async def opponent_move(self, view: str, legal: list[str], rendering: JsonObject | None = None) -> str:
         """Return the opponent's move; in a replay the recorded one."""
@@ -399,8 +408,8 @@ class ModelRequests:
             assert self._opponent is not None
             board = None if rendering is None else msgspec.convert(rendering, Rendering, strict=False)
             self._moves.append(([view, legal], asyncio.create_task(self._opponent(view, legal, board))))
-        before, move = self._moves[index]
-        if before != [view, legal]:
+        recorded_position, move = self._moves[index]
+        if recorded_position != [view, legal]:
             raise WorkerError(NONDETERMINISTIC)
         return await asyncio.shield(move)
 
@@ -412,54 +421,64 @@ class ModelRequests:
         """
         attempts: list[str] | None = None
         self.is_over = True
-        pending = [task for task in (one.task for one in self._sent) if task is not None and not task.done()]
-        for task in (*pending, *(task for _, task in self._moves)):
+        tasks = [sent.task for sent in self._sent if sent.task is not None]
+        running = [task for task in tasks if not task.done()]
+        for task in (*running, *(move for _, move in self._moves)):
             task.cancel()
-        for task in pending:
+        for task in running:
             try:
                 await task
             except asyncio.CancelledError as cancelled:
-                found = unanswered_attempts(cancelled)
-                attempts = attempts if found is None else found
+                task_attempts = unanswered_attempts(cancelled)
+                if task_attempts is not None:
+                    attempts = task_attempts
             except Exception:
                 continue
         return attempts
 
     def steps(self, reply: Sequence[object]) -> list[TrajectoryStep]:
         """Return the steps of a worker's reply: the number of a request stands for its recorded step."""
-        steps_by_number = {one.number: one.step for one in self._sent if one.step is not None}
-        return [steps_by_number[one] if isinstance(one, int) else msgspec.convert(one, TrajectoryStep) for one in reply]
+        steps_by_number = {sent.number: sent.step for sent in self._sent if sent.step is not None}
+        steps: list[TrajectoryStep] = []
+        for item in reply:
+            steps.append(steps_by_number[item] if isinstance(item, int) else msgspec.convert(item, TrajectoryStep))
+        return steps
 
     def missing(self, reply: Sequence[object]) -> list[TrajectoryStep]:
         """Return recorded turns of the rollout that the worker, which was stopped, has not received."""
-        own = [one for one in self._sent if one.state is self.state and one.request.role is None and one.is_matched]
-        return [one.step for one in own if one.step is not None and one.number not in reply]
+        steps: list[TrajectoryStep] = []
+        for sent in self._sent:
+            is_turn = sent.state is self.state and sent.request.role is None and sent.is_matched
+            if is_turn and sent.step is not None and sent.number not in reply:
+                steps.append(sent.step)
+        return steps
 
     def _match(self, call_id: int, number: int, request: ModelRequest) -> _PendingRequest | None:
         """Return the recorded request that equals this one, or a new one; None if new requests are refused."""
-        waiting = [one for one in self._sent if not one.is_matched]
-        one = next((one for one in waiting if one.request == request), None)
-        if one is not None:
-            bookkeeping(self._conversations.setdefault(number, one.state)).conversation = number
-            one.is_matched, one.call_id = True, call_id
-            one.repeated.set()
-            return one
+        unmatched = [sent for sent in self._sent if not sent.is_matched]
+        for sent in unmatched:
+            if sent.request == request:
+                bookkeeping(self._conversations.setdefault(number, sent.state)).conversation = number
+                sent.is_matched, sent.call_id = True, call_id
+                sent.repeated.set()
+                return sent
         is_own = number == 0 and request.role is None and request.agent_request is None
-        if is_own and any(one.is_own for one in waiting):
+        if is_own and any(sent.is_own for sent in unmatched):
             raise WorkerError(NONDETERMINISTIC)
         if self.is_over:
             return None
-        one = _PendingRequest(next(self._numbers), request, self._conversation(number, request.seed), call_id, is_own)
-        self._sent.append(one)
-        bookkeeping(one.state).tools = request.tools
+        state = self._conversation(number, request.seed)
+        pending = _PendingRequest(next(self._numbers), request, state, call_id, is_own)
+        self._sent.append(pending)
+        bookkeeping(state).tools = request.tools
         if request.prompt is not None:
-            self.own.prompt = request.prompt
-        one.task = asyncio.create_task(self._respond(one))
-        return one
+            self.record.prompt = request.prompt
+        pending.task = asyncio.create_task(self._respond(pending))
+        return pending
 
     def _conversation(self, number: int, seed: int) -> State:
         """Return the state of a conversation; it shares some values with the rollout's state."""
-        root = self.own
+        root = self.record
         if number not in self._conversations:
             inner = State(
                 input=root.input,
@@ -482,34 +501,36 @@ class ModelRequests:
             self._conversations[number] = inner
         return self._conversations[number]
 
-    async def _respond(self, one: _PendingRequest) -> Message:
+    async def _respond(self, pending: _PendingRequest) -> Message:
         worker = self._worker
         try:
             try:
-                message = await self._send(one)
+                message = await self._send(pending)
             except WorkerError:  # a scripted policy ran in the worker that died: the replay repeats the request
                 if worker is None or not worker.is_closed:
                     raise
-                await one.repeated.wait()
-                message = await self._send(one)
+                await pending.repeated.wait()
+                message = await self._send(pending)
         except Error as error:
             self.failure = error
             raise
-        role = one.request.role
-        own = bookkeeping(one.state)
-        steps = own.trajectory if role is None else own.model_roles[role]
-        one.step = next(step for step in reversed(steps) if step.completion[-1] is message)
+        role = pending.request.role
+        record = bookkeeping(pending.state)
+        steps = record.trajectory if role is None else record.model_roles[role]
+        # By identity: concurrent requests may have equal responses.
+        pending.step = next(step for step in reversed(steps) if step.completion[-1] is message)
         return message
 
-    async def _send(self, one: _PendingRequest) -> Message:
-        request, messages = one.request, [Message(message) for message in one.request.messages]
+    async def _send(self, pending: _PendingRequest) -> Message:
+        request = pending.request
+        messages = [Message(message) for message in request.messages]
         if request.role is not None:
             options = {"role": request.role, "model": request.model, "sampling_args": request.sampling_args}
-            return await self._turn(one.state, messages, **options)
+            return await self._turn(pending.state, messages, **options)
         agent_request = None
         if request.agent_request is not None:
             sampling = msgspec.convert(request.agent_request["sampling"], SamplingParams, str_keys=True)
             agent_request = Request(
                 messages=list(messages), sampling_params=sampling, tools=request.agent_request["tools"]
             )
-        return await self._turn(one.state, messages, agent_request=agent_request)
+        return await self._turn(pending.state, messages, agent_request=agent_request)

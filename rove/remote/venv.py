@@ -18,6 +18,7 @@ from rove.core.config import read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.envs.loading import project_file
+from rove.utils.files import cache_folder
 
 INSTALL_TIMEOUT_S = 1800.0
 """Time limit for installing a package's dependencies."""
@@ -55,7 +56,8 @@ def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
         **(stand_ins or {}),
     }
     try:
-        return make_venv(_cache() / f"{file.stem}-{fingerprint(identity)}", needed, stand_ins=stand_ins)
+        folder = cache_folder() / "venvs" / f"{file.stem}-{fingerprint(identity)}"
+        return make_venv(folder, needed, stand_ins=stand_ins)
     except ConfigError as error:
         raise ConfigError(
             f"{error}\nset --isolated-python to the interpreter of an environment with the dependencies of '{file.stem}'"
@@ -82,14 +84,15 @@ def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: floa
     """Run `pip WORDS`."""
     command = [str(python), "-m", "pip", *words[:1], "--disable-pip-version-check", *words[1:]]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{failed}: pip did not end within {seconds:g} s") from error
-    if done.returncode:
-        conflict = CONFLICT.search(done.stdout)
-        lines = (conflict[1] if conflict else done.stderr or done.stdout).strip().splitlines()[-MAX_ERROR_LINES:]
+    if result.returncode:
+        conflict = CONFLICT.search(result.stdout)
+        output = conflict[1] if conflict else result.stderr or result.stdout
+        lines = output.strip().splitlines()[-MAX_ERROR_LINES:]
         raise ConfigError("\n  ".join([f"{failed}:", *map(str.strip, lines)]))
 
 
@@ -107,21 +110,29 @@ def stand_in_arguments(folder: Path, stand_ins: StandIns) -> list[str]:
     for name, versions in stand_ins.items():
         for version in versions:
             stem = f"{name}-{version}+rove"
+            metadata = METADATA.format(name=name, version=f"{version}+rove")
             with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
-                wheel.writestr(f"{stem}.dist-info/METADATA", METADATA.format(name=name, version=f"{version}+rove"))
+                wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
                 wheel.writestr(f"{stem}.dist-info/WHEEL", WHEEL)
                 wheel.writestr(f"{stem}.dist-info/RECORD", "")
-    limits = folder / "constraints.txt"
-    limits.write_text("".join(f"{name}<={versions[-1]}\n" for name, versions in stand_ins.items()))
-    return ["--find-links", str(folder), "--constraint", str(limits)]
+    # Otherwise pip would take a newer real distribution.
+    limits = [f"{name}<={versions[-1]}\n" for name, versions in stand_ins.items()]
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(limits))
+    return ["--find-links", str(folder), "--constraint", str(constraints)]
 
 
 def dependencies(project: Path) -> list[str]:
     """Return the dependencies of a `pyproject.toml`, without rove itself unless it has extras; [] if there is no such file."""
     if not project.is_file():
         return []
-    declared = read_toml(project).get("project", {}).get("dependencies", [])
-    return sorted(one for one in declared if not re.fullmatch(r"rove\s*([<>=!~].*)?", one.split(";")[0].strip()))
+    declared: list[str] = read_toml(project).get("project", {}).get("dependencies", [])
+    needed: list[str] = []
+    for requirement in declared:
+        name_and_version = requirement.split(";")[0].strip()  # without a marker, such as `; python_version < "3.12"`
+        if not re.fullmatch(r"rove\s*([<>=!~].*)?", name_and_version):
+            needed.append(requirement)
+    return sorted(needed)
 
 
 def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: StandIns) -> None:
@@ -132,14 +143,14 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
         raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     try:
         venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(new_folder)
-        [own] = new_folder.glob("lib/python*/site-packages")
-        (own / "zz_behind.pth").write_text(
-            "".join(FALLBACK_PTH.format(folder=folder) for folder in _fallback_folders())
-        )
+        [packages] = new_folder.glob("lib/python*/site-packages")
+        fallbacks = [FALLBACK_PTH.format(folder=fallback) for fallback in _fallback_folders()]
+        # "zz": Python reads these files in alphabetical order, and the package's own come first (docs/decisions/workers.md).
+        (packages / "zz_behind.pth").write_text("".join(fallbacks))
         if arguments:
             words = ["install", *stand_in_arguments(new_folder / "stand_ins", stand_ins), *arguments]
             run_pip(_python(new_folder), words, f"{', '.join(arguments)} cannot be installed", seconds)
-        (new_folder / "made").touch()
+        (new_folder / "made").touch()  # last: a folder without it is incomplete
         new_folder.rename(folder)
     except OSError as error:
         if not (folder / "made").exists():  # else another process has made it
@@ -150,13 +161,9 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
 
 def _fallback_folders() -> list[str]:
     """Return the folders in which this interpreter finds installed packages."""
-    return [folder for folder in (*site.getsitepackages(), site.getusersitepackages()) if Path(folder).is_dir()]
+    folders = (*site.getsitepackages(), site.getusersitepackages())
+    return [folder for folder in folders if Path(folder).is_dir()]
 
 
 def _python(folder: Path) -> Path:
     return folder / "bin" / "python"
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return (Path(base) if base else Path.home() / ".cache") / "rove" / "venvs"

@@ -79,6 +79,7 @@ def setup(env_id: str, env_dir: str | None, env_args: Arguments, prepare: str = 
 
 def serve(connection: socket.socket, module: object) -> None:
     """Answer calls concurrently until the parent closes the connection."""
+    # Not `setup`, which runs before the fork: an event loop does not survive it.
     asyncio.run(_RpcServer(LoadedEnvironment.env).serve(connection))
 
 
@@ -95,30 +96,32 @@ class WorkerRollout:
 
     def conversation(self, state: State) -> int:
         """Return the number of a conversation."""
-        number = next((i for i, one in enumerate(self.conversations) if one is state), None)
-        if number is None:
-            number = len(self.conversations)
-            self.conversations.append(state)
-        return number
+        for number, conversation in enumerate(self.conversations):
+            if conversation is state:  # not ==: two conversations may have equal states
+                return number
+        self.conversations.append(state)
+        return len(self.conversations) - 1
 
     def result(self) -> JsonObject:
         """Return what the parent needs of the rollout. A step that the parent has recorded is represented by its number."""
-        own, numbers = bookkeeping(self.state), {id(step): number for step, number in self.answers}
+        record = bookkeeping(self.state)
+        numbers = {id(step): number for step, number in self.answers}
 
         def encode_steps(steps: Sequence[TrajectoryStep]) -> list[object]:
+            # The exact tokens of a step are only in the parent (docs/decisions/workers.md).
             return [numbers[id(step)] if id(step) in numbers else msgspec.to_builtins(step) for step in steps]
 
         return {
             "prompt": prompt_of(self.state),
             "completion": completion_of(self.state),
-            "stop_condition": own.stop_condition,
-            "is_truncated": own.is_truncated,
-            "tools": own.tools,
-            "model_roles": {role: encode_steps(steps) for role, steps in own.model_roles.items()},
-            "trajectory": encode_steps(own.trajectory),
-            "renderings": msgspec.to_builtins(own.renderings, str_keys=True),
-            "step_rewards": [step.reward for step in own.trajectory],
-            "env_id": own.env_id,
+            "stop_condition": record.stop_condition,
+            "is_truncated": record.is_truncated,
+            "tools": record.tools,
+            "model_roles": {role: encode_steps(steps) for role, steps in record.model_roles.items()},
+            "trajectory": encode_steps(record.trajectory),
+            "renderings": msgspec.to_builtins(record.renderings, str_keys=True),
+            "step_rewards": [step.reward for step in record.trajectory],
+            "env_id": record.env_id,
         }
 
 
@@ -137,15 +140,17 @@ class _RpcServer:
         reader, self.writer = await asyncio.open_connection(sock=connection)
         while True:
             try:
-                [size] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                frame = json.loads(await reader.readexactly(size))
+                head = await reader.readexactly(LENGTH.size)
+                frame = json.loads(await reader.readexactly(LENGTH.unpack(head)[0]))
             except (EOFError, OSError):
                 return
             if "call" in frame:
                 task = asyncio.create_task(self.reply(frame["id"], frame["call"], frame["args"]))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)
-            elif (answer := self.waiting.pop(frame["id"], None)) is not None and not answer.done():
+                continue
+            answer = self.waiting.pop(frame["id"], None)
+            if answer is not None and not answer.done():  # done: the call has been canceled
                 answer.set_result(frame)
 
     async def reply(self, number: int, name: str, args: JsonObject) -> None:
@@ -202,7 +207,7 @@ class _RpcServer:
         for old in forget:
             self.rollouts.pop(old, None)
         if isinstance(example["prompt"], list):
-            example["prompt"] = [Message(one) for one in example["prompt"]]
+            example["prompt"] = [Message(message) for message in example["prompt"]]
         state = State(
             input=example,
             trajectory=[],
@@ -216,9 +221,9 @@ class _RpcServer:
         )
         rollout = self.rollouts[number] = WorkerRollout(number, state, [state])
         # The environment is shared by all rollouts, so one with the parent's opponent gets a copy of its own.
-        env = (
-            env_with_opponent(self.env, self.opponent) if has_opponent and isinstance(self.env, TwoPlayer) else self.env
-        )
+        env = self.env
+        if has_opponent and isinstance(env, TwoPlayer):
+            env = env_with_opponent(env, self.opponent)
 
         async def turn(
             state: State,
@@ -236,8 +241,8 @@ class _RpcServer:
 
         self.tasks_by_rollout[number] = asyncio.create_task(self._run(env, number, state, turn))
         await asyncio.wait([self.tasks_by_rollout[number]])
-        play = self.tasks_by_rollout.pop(number, None)  # None if `clean_up` has taken it
-        failure = play.result() if play is not None and not play.cancelled() else None
+        task = self.tasks_by_rollout.pop(number, None)  # None if `clean_up` has taken it
+        failure = task.result() if task is not None and not task.cancelled() else None
         if failure is not None:
             bookkeeping(state).error = error_info(failure)
             raise failure
@@ -260,19 +265,16 @@ class _RpcServer:
         """Let the parent query the model, and record the step as the parent does."""
         options: JsonObject = {}
         if agent_request is not None:
-            sampling = {
-                name: value
-                for name, value in msgspec.structs.asdict(agent_request.sampling_params).items()
-                if value is not None
-            }
+            values = msgspec.structs.asdict(agent_request.sampling_params)
+            sampling = {name: value for name, value in values.items() if value is not None}
             options["agent_request"] = {
                 "sampling": msgspec.to_builtins(sampling, str_keys=True),
                 "tools": agent_request.tools,
             }
         reply = await self.query_parent(rollout, state, messages, **options)
         message = as_message(reply["message"])
-        own = bookkeeping(state)
-        tools = own.tools if agent_request is None else agent_request.tools
+        record = bookkeeping(state)
+        tools = record.tools if agent_request is None else agent_request.tools
         step = TrajectoryStep(
             prompt=list(messages),
             completion=[message],
@@ -280,12 +282,12 @@ class _RpcServer:
             usage=Usage(*reply["usage"]),
             seconds=reply["seconds"],
             attempts=reply["attempts"],
-            tools=None if tools == own.tools else tools or [],
+            tools=None if tools == record.tools else tools or [],
         )
-        own.trajectory.append(step)
+        record.trajectory.append(step)
         rollout.answers.append((step, reply["answer"]))
         if reply["finish_reason"] == "length":
-            own.is_truncated = True
+            record.is_truncated = True
         return message
 
     async def role(
@@ -302,9 +304,9 @@ class _RpcServer:
         self, rollout: WorkerRollout, state: State, messages: Sequence[JsonMapping], **options: object
     ) -> JsonObject:
         """Send a model request to the parent; cancelling this call cancels the request there."""
-        call_id = self.count + 1
-        prompt, own = prompt_of(rollout.state), bookkeeping(state)
-        own.tools = offered_tools(state)
+        call_id = self.count + 1  # the number that `call_parent` takes: nothing is awaited before that
+        prompt, record = prompt_of(rollout.state), bookkeeping(state)
+        record.tools = offered_tools(state)
         try:
             reply = await self.call_parent(
                 "respond",
@@ -312,9 +314,9 @@ class _RpcServer:
                 call_id=call_id,
                 conversation=rollout.conversation(state),
                 messages=messages,
-                tools=own.tools,
+                tools=record.tools,
                 prompt=prompt if isinstance(prompt, str) else None,
-                seed=own.seed,
+                seed=record.seed,
                 **options,
             )
         except asyncio.CancelledError:
@@ -337,13 +339,14 @@ class _RpcServer:
     async def _end(self, number: int, stop_condition: str | None, is_truncated: bool) -> WorkerRollout:
         """Stop a rollout if it still runs, and return it. The parent may give a stop condition of its own."""
         rollout = self.rollouts[number]
-        own = bookkeeping(rollout.state)
-        play = self.tasks_by_rollout.pop(number, None)
-        if play is not None:
-            play.cancel()
-            await asyncio.wait([play])
-        own.stop_condition = own.stop_condition if stop_condition is None else stop_condition
-        own.is_truncated = own.is_truncated or is_truncated
+        record = bookkeeping(rollout.state)
+        task = self.tasks_by_rollout.pop(number, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        if stop_condition is not None:
+            record.stop_condition = stop_condition
+        record.is_truncated = record.is_truncated or is_truncated
         with suppress(ConfigError):  # then the rollout has failed with this error
             take_result(rollout.state)
         return rollout
@@ -376,19 +379,22 @@ class _RpcServer:
         """Return the same for the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]
-        given = await self.env.scoring_rubric.score_group(states, msgspec.convert(scores, list[Scores]))
-        reply = [msgspec.to_builtins(one) for one in given]
-        return [{"scores": one, **rollout.result()} for one, rollout in zip(reply, rollouts, strict=True)]
+        group_scores = await self.env.scoring_rubric.score_group(states, msgspec.convert(scores, list[Scores]))
+        replies: list[JsonObject] = []
+        for member_scores, rollout in zip(group_scores, rollouts, strict=True):
+            replies.append({"scores": msgspec.to_builtins(member_scores), **rollout.result()})
+        return replies
 
     async def policy(
         self, number: int, policy: str, messages: list[MessageDict], rng: list[JsonValue], conversation: int
     ) -> object:
         """Return the message of a scripted policy of the environment."""
-        rendering = random.Random()
-        rendering.setstate((rng[0], tuple(rng[1]), rng[2]))
+        version, internal_state, gauss_next = rng
+        generator = random.Random()
+        generator.setstate((version, tuple(internal_state), gauss_next))  # JSON has made a list of the tuple
         conversation_messages = [Message(message) for message in messages]
         state = self.rollouts[number].conversations[conversation]
-        return await maybe_await(self.env.policies[policy](conversation_messages, state, rendering))
+        return await maybe_await(self.env.policies[policy](conversation_messages, state, generator))
 
     async def tear_down(self) -> None:
         """Run the environment's `@teardown` methods."""
@@ -429,7 +435,10 @@ def _error_to_dict(error: BaseException) -> JsonObject:
 def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
     """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
     kind = vars(errors).get(type, RemoteError)
-    error: Error = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
+    if kind is RemoteError:
+        error: Error = RemoteError(message, type, traceback)
+    else:
+        error = kind(message)
     mark_phase(error, phase)
     return error
 

@@ -99,12 +99,12 @@ class WorkerPool:
         if opening is None or opening.get_loop() is not loop or _has_failed(opening):
             opening = self._shared = loop.create_task(self.open_worker())
             self._finished.clear()  # these rollouts were in the previous worker
-        return await asyncio.shield(opening)
+        return await asyncio.shield(opening)  # shared: canceling one rollout must not end it for the others
 
     async def open_worker(self) -> Worker:
         """Start a worker and monitor it."""
         worker = await self.workers.open(self._dispatch)
-        if self._lost:
+        if self._lost:  # the node was lost while the worker started
             worker.close(self._lost)
             raise WorkerError(self._lost)
         self._opened[worker] = asyncio.create_task(self._monitor(worker))
@@ -146,8 +146,9 @@ class WorkerPool:
 
     def close(self, reason: str = "") -> None:
         """End all workers; their pending calls fail with `reason`."""
-        for worker in [one for one in self._opened if one.loop is asyncio.get_running_loop()]:
-            self._close(worker, reason)
+        for worker in list(self._opened):
+            if worker.loop is asyncio.get_running_loop():  # those of another loop ended with it
+                self._close(worker, reason)
         self._opened.clear()
         self._handlers.clear()
 
@@ -167,6 +168,7 @@ class WorkerPool:
             retry = min(SECOND_HEARTBEAT_S, self.hang_seconds)
             while await _responds(worker, self.hang_seconds) or await _responds(worker, retry):  # noqa: ASYNC110
                 await asyncio.sleep(min(HEARTBEAT_INTERVAL_S, self.hang_seconds / 4))
+            # Its rollouts are then replayed, each alone, which shows the one that hangs.
             worker.close(f"its process was unresponsive for {self.hang_seconds:g} s and was killed")
 
 

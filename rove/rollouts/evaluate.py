@@ -6,7 +6,7 @@ import gc
 import json
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import islice
 from typing import TypeVar, Unpack
@@ -107,6 +107,7 @@ class _Evaluation:
         self.run = run
         if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
             raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+        # Used tokens include those of failed attempts in earlier sessions, which were paid for as well.
         lines, used = run.ledger() if run is not None else ({}, Usage())
         self.finished_lines = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
         self.price = options.price or Price(0.0, 0.0)
@@ -163,38 +164,37 @@ class _Evaluation:
         for group in islice(groups, options.skip_examples, None):
             self.planned += len(group)
             missing = [job for job in group if (job.key, job.index) not in self.finished_lines]
-            if (
-                together
-                and not missing
-                and not are_consecutive([self.finished_lines[job.key, job.index] for job in group])
-            ):
-                missing = group  # its lines are of two attempts, the later one interrupted
-            again = group if missing and together else missing
-            if len(again) < len(group):
-                self._unreported.extend(
-                    self.finished_lines[job.key, job.index].offset for job in group if job not in again
-                )
-            if again and self.run is not None and not self._reopened:
+            if together and (missing or not self._was_scored_together(group)):
+                missing = group
+            if len(missing) < len(group):
+                finished = [job for job in group if job not in missing]
+                self._unreported.extend(self.finished_lines[job.key, job.index].offset for job in finished)
+            if not missing:
+                continue
+            if self.run is not None and not self._reopened:
                 self.run.reopen()
                 self._reopened = True
-            if again and options.budget is not None and self.spent >= options.budget:
+            if options.budget is not None and self.spent >= options.budget:
                 self.out_of_budget = True
                 return
-            if again:
-                yield again
+            yield missing
         if not self.planned:
             skipped = f" after the first {options.skip_examples:,}" if options.skip_examples else ""
             raise ConfigError(
                 f"the dataset of environment '{self.env.env_id}' has no rows{skipped}; there is nothing to evaluate"
             )
 
+    def _was_scored_together(self, group: Sequence[Job]) -> bool:
+        """Return whether the lines of a finished group are of one attempt, and not of two, the later one interrupted."""
+        return are_consecutive([self.finished_lines[job.key, job.index] for job in group])
+
     def _report_kept(
-        self,
-        read: Callable[[Run, int], T],
-        report: Callable[[RolloutRecord | T], None],
-        limit: int | None = None,
+        self, read: Callable[[Run, int], T], report: Callable[[RolloutRecord | T], None], limit: int | None = None
     ) -> None:
-        for _ in range(len(self._unreported) if limit is None else min(limit, len(self._unreported))):
+        count = len(self._unreported)
+        if limit is not None:
+            count = min(count, limit)
+        for _ in range(count):
             assert self.run is not None
             report(read(self.run, self._unreported.popleft()))
 
@@ -203,7 +203,9 @@ class _Evaluation:
         if not self.out_of_budget:
             return 0
         examples = self.options.count_examples(self.env)
-        return None if examples is None else examples * self.options.rollouts_per_example - done
+        if examples is None:
+            return None
+        return examples * self.options.rollouts_per_example - done
 
     def _check_errors(self, record: RolloutRecord) -> None:
         self._done += 1
@@ -212,11 +214,16 @@ class _Evaluation:
             return
         self._errors[f"{record.error.phase}: {record.error.type}"] += 1
         failed = self._errors.total()
-        if failed > limit if limit >= 1 else self._done >= MIN_ROLLOUTS_FOR_SHARE and failed > limit * self._done:
-            [(worst, times)] = self._errors.most_common(1)
+        max_failed = limit
+        if limit < 1:  # a share, which says nothing after the first few rollouts
+            if self._done < MIN_ROLLOUTS_FOR_SHARE:
+                return
+            max_failed = limit * self._done
+        if failed > max_failed:
+            [(most_common_error, count)] = self._errors.most_common(1)
             raise TooManyErrorsError(
                 f"{failed} of {self._done} rollouts failed, more than max_errors = {limit:g} allows; "
-                f"{times} of them with {worst}; the last one:\n  {record.error.message}\n"
+                f"{count} of them with {most_common_error}; the last one:\n  {record.error.message}\n"
                 "What is finished is kept; the same command runs the rest"
             )
 
@@ -224,12 +231,13 @@ class _Evaluation:
 @contextmanager
 def _rare_collections() -> Generator[None]:
     """Run the garbage collector less often: with a thousand concurrent rollouts it would take a fifth of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], 20_000) if before[0] else 0, *before[1:])
+    thresholds = gc.get_threshold()
+    if thresholds[0]:  # 0 = the user has turned it off
+        gc.set_threshold(max(thresholds[0], 20_000), *thresholds[1:])
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
 
 
 async def generate(
@@ -293,9 +301,8 @@ async def evaluate(
     """
     env = as_environment(env)
     with _opened(env, client, model, options) as evaluation:
-        used = evaluation.options
-        tally = Tally(price=used.price, pass_threshold=used.pass_threshold, role_prices=used.role_prices)
-
+        settings = evaluation.options
+        tally = Tally(price=settings.price, pass_threshold=settings.pass_threshold, role_prices=settings.role_prices)
         scored = rewarded = False
         errors = RewardErrors()
 
@@ -310,14 +317,16 @@ async def evaluate(
 
         await evaluation.finish(Run.outcome_at, count)
         result = tally.result()
+        # The cost of the rollouts in the table, and what all sessions have spent, failed attempts included.
+        cost = None if result.cost is None else replace(result.cost, spent=evaluation.spent)
         result = replace(
             result,
             not_run=evaluation.not_run(tally.rollouts),
             broken_rewards=errors.broken,
-            cost=None if result.cost is None else replace(result.cost, spent=evaluation.spent),
+            cost=cost,
             run=evaluation.run,
         )
-        if evaluation.run is not None and not evaluation.out_of_budget:
+        if evaluation.run is not None and not evaluation.out_of_budget:  # a summary marks the run as complete
             evaluation.run.finish(result.to_dict())
     if scored and not rewarded:
         name = env.env_id or type(env).__name__
@@ -347,11 +356,12 @@ def run_identity(env: Environment, client: Client | None, model: str, options: O
 
 
 @contextmanager
-def _opened(env: Environment, client: AnyClient, model: str, given: EvaluationOptions) -> Generator[_Evaluation]:
-    values: dict[str, object] = {**given}
-    run = given.get("run")
+def _opened(env: Environment, client: AnyClient, model: str, arguments: EvaluationOptions) -> Generator[_Evaluation]:
+    values: dict[str, object] = {**arguments}
+    run = arguments.get("run")
     values.pop("run", None)
-    for name in values.keys() & set(SamplingParams.__struct_fields__) - set(Options.__struct_fields__):
+    sampling_names = set(SamplingParams.__struct_fields__) - set(Options.__struct_fields__)
+    for name in values.keys() & sampling_names:
         raise ConfigError(
             f"unknown setting '{name}'; it is a sampling parameter: sampling_args={{'{name}': {values[name]!r}}}"
         )
@@ -398,7 +408,7 @@ def make_dataset(
 
 def conversation_texts(records: Iterable[RolloutRecord]) -> list[str]:
     """Return one text per rollout, with all messages, tools and tool calls, for making a tokenizer."""
-    hermes = next(one for one in FORMATS if one.name == "hermes")
+    [hermes] = [tool_format for tool_format in FORMATS if tool_format.name == "hermes"]
     texts: list[str] = []
     for record in records:
         parts = [json.dumps(tool, ensure_ascii=False) for tool in record.tools or ()]

@@ -25,8 +25,8 @@ from rove.runs.annotations import Annotations
 from rove.runs.run import RolloutKey, Run
 from rove.utils.files import atomic_replace, remove
 
-CHECKED = 100
-"""So many rollouts are put to a filter before anything is written."""
+NUM_CHECKED = 100
+"""Number of rollouts on which a filter is tried before anything is written."""
 
 
 def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
@@ -58,28 +58,27 @@ class RunRows:
         run.config()
         self._run = run
         self._passes = passes
-        lines = run.ledger()[0]
-        self._places = {line.number for line in lines.values() if not line.failed}
-        self.scored = len(self._places)
-        """How many rollouts there are to choose from."""
+        lines, _ = run.ledger()
+        self._line_numbers = {line.number for line in lines.values() if not line.failed}
+        self.scored = len(self._line_numbers)
+        """Number of rollouts to choose from."""
         self.failed = len(lines) - self.scored
-        """How many failed."""
-        if not self._places:
+        """Number of failed rollouts."""
+        if not self._line_numbers:
             raise RunError(f"{run.path} has no scored rollouts ({self.failed} failed)")
         if tags or not_tags:
-            of = _tags(run, (*tags, *not_tags))
-            chosen = {
-                line.number
-                for place, line in lines.items()
-                if (not tags or of.get(place, set()) & set(tags)) and not of.get(place, set()) & set(not_tags)
-            }
-            self._places &= chosen
+            tags_of = _tags(run, (*tags, *not_tags))
+            for key, line in lines.items():
+                rollout_tags = tags_of.get(key, set())
+                is_tagged = not tags or not rollout_tags.isdisjoint(tags)
+                if not is_tagged or not rollout_tags.isdisjoint(not_tags):
+                    self._line_numbers.discard(line.number)
         if passes is not None:
-            for record in islice(self._records(), CHECKED):
+            for record in islice(self._records(), NUM_CHECKED):
                 passes(record)
 
     def _records(self) -> Iterator[RolloutRecord]:
-        return (record for place, record in enumerate(self._run.rollouts()) if place in self._places)
+        return (record for number, record in enumerate(self._run.rollouts()) if number in self._line_numbers)
 
     def __iter__(self) -> Iterator[Row]:
         for record in self._records():
@@ -96,11 +95,11 @@ def _tags(run: Run, requested: Collection[str]) -> dict[RolloutKey, set[str]]:
     """Return the tags of every tagged rollout; raise an error if a requested tag is unknown."""
     annotations = Annotations(run.path)
     annotations.check()
-    known = annotations.tags()
+    run_tags = annotations.tags()
     for tag in requested:
-        if tag not in known:
-            raise ConfigError(f"no rollout of {run.path} is tagged '{tag}'; {nearest(tag, known)}")
-    return {key: set(one.tags) for key, one in annotations.rollouts.items()}
+        if tag not in run_tags:
+            raise ConfigError(f"no rollout of {run.path} is tagged '{tag}'; {nearest(tag, run_tags)}")
+    return {key: set(annotation.tags) for key, annotation in annotations.rollouts.items()}
 
 
 ROW_GROUP = 1000
@@ -159,8 +158,9 @@ def push(path: Path, name: str) -> str:
 
 def check_name(name: str) -> None:
     """Refuse what cannot be a dataset's name on the Hub."""
-    owner, _, rest = name.partition("/")
-    if not owner or not rest or not all(c.isalnum() or c in "-_." for c in owner + rest):
+    owner, _, dataset = name.partition("/")
+    has_valid_characters = all(character.isalnum() or character in "-_." for character in owner + dataset)
+    if not owner or not dataset or not has_valid_characters:
         raise ConfigError(f"--push takes OWNER/NAME, got '{name}'")
 
 
@@ -171,7 +171,10 @@ def _draft(path: Path) -> Generator[Path]:
     remove(draft)
     try:
         yield draft
-        atomic_replace(draft, path) if draft.is_dir() else os.replace(draft, path)
+        if draft.is_dir():
+            atomic_replace(draft, path)
+        else:
+            os.replace(draft, path)
     finally:
         remove(draft)
 
@@ -185,7 +188,7 @@ def _hf(module: str, form: str) -> Any:
         ) from error
 
 
-# One writer per form: rows and a draft's name → how many rows
+# One writer per form: rows and the path of a draft → the number of rows.
 
 
 def _write_jsonl(rows: Iterable[Row], draft: Path) -> int:
@@ -198,16 +201,24 @@ def _write_jsonl(rows: Iterable[Row], draft: Path) -> int:
 
 
 def _write_csv(rows: Iterable[Row], draft: Path) -> int:
-    metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
-    tools = dict.fromkeys("tools" for row in rows if "tools" in row)
-    head = [name for name in COLUMNS if name != "metrics"] + [f"metrics.{name}" for name in metrics] + [*tools]
+    metrics: dict[str, None] = {}  # in the order in which they appear
+    has_tools = False
+    for row in rows:  # a pass of its own, because the head comes first and no pass holds all rows
+        metrics.update(dict.fromkeys(row["metrics"]))
+        has_tools = has_tools or "tools" in row
+    head = [name for name in COLUMNS if name != "metrics"]
+    head += [f"metrics.{name}" for name in metrics]
+    if has_tools:
+        head.append("tools")
     count = 0
     with draft.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, head)
         writer.writeheader()
         for row in rows:
             cells = {name: _cell(value) for name, value in _columns(row).items() if name != "metrics"}
-            writer.writerow(cells | {f"metrics.{name}": value for name, value in row["metrics"].items()})
+            for name, value in row["metrics"].items():
+                cells[f"metrics.{name}"] = value
+            writer.writerow(cells)
             count += 1
     return count
 
@@ -303,9 +314,13 @@ def _schema(rows: Iterable[Row]) -> Any:
     schema = pyarrow.schema([])
     try:
         for batch in _batches(rows):
-            seen = pyarrow.Table.from_pylist(batch).schema
-            schema = pyarrow.unify_schemas([schema, seen], promote_options="permissive")
+            batch_schema = pyarrow.Table.from_pylist(batch).schema
+            schema = pyarrow.unify_schemas([schema, batch_schema], promote_options="permissive")
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
         raise ConfigError(f"these rows do not fit into columns ({error}): use --to jsonl") from error
-    fields = [field for field in schema if not (pyarrow.types.is_struct(field.type) and not field.type.num_fields)]
-    return pyarrow.schema([field.with_type(fixed.get(field.name, field.type)) for field in fields])
+    fields: list[Any] = []
+    for field in schema:
+        if pyarrow.types.is_struct(field.type) and not field.type.num_fields:
+            continue  # Parquet cannot hold a struct without fields, which `metrics` is if no row has any
+        fields.append(field.with_type(fixed.get(field.name, field.type)))
+    return pyarrow.schema(fields)

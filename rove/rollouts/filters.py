@@ -2,6 +2,7 @@
 
 An expression has comparisons, `and`, `or`, `not`, `in`, arithmetic on numbers and four functions. It has no methods,
 attributes, loops or assignments and a limited length, so an untrusted expression reaches only the record and uses little CPU.
+docs/decisions/dependencies.md explains the choice of simpleeval.
 """
 
 # simpleeval has no types.
@@ -96,10 +97,15 @@ class Filter:
         self._tree = self._parsed()
         nodes = list(ast.walk(self._tree))
         called = [node.func for node in nodes if isinstance(node, ast.Call)]
+        self._fields: list[tuple[str, object]] = []
+        self._tested_fields: set[object] = set()
         for node in nodes:
             self._check(node, called)
-        self._fields = [field for node in nodes if (field := _field_of(node)) is not None]
-        self._asked_for = {name for node in nodes if isinstance(node, ast.Compare) for name in _asked_for(node)}
+            field = _field_of(node)
+            if field is not None:
+                self._fields.append(field)
+            if isinstance(node, ast.Compare):
+                self._tested_fields.update(_tested_fields(node))
         self._evaluator = _Evaluator()
 
     def __call__(self, record: RolloutRecord) -> bool:
@@ -108,7 +114,8 @@ class Filter:
             return False
         names = visible(record, record.scores)
         for table, field in self._fields:
-            if field not in names[table] and field not in self._asked_for:
+            # Before the evaluation, which would not reach a misspelled field behind an `and`.
+            if field not in names[table] and field not in self._tested_fields:
                 raise self._error(_no_field(table, field, names[table]), record)
         self._evaluator.names = names
         try:
@@ -116,9 +123,9 @@ class Filter:
         except (InvalidExpression, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise self._error(str(error), record) from error
 
-    def _error(self, what: str, record: RolloutRecord | None = None) -> ConfigError:
-        where = f" (example {record.example_id}, rollout {record.rollout_index})" if record else ""
-        return ConfigError(f"filter {self.expression!r}: {what}{where}")
+    def _error(self, problem: str, record: RolloutRecord | None = None) -> ConfigError:
+        rollout = f" (example {record.example_id}, rollout {record.rollout_index})" if record else ""
+        return ConfigError(f"filter {self.expression!r}: {problem}{rollout}")
 
     def _parsed(self) -> ast.Expression:
         if len(self.expression) > MAX_LENGTH:
@@ -126,8 +133,8 @@ class Filter:
         try:
             tree = ast.parse(self.expression.strip(), mode="eval")
         except SyntaxError as error:
-            place = f" at character {error.offset}" if error.offset else ""
-            raise self._error(f"{error.msg}{place}; write it like 'metrics.win > 0 and not is_truncated'") from error
+            position = f" at character {error.offset}" if error.offset else ""
+            raise self._error(f"{error.msg}{position}; write it like 'metrics.win > 0 and not is_truncated'") from error
         except (ValueError, RecursionError, MemoryError) as error:  # a null character, or nothing but brackets
             raise self._error(f"not an expression: {error}") from error
         if sum(1 for _ in ast.walk(tree)) > MAX_PARTS:
@@ -139,8 +146,10 @@ class Filter:
             raise self._error(
                 f"{type(node).__name__} is not allowed here; comparisons, and, or, not, in, + - * / // % are"
             )
-        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS):
-            raise self._error(f"'{ast.unparse(node.func)}' cannot be called; functions are {', '.join(FUNCTIONS)}")
+        if isinstance(node, ast.Call):
+            function = node.func.id if isinstance(node.func, ast.Name) else ""
+            if function not in FUNCTIONS:
+                raise self._error(f"'{ast.unparse(node.func)}' cannot be called; functions are {', '.join(FUNCTIONS)}")
         if isinstance(node, ast.Name) and node not in called and node.id not in NAMES:
             raise self._error(
                 f"there is no name '{node.id}'; {_meant(node.id, NAMES)}; "
@@ -156,10 +165,12 @@ def _field_of(node: ast.AST) -> tuple[str, object] | None:
         table, field = node.value, node.slice.value
     else:
         return None
-    return (table.id, field) if isinstance(table, ast.Name) and table.id in TABLES else None
+    if not isinstance(table, ast.Name) or table.id not in TABLES:
+        return None
+    return table.id, field
 
 
-def _asked_for(node: ast.Compare) -> list[Any]:
+def _tested_fields(node: ast.Compare) -> list[Any]:
     """["win"] of `'win' in metrics` and of `'win' not in metrics`."""
     if isinstance(node.left, ast.Constant) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         return [node.left.value]
@@ -172,9 +183,9 @@ def _no_field(table: str, field: object, fields: Mapping[str, object]) -> str:
 
 def _meant(name: str, names: Iterable[str]) -> str:
     """The nearest name, if one is near, and all there are."""
-    known = sorted(names)
-    near = nearest(name, known)
-    return f"{near} There are: {', '.join(known)}" if near.endswith("?") else near
+    options = sorted(names)
+    hint = nearest(name, options)
+    return f"{hint} There are: {', '.join(options)}" if hint.endswith("?") else hint
 
 
 def _on_numbers(operation: Callable[[Any, Any], object]) -> Callable[[Any, Any], Any]:

@@ -59,27 +59,27 @@ async def run_groups(
             `rove.rollouts.runner.check_trainable`.
     """
     sampling = sampling or SamplingParams.from_args(env.sampling_args)
-    units = _units(groups if env.scoring_rubric.has_group_rewards else ([job] for group in groups for job in group))
+    units = _units(groups, env.scoring_rubric.has_group_rewards)
     finished: asyncio.Queue[list[RolloutRecord] | None] = asyncio.Queue()
     scoring = asyncio.Semaphore(max_scoring) if max_scoring else nullcontext()
 
-    async def play(unit: _Unit, position: int, place: _Place) -> None:
-        turn = make_turn(client, model, sampling, allowance, place.give_up, for_training)
+    async def run_job(unit: _Unit, position: int, reservation: _Reservation) -> None:
+        turn = make_turn(client, model, sampling, allowance, reservation.release, for_training)
         job, seconds = unit.jobs[position], allowance.limits.timeout_seconds
         async with finished_rollout(env, job, turn, seconds, model_roles) as state, scoring:
             scores = await score(env, state)
         async with scoring:
             records = await unit.add(position, env, state, scores, sampling.temperature, step)
         for record in records:
-            keep(record)
-        failed = next((record for record in records if record.error), None)
-        if fail_fast and failed:
-            raise RolloutError(failed)
+            keep(record)  # before the consumer sees it: it may close the generator, or be canceled
+        for record in records:
+            if fail_fast and record.error:
+                raise RolloutError(record)
         if records:
             finished.put_nowait(records)
             await asyncio.sleep(0)  # let the consumer run, even if the client never waits
 
-    pool = _Pool(env, client, units, play)
+    pool = _Pool(env, client, units, run_job)
     workers = [pool.worker() for _ in range(max(1, max_concurrent or client.max_concurrent))]
     async with aclosing(_until_done(workers, finished)) as batches:
         async for records in batches:
@@ -99,41 +99,39 @@ class _Pool:
         env: Environment,
         client: Client,
         units: Iterator[tuple[_Unit, int]],
-        play: Callable[[_Unit, int, _Place], Coroutine[Any, Any, None]],
+        run_job: Callable[[_Unit, int, _Reservation], Coroutine[Any, Any, None]],
     ):
         limiter = getattr(client, "limiter", None)
         self.limiter = limiter if isinstance(limiter, AdmissionLimiter) and limiter.adaptive else None
         self.env = env
         self.units = units
-        self.play = play
+        self.run_job = run_job
         self._next: tuple[_Unit, int] | None = None
         self._exhausted = False
         self._waiting: set[asyncio.Task[Any]] = set()  # workers that wait for capacity
 
     async def worker(self) -> None:
         """Run rollouts until none is left."""
-        place, me = _Place(self.limiter), asyncio.current_task()
-        assert me is not None
+        reservation, this_task = _Reservation(self.limiter), asyncio.current_task()
+        assert this_task is not None
         try:
             while self._more():
-                self._waiting.add(me)
+                self._waiting.add(this_task)
                 async with self.env.rollout_slot():
-                    await place.take()
-                    self._waiting.discard(me)
-                    if self._more():
+                    await reservation.take()
+                    self._waiting.discard(this_task)
+                    if self._more():  # again: another worker may have taken the last rollout
                         assert self._next is not None
                         (unit, position), self._next = self._next, None
-                        if (
-                            self._waiting
-                        ):  # if this was the last, stop waiting workers now instead of when they get capacity
-                            self._more()
-                        await self.play(unit, position, place)
+                        if self._waiting:
+                            self._more()  # if this was the last, stop waiting workers now, not when they get capacity
+                        await self.run_job(unit, position, reservation)
         except asyncio.CancelledError:
-            if not (self._exhausted and me in self._waiting):
+            if not (self._exhausted and this_task in self._waiting):  # `_more` cancels waiting workers: no error
                 raise
         finally:
-            self._waiting.discard(me)
-            place.give_up()
+            self._waiting.discard(this_task)
+            reservation.release()
 
     def _more(self) -> bool:
         """Return whether a rollout is left; if not, cancel the waiting workers."""
@@ -158,16 +156,18 @@ async def _until_done(
             yield records
         await together
     finally:
-        together.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # retrieve the exception, or asyncio logs it
+        # Retrieves the exception, which asyncio would otherwise log.
+        together.add_done_callback(lambda done: done.cancelled() or done.exception())
         for task in tasks:  # one by one: when a worker fails, gather leaves the others running
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Place:
-    """A reservation for one more rollout at an adaptive limiter; always granted without one."""
+class _Reservation:
+    """A reservation for one more rollout at an adaptive limiter; always granted without one.
+
+    Without it, rollouts would start whose first requests then wait, holding their sandboxes and servers.
+    """
 
     def __init__(self, limiter: AdmissionLimiter | None):
         self._limiter = limiter
@@ -179,7 +179,7 @@ class _Place:
             await self._limiter.reserve()
             self._held = True
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """Release the reservation, before the rollout's first request or when it will not run."""
         if self._limiter is not None and self._held:
             self._held = False
@@ -205,13 +205,20 @@ class _Unit(msgspec.Struct):
         self.finished[position] = state, scores_after_cleanup(state, scores)
         if len(self.finished) < len(self.jobs):
             return []
-        states, members = zip(*(self.finished[i] for i in range(len(self.jobs))), strict=True)
-        made = zip(self.jobs, states, await score_group(env, states, list(members)), strict=True)
-        return [try_record(job, state, given, temperature, step) for job, state, given in made]
+        results = [self.finished[index] for index in range(len(self.jobs))]
+        states = [member for member, _ in results]
+        group_scores = await score_group(env, states, [member_scores for _, member_scores in results])
+        members = zip(self.jobs, states, group_scores, strict=True)
+        return [try_record(job, member, final, temperature, step) for job, member, final in members]
 
 
-def _units(groups: Iterable[Sequence[Job]]) -> Iterator[tuple[_Unit, int]]:
+def _units(groups: Iterable[Sequence[Job]], scored_together: bool) -> Iterator[tuple[_Unit, int]]:
+    """Yield every job as its unit and its position in it; without group rewards, each job is a unit of its own."""
     for jobs in groups:
+        if not scored_together:
+            for job in jobs:
+                yield _Unit([job]), 0
+            continue
         unit = _Unit(jobs)
         for position in range(len(jobs)):
             yield unit, position

@@ -113,7 +113,7 @@ async def rescore(
     env = as_environment(env)
     with _opened(env, source, into, overwrite) as run:
         async with env.used_in_run():
-            await _play(_Replay(env, recorded), run, count, max_concurrent, max_scoring)
+            await _replay_missing(_Replay(env, recorded), run, count, max_concurrent, max_scoring)
         origin = Rescored(str(source.path), recorded.failed, recorded.gone)
         result = msgspec.structs.replace(tally.result(), rescored=origin, run=run)
         run.finish(result.to_dict())
@@ -153,7 +153,7 @@ def _opened(env: Environment, source: Run, into: Run | str | Path, overwrite: bo
         yield run
 
 
-async def _play(
+async def _replay_missing(
     replay: _Replay,
     run: Run,
     count: Callable[[RolloutRecord | Outcome], None],
@@ -178,24 +178,26 @@ async def _play(
 
 def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> Iterator[list[Job]]:
     """Yield the groups missing in `run`, whole groups if they are scored together."""
-    kept = {(key, index): line for (_, key, index), line in run.scored_lines().items()}
+    lines = {(key, index): line for (_, key, index), line in run.scored_lines().items()}
     source, together = replay.recorded, replay.rubric.has_group_rewards
     for group in source.groups(replay.env):
-        there = {
-            job.index: run.outcome_at(kept[place].offset) for job in group if (place := (job.key, job.index)) in kept
-        }
-        held = {job.index for job in group if job.index in there and source.holds(job, there[job.index])}
-        pieces = [kept[job.key, job.index] for job in group if job.index in held]
-        if together and (len(held) < len(group) or not are_consecutive(pieces)):
-            held.clear()
-        for index in held:
-            on_kept(there[index])
-        again = [job for job in group if job.index not in held]
-        if again:
+        current: dict[int, Outcome] = {}  # rollouts of the group that `run` has already, by position
+        for job in group:
+            line = lines.get((job.key, job.index))
+            outcome = run.outcome_at(line.offset) if line is not None else None
+            if outcome is not None and source.holds(job, outcome):  # else it is of a rollout that `source` has repeated
+                current[job.index] = outcome
+        current_lines = [lines[job.key, job.index] for job in group if job.index in current]
+        if together and (len(current) < len(group) or not are_consecutive(current_lines)):
+            current.clear()
+        for outcome in current.values():
+            on_kept(outcome)
+        remaining = [job for job in group if job.index not in current]
+        if remaining:
             run.reopen()
-            for job in again:
+            for job in remaining:
                 replay.expect(job)
-            yield again
+            yield remaining
 
 
 class _SummarySettings(msgspec.Struct):
@@ -214,14 +216,15 @@ class _Recorded:
         self.seed: int = self.config["seed"]
         self.gone = 0
         self.failed = 0
-        self._places: dict[str, dict[int, int]] = {}
+        self._offsets: dict[str, dict[int, int]] = {}
         self._rows = 0
-        for (_, key, index), line in run.ledger()[0].items():
+        lines, _ = run.ledger()
+        for (_, key, index), line in lines.items():
             outcome = run.outcome_at(line.offset)
             self._rows = max(self._rows, outcome.example_id + 1)
             # rescoring can correct the failure of a reward function, but not that of a rollout
             if outcome.error is None or outcome.error.phase == "scoring" or outcome.error.phase.startswith("reward "):
-                self._places.setdefault(key, {})[index] = line.offset
+                self._offsets.setdefault(key, {})[index] = line.offset
             else:
                 self.failed += 1
 
@@ -229,23 +232,23 @@ class _Recorded:
         """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of others."""
         train = bool(self.config.get("train"))
         endless = env.count_examples(-1, train) is None
-        left = set(self._places)
+        remaining = set(self._offsets)
         for [job] in plan(env.examples(self._rows if endless else -1, train), 1, self.seed):
-            if job.key in left:
-                left.remove(job.key)
-                yield [msgspec.structs.replace(job, index=index) for index in sorted(self._places[job.key])]
-            if not left:
+            if job.key in remaining:
+                remaining.remove(job.key)
+                yield [msgspec.structs.replace(job, index=index) for index in sorted(self._offsets[job.key])]
+            if not remaining:
                 break
-        self.gone = sum(len(self._places[key]) for key in left)
+        self.gone = sum(len(self._offsets[key]) for key in remaining)
 
     def record(self, job: Job) -> RolloutRecord:
         """Return the recorded rollout of `job`."""
-        return self.run.record_at(self._places[job.key][job.index])
+        return self.run.record_at(self._offsets[job.key][job.index])
 
     def holds(self, job: Job, outcome: Outcome) -> bool:
         """Return whether `outcome` is of the recorded rollout, identified by its exact times and usage."""
-        mine = self.run.outcome_at(self._places[job.key][job.index])
-        return (mine.turn_seconds, mine.usage) == (outcome.turn_seconds, outcome.usage)
+        recorded = self.run.outcome_at(self._offsets[job.key][job.index])
+        return (recorded.turn_seconds, recorded.usage) == (outcome.turn_seconds, outcome.usage)
 
 
 class _Replay(Environment):
@@ -265,12 +268,11 @@ class _Replay(Environment):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Replay one rollout with its recorded answers; `turn` is not used."""
-        own = bookkeeping(state)
-        answers = _Answers(self._expected[own.seed])
-        others = answers.record.model_roles.items()
-        own.role_clients = {
+        rollout = bookkeeping(state)
+        answers = _Answers(self._expected[rollout.seed])
+        rollout.role_clients = {
             role: _Answers(msgspec.structs.replace(answers.record, steps=steps, stop_condition=None))
-            for role, steps in others
+            for role, steps in answers.record.model_roles.items()
         }
         limit: LimitReachedError | None = None
         try:
@@ -278,9 +280,9 @@ class _Replay(Environment):
         except LimitReachedError as reached:
             limit = reached
         finally:
-            own.role_clients = None  # a rubric queries its judge again
-            steps = zip(own.trajectory, answers.record.steps)
-            own.trajectory[:] = [msgspec.structs.replace(step, seconds=old.seconds) for step, old in steps]
+            rollout.role_clients = None  # a rubric queries its judge again
+            steps = zip(rollout.trajectory, answers.record.steps)
+            rollout.trajectory[:] = [msgspec.structs.replace(step, seconds=old.seconds) for step, old in steps]
         answers.check_end(state, limit is not None)
         if limit is not None:
             raise limit
@@ -310,7 +312,7 @@ class _Answers:
 
     def __init__(self, record: RolloutRecord):
         self.record = record
-        self._left = list(record.steps)
+        self._remaining = list(record.steps)
         self._failure: ReplayError | None = None
 
     async def respond(self, request: Request) -> Response:
@@ -320,13 +322,13 @@ class _Answers:
             LimitReachedError: the rollout ended here at a limit.
             ReplayError: the prompt differs, or the rollout had ended.
         """
-        turn, ended = self._given, self.record.stop_condition
+        turn, stop = self._num_answered + 1, self.record.stop_condition
         with phase("replay"):
-            if not self._left:
-                if ended in LIMITS:
-                    raise LimitReachedError(ended, self.record.is_truncated)
-                self._fail(f"at turn {turn + 1}: one more answer is requested; the rollout had ended there ({ended})")
-            step = self._left.pop(self._place(f"at turn {turn + 1}", request.messages))
+            if not self._remaining:
+                if stop in LIMITS:
+                    raise LimitReachedError(stop, self.record.is_truncated)
+                self._fail(f"at turn {turn}: one more answer is requested; the rollout had ended there ({stop})")
+            step = self._remaining.pop(self._position_of(f"at turn {turn}", request.messages))
         # A copy, since the environment may change the message, which is also part of recorded prompts.
         message = copy.deepcopy(Message(step.completion[-1]))
         return Response(message, step.usage, step.finish_reason, step.tokens, step.attempts)
@@ -348,10 +350,10 @@ class _Answers:
         with phase("replay"):
             if self._failure is not None:  # the environment may have caught the error
                 raise self._failure
-            if self._given < turns:
+            if self._remaining:
                 stop = bookkeeping(state).stop_condition
                 self._fail(
-                    f"after turn {self._given}: the rollout ends ({stop}); the recorded rollout has {turns} turns"
+                    f"after turn {self._num_answered}: the rollout ends ({stop}); the recorded rollout has {turns} turns"
                 )
             prompt, completion = messages_of(state)
             self._compare("in its first prompt", prompt, record.prompt)
@@ -359,46 +361,50 @@ class _Answers:
                 self._fail(f"after turn {turns}: it was cut off there, in the middle of the environment's own work")
             self._compare("in its last messages", completion, record.completion)
         if record.stop_condition in LIMITS:
-            own = bookkeeping(state)
-            own.stop_condition, own.is_truncated = record.stop_condition, record.is_truncated
+            rollout = bookkeeping(state)
+            rollout.stop_condition, rollout.is_truncated = record.stop_condition, record.is_truncated
 
     @property
-    def _given(self) -> int:
-        return len(self.record.steps) - len(self._left)
+    def _num_answered(self) -> int:
+        return len(self.record.steps) - len(self._remaining)
 
-    def _place(self, where: str, now: Sequence[object]) -> int:
+    def _position_of(self, moment: str, messages: Sequence[object]) -> int:
         """Return the position of the remaining answer to this prompt."""
-        prompts: list[Sequence[object]] = [step.prompt for step in self._left]
-        if now not in prompts:
-            now = self._read_back(now)
-        if now not in prompts:
-            self._fail(f"{where}: {_difference(now, prompts[0])}")
-        return next(i for i, prompt in enumerate(prompts) if prompt == now)
+        prompts: list[Sequence[object]] = [step.prompt for step in self._remaining]
+        if messages not in prompts:
+            messages = self._read_back(messages)
+        if messages not in prompts:
+            self._fail(f"{moment}: {_difference(messages, prompts[0])}")
+        return prompts.index(messages)
 
-    def _compare(self, where: str, now: Sequence[object], then: Sequence[object]) -> None:
-        if now != then:  # the record has the messages as read from JSON
-            now = self._read_back(now)
-        if now != then:
-            self._fail(f"{where}: {_difference(now, then)}")
+    def _compare(self, moment: str, messages: Sequence[object], recorded: Sequence[object]) -> None:
+        if messages != recorded:  # the record has the messages as read from JSON
+            messages = self._read_back(messages)
+        if messages != recorded:
+            self._fail(f"{moment}: {_difference(messages, recorded)}")
 
     def _read_back(self, prompt: Sequence[object]) -> list[Any]:
         record = msgspec.structs.replace(self.record, prompt=list(prompt), completion=[], steps=[])
         return decode_record(encode_record(record)).prompt
 
-    def _fail(self, what: str) -> None:
-        self._failure = ReplayError(f"replay differs {what}")
+    def _fail(self, difference: str) -> None:
+        self._failure = ReplayError(f"replay differs {difference}")
         raise self._failure
 
 
-def _difference(now: Sequence[Any], then: Sequence[Any]) -> str:
+def _difference(messages: Sequence[Any], recorded: Sequence[Any]) -> str:
     """Describe the first difference between two conversations."""
-    for position, (mine, theirs) in enumerate(zip(now, then), start=1):
-        if mine != theirs:
-            a, b = text_of(mine), text_of(theirs)
-            if a == b:
-                a, b = str(mine), str(theirs)
-            parting = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-            start = max(0, parting - MAX_QUOTED_CHARS // 4)
+    for position, (message, recorded_message) in enumerate(zip(messages, recorded), start=1):
+        if message != recorded_message:
+            text, recorded_text = text_of(message), text_of(recorded_message)
+            if text == recorded_text:  # another field differs, such as the tool calls
+                text, recorded_text = str(message), str(recorded_message)
+            shared = 0
+            for character, recorded_character in zip(text, recorded_text):
+                if character != recorded_character:
+                    break
+                shared += 1
+            start = max(0, shared - MAX_QUOTED_CHARS // 4)
             end = start + MAX_QUOTED_CHARS
-            return f"message {position} is now {a[start:end]!r}, was {b[start:end]!r}"
-    return f"{len(now)} messages now, {len(then)} then"
+            return f"message {position} is now {text[start:end]!r}, was {recorded_text[start:end]!r}"
+    return f"{len(messages)} messages now, {len(recorded)} then"

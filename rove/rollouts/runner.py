@@ -5,19 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, cast
 
 import msgspec
@@ -64,12 +54,12 @@ def plan(examples: Iterable[Row], rollouts_per_example: int, seed: int = 0) -> I
 
     Equal rows get different keys ("…#2").
     """
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for example in examples:
         key = example_key(example)
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] > 1:
-            key = f"{key}#{seen[key]}"
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] > 1:
+            key = f"{key}#{counts[key]}"
         yield [Job(example, key, index, seed) for index in range(rollouts_per_example)]
 
 
@@ -94,7 +84,10 @@ class Allowance(msgspec.Struct, frozen=True):
         if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
             raise LimitReachedError("max_turns_reached")
         if limits.max_total_tokens is not None or limits.max_cost is not None:
-            used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
+            used = Usage()
+            for conversation in conversations or [steps]:
+                for step in conversation:
+                    used += step.usage
             tokens = used.prompt_tokens + used.completion_tokens
             if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
                 raise LimitReachedError("max_total_tokens_reached", truncated=True)
@@ -106,23 +99,23 @@ class Allowance(msgspec.Struct, frozen=True):
 class _Turns:
     """Counts the turns of one rollout; an agent may request several concurrently."""
 
-    begun: int = 0
-    under_way: int = 0
+    started: int = 0
+    running: int = 0
 
     @contextmanager
-    def one_more(self) -> Generator[None]:
+    def counted(self) -> Generator[None]:
         """Count a turn while it runs."""
-        self.begun += 1
-        self.under_way += 1
-        number = self.begun
+        self.started += 1
+        self.running += 1
+        number = self.started
         try:
             yield
         except BaseException:
-            if self.begun == number:
-                self.begun -= 1  # a retry is the same turn with the same seed
+            if self.started == number:
+                self.started -= 1  # a retry is the same turn with the same seed
             raise
         finally:
-            self.under_way -= 1
+            self.running -= 1
 
 
 def _continued(
@@ -130,28 +123,42 @@ def _continued(
 ) -> tuple[TrajectoryStep | None, list[dict[str, object]]]:
     """Return the step that a conversation continues: the last of those that share the most messages with its beginning.
 
+    An agent may go back to an earlier message, or alternate between conversations, so it is not always the last step.
+
     Returns:
         The step, and the shared messages; reusing these objects saves memory.
     """
-    found: TrajectoryStep | None = None
-    most: list[MessageDict] = []
+    continued_step: TrajectoryStep | None = None
+    shared: list[MessageDict] = []
     for step in reversed(steps):
-        if found is None or len(step.prompt) + len(step.completion) > len(most):
-            known = [*step.prompt, *step.completion]
-            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, messages)))
-            if found is None or common > len(most):
-                found, most = step, known[:common]
-    return found, most
+        if continued_step is not None and len(step.prompt) + len(step.completion) <= len(shared):
+            continue  # too short to share more; comparing long conversations is what costs time here
+        step_messages = [*step.prompt, *step.completion]
+        count = _count_shared(step_messages, messages)
+        if continued_step is None or count > len(shared):
+            continued_step, shared = step, step_messages[:count]
+    return continued_step, shared
+
+
+def _count_shared(step_messages: Sequence[object], messages: Sequence[object]) -> int:
+    """Return the number of equal messages at the beginning of both lists."""
+    count = 0
+    for step_message, message in zip(step_messages, messages):
+        if step_message != message:
+            break
+        count += 1
+    return count
 
 
 def merge_sampling(sampling: SamplingParams, requested: SamplingParams) -> SamplingParams:
     """Return the run's sampling parameters overridden by an agent's, with the smaller `max_tokens` and both `stop` lists."""
-    given = {name: value for name, value in msgspec.structs.asdict(requested).items() if value not in (None, {})}
-    if sampling.max_tokens is not None and "max_tokens" in given:
-        given["max_tokens"] = min(sampling.max_tokens, given["max_tokens"])
-    if sampling.stop and "stop" in given:
-        given["stop"] = list(dict.fromkeys([*sampling.stop, *given["stop"]]))
-    return msgspec.structs.replace(sampling, **given)
+    requested_values = msgspec.structs.asdict(requested)
+    overrides = {name: value for name, value in requested_values.items() if value not in (None, {})}
+    if sampling.max_tokens is not None and "max_tokens" in overrides:
+        overrides["max_tokens"] = min(sampling.max_tokens, overrides["max_tokens"])
+    if sampling.stop and "stop" in overrides:
+        overrides["stop"] = list(dict.fromkeys([*sampling.stop, *overrides["stop"]]))
+    return msgspec.structs.replace(sampling, **overrides)
 
 
 _OFF: dict[str, tuple[Any, ...]] = {
@@ -178,17 +185,17 @@ def check_trainable(sampling: SamplingParams, requested: SamplingParams) -> None
     wrong importance ratios.
     """
     for name, off in _OFF.items():
-        own, given = getattr(sampling, name), getattr(requested, name)
-        if given != own and not (given in off and own in off):
+        run_value, agent_value = getattr(sampling, name), getattr(requested, name)
+        if agent_value != run_value and not (agent_value in off and run_value in off):
             raise ConfigError(
-                f"the agent requests {name} = {given!r}, but this training run samples with {name} = {own!r} and computes "
-                f"log-probabilities with it: remove '{name}' from agent_sampling of the environment, or let the agent send "
-                "the value of the run"
+                f"the agent requests {name} = {agent_value!r}, but this training run samples with {name} = {run_value!r} and "
+                f"computes log-probabilities with it: remove '{name}' from agent_sampling of the environment, or let the agent "
+                "send the value of the run"
             )
 
 
-def _step(request: Request, response: Response, seconds: float, shown: object) -> TrajectoryStep:
-    """Return the step of a request and its response; `shown` are the tools that the environment offers."""
+def _step(request: Request, response: Response, seconds: float, offered: object) -> TrajectoryStep:
+    """Return the step of a request and its response; `offered` are the tools that the environment offers."""
     return TrajectoryStep(
         prompt=request.messages,
         completion=[response.message],
@@ -197,7 +204,7 @@ def _step(request: Request, response: Response, seconds: float, shown: object) -
         seconds=seconds,
         tokens=response.tokens,
         attempts=response.attempts,
-        tools=None if request.tools == shown else request.tools or [],
+        tools=None if request.tools == offered else request.tools or [],
     )
 
 
@@ -221,41 +228,41 @@ def make_turn(
         sampling_args: Mapping[str, object] | None = None,
         agent_request: Request | None = None,
     ) -> Message:
-        own = bookkeeping(state)
-        shown = own.tools = offered_tools(state)
+        rollout = bookkeeping(state)
+        offered = rollout.tools = offered_tools(state)
+        tools = offered if agent_request is None else agent_request.tools
         if role is not None:
             args = sampling if sampling_args is None else sampling_args
-            tools = shown if agent_request is None else agent_request.tools
             return await query(
                 state, messages, client, role=role, model=model or default_model, sampling_args=args, tools=tools
             )
-        if own.turn_numbers is None:
-            own.turn_numbers = _Turns()
-        turns: _Turns = own.turn_numbers
-        trajectory = own.trajectory
-        allowance.check(trajectory, own.conversations, turns.under_way)
-        how = sampling if agent_request is None else merge_sampling(sampling, agent_request.sampling_params)
+        if rollout.turn_numbers is None:
+            rollout.turn_numbers = _Turns()
+        turns: _Turns = rollout.turn_numbers
+        trajectory = rollout.trajectory
+        allowance.check(trajectory, rollout.conversations, turns.running)
+        params = sampling if agent_request is None else merge_sampling(sampling, agent_request.sampling_params)
         if for_training:
-            check_trainable(sampling, how)
-        before, known = _continued(trajectory, messages)
+            check_trainable(sampling, params)
+        continued_step, shared = _continued(trajectory, messages)
         request = Request(
-            messages=[*known, *messages[len(known) :]],
-            sampling_params=how,
+            messages=[*shared, *messages[len(shared) :]],
+            sampling_params=params,
             model=default_model,
-            tools=shown if agent_request is None else agent_request.tools,
-            previous=before.tokens if before else None,
-            seed=derive_seed(own.seed, turns.begun),
+            tools=tools,
+            previous=continued_step.tokens if continued_step else None,
+            seed=derive_seed(rollout.seed, turns.started),
             state=state,
             text="".join(map(text_of, messages)) if isinstance(prompt_of(state), str) else None,
             on_text=None if agent_request is None else agent_request.on_text,
         )
         started = time.perf_counter()
         on_request()
-        with turns.one_more(), phase("model"):
+        with turns.counted(), phase("model"):
             response = await client.respond(request)
-        trajectory.append(_step(request, response, time.perf_counter() - started, shown))
+        trajectory.append(_step(request, response, time.perf_counter() - started, offered))
         if response.finish_reason == "length":
-            own.is_truncated = True
+            rollout.is_truncated = True
         return response.message
 
     return turn
@@ -266,6 +273,8 @@ async def finished_rollout(
     env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, model_roles: RoleClients | None = None
 ) -> AsyncGenerator[State]:
     """Run one rollout; score it in the `async with` block. Its `@cleanup` methods run at the end of the block.
+
+    docs/decisions/cleanup.md explains this order: reward functions may read what a cleanup releases.
 
     Errors of the rollout and of the cleanup are recorded in its state instead of raised; see `scores_after_cleanup`.
     """
@@ -281,20 +290,20 @@ async def finished_rollout(
         error=None,
         role_clients=model_roles,
     )
-    own = bookkeeping(state)
+    rollout = bookkeeping(state)
     try:
-        with _timed(own):
+        with _timed(rollout):
             await _run(env, job, state, turn, timeout_seconds)
         yield state
     finally:  # clean up also after a cancellation
-        with _timed(own), _contained(state), phase("cleanup"):
+        with _timed(rollout), _contained(state), phase("cleanup"):
             await env.clean_up(state)
 
 
 async def _run(env: Environment, job: Job, state: State, turn: Turn, timeout_seconds: float | None) -> None:
-    own = bookkeeping(state)
     with _contained(state):
-        own.input = _own_copy(job.example)  # the group shares the example; a rollout must not change it for others
+        # The group shares the example; a rollout must not change it for others.
+        bookkeeping(state).input = _deep_copy(job.example)
         limits = (env.time_limit(state), timeout_seconds)
         limit = min((limit for limit in limits if limit is not None), default=None)
         await run_with_limits(limit, state, lambda: env.run(state, turn))
@@ -305,13 +314,13 @@ async def _run(env: Environment, job: Job, state: State, turn: Turn, timeout_sec
 
 
 @contextmanager
-def _timed(own: Bookkeeping) -> Generator[None]:
+def _timed(rollout: Bookkeeping) -> Generator[None]:
     """Add the wall time of this block to that of the rollout."""
     started = time.perf_counter()
     try:
         yield
     finally:
-        own.seconds += time.perf_counter() - started
+        rollout.seconds += time.perf_counter() - started
 
 
 def scores_after_cleanup(state: State, scores: Scores | None) -> Scores | None:
@@ -321,36 +330,40 @@ def scores_after_cleanup(state: State, scores: Scores | None) -> Scores | None:
 
 async def run_with_limits(timeout_seconds: float | None, state: State, run: Callable[[], Awaitable[None]]) -> None:
     """Run a rollout until it ends or reaches a limit of turns, tokens or time, and set its stop condition."""
-    own = bookkeeping(state)
+    rollout = bookkeeping(state)
     limit = asyncio.timeout(timeout_seconds)
     try:
         async with limit:
             await run()
     except OverlongPromptError:
-        own.stop_condition, own.is_truncated = "prompt_too_long", True
+        rollout.stop_condition, rollout.is_truncated = "prompt_too_long", True
     except LimitReachedError as reached:
-        own.stop_condition, own.is_truncated = str(reached), own.is_truncated or reached.truncated
+        rollout.stop_condition, rollout.is_truncated = str(reached), rollout.is_truncated or reached.truncated
     except TimeoutError as error:
-        if not limit.expired():
+        if not limit.expired():  # raised by the environment's own code: an error like any other
             raise
         # A rollout without an answer from its endpoint must not get a score.
         unanswered = unanswered_attempts(error.__cause__)
-        if unanswered or not own.trajectory:
+        if unanswered or not rollout.trajectory:
             problem = f"no answer within the rollout's time limit of {timeout_seconds:g} s"
-            raise InfraError(f"{problem}: {unanswered[-1]}" if unanswered else problem, unanswered or ()) from error
-        own.stop_condition, own.is_truncated = "timeout_reached", True
+            if unanswered:
+                problem += f": {unanswered[-1]}"
+            raise InfraError(problem, unanswered or ()) from error
+        rollout.stop_condition, rollout.is_truncated = "timeout_reached", True
 
 
-def _own_copy(value: Any) -> Any:
+def _deep_copy(value: Any) -> Any:
     """Return a deep copy, much faster than `copy.deepcopy` for the usual contents of dataset rows."""
     kind = cast(type[Any], type(value))
     if kind in (str, int, float, bool, type(None)):
         return value
     if kind is dict or isinstance(value, Message):
-        copied = cast(dict[Any, Any], dict.__new__(kind))
-        copied.update(((name, _own_copy(item)) for name, item in value.items()))
+        copied = cast(dict[Any, Any], dict.__new__(kind))  # without `__init__`: those of messages take other arguments
+        copied.update(((name, _deep_copy(item)) for name, item in value.items()))
         return copied
-    return [_own_copy(item) for item in value] if kind is list else copy.deepcopy(value)
+    if kind is list:
+        return [_deep_copy(item) for item in value]
+    return copy.deepcopy(value)
 
 
 @contextmanager
@@ -362,8 +375,8 @@ def _contained(*states: State) -> Generator[None]:
         if ends_task(error):
             raise
         for state in states:
-            own = bookkeeping(state)
-            own.error = own.error or error_info(error)
+            rollout = bookkeeping(state)
+            rollout.error = rollout.error or error_info(error)  # the first error is the cause of later ones
 
 
 def error_info(error: BaseException) -> ErrorInfo:
@@ -376,81 +389,85 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 async def score(env: Environment, state: State) -> Scores | None:
     """Return the scores of a finished rollout; None, with its error recorded, if the rollout or its scoring failed."""
-    own = bookkeeping(state)
-    if own.error is not None:
+    rollout = bookkeeping(state)
+    if rollout.error is not None:  # a failure is never recorded as a reward of 0
         return None
     started = time.perf_counter()
     scores: Scores | None = None
     with _contained(state), phase("scoring"):
         scores = await env.scoring_rubric.score_rollout(state)
-    own.scoring_seconds = time.perf_counter() - started
+    rollout.scoring_seconds = time.perf_counter() - started
     return scores
 
 
 async def score_group(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
     """Add group rewards, which see successful rollouts only. If one raises, all of these fail with its error."""
-    alive = [i for i, given in enumerate(scores) if given is not None]
-    if not alive or not env.scoring_rubric.has_group_rewards:
+    scored = {position: member for position, member in enumerate(scores) if member is not None}
+    if not scored or not env.scoring_rubric.has_group_rewards:
         return scores
-    merged: list[Scores | None] = [None] * len(scores)
-    survivors = [given for given in scores if given is not None]
-    with _contained(*(states[i] for i in alive)), phase("scoring"):
-        joined = await env.scoring_rubric.score_group([states[i] for i in alive], survivors)
-        for i, given in zip(alive, joined, strict=True):
-            merged[i] = given
-    return merged
+    group_scores: list[Scores | None] = [None] * len(scores)
+    scored_states = [states[position] for position in scored]
+    with _contained(*scored_states), phase("scoring"):
+        new_scores = await env.scoring_rubric.score_group(scored_states, list(scored.values()))
+        for position, member in zip(scored, new_scores, strict=True):
+            group_scores[position] = member
+    return group_scores
 
 
 def make_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
 ) -> RolloutRecord:
     """Return the frozen record of a finished, scored rollout."""
-    own = bookkeeping(state)
+    rollout = bookkeeping(state)
     prompt, completion = messages_of(state)
+    model_seconds = sum(turn.seconds for turn in rollout.trajectory)
     return RolloutRecord(
         example_key=job.key,
         example_id=job.example["example_id"],
         rollout_index=job.index,
-        seed=own.seed,
+        seed=rollout.seed,
         prompt=prompt,
         completion=completion,
         answer=job.example["answer"],
         info=job.example["info"],
-        steps=own.trajectory,
-        stop_condition=own.stop_condition,
-        is_truncated=own.is_truncated,
+        steps=rollout.trajectory,
+        stop_condition=rollout.stop_condition,
+        is_truncated=rollout.is_truncated,
         scores=scores,
-        error=own.error,
-        usage=sum((s.usage for s in own.trajectory), Usage()),
-        timing=Timing(own.seconds, sum(s.seconds for s in own.trajectory), own.scoring_seconds),
+        error=rollout.error,
+        usage=sum((turn.usage for turn in rollout.trajectory), Usage()),
+        timing=Timing(rollout.seconds, model_seconds, rollout.scoring_seconds),
         temperature=temperature,
         step=step,
-        env_id=own.env_id,
-        model_roles=own.model_roles,
-        renderings=own.renderings,
-        tools=own.tools or None,
+        env_id=rollout.env_id,
+        model_roles=rollout.model_roles,
+        renderings=rollout.renderings,
+        tools=rollout.tools or None,
     )
 
 
 def try_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
 ) -> RolloutRecord:
-    """Return the record of a rollout; if it cannot be written to a run folder and read back, a record of that error."""
+    """Return the record of a rollout; if it cannot be written to a run folder and read back, a record of that error.
+
+    Authors write any values into the state (docs/decisions/state.md); one unreadable line would close the whole run folder.
+    """
     with _contained(state), phase("rollout"):
         record = make_record(job, state, scores, temperature, step)
         check_storable(record)
         return record
-    own = bookkeeping(state)
+    rollout = bookkeeping(state)
     empty = State(
         input=job.example,
         prompt=job.example["prompt"],
-        seed=own.seed,
-        stop_condition=own.stop_condition,
-        is_truncated=own.is_truncated,
+        seed=rollout.seed,
+        stop_condition=rollout.stop_condition,
+        is_truncated=rollout.is_truncated,
         completion=[],
-        error=own.error,
-        seconds=own.seconds,
-        scoring_seconds=own.scoring_seconds,
-        env_id=own.env_id,
+        error=rollout.error,
+        seconds=rollout.seconds,
+        scoring_seconds=rollout.scoring_seconds,
+        env_id=rollout.env_id,
     )
     return make_record(job, empty, None, temperature, step)

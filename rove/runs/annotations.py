@@ -88,8 +88,10 @@ class Annotation(NamedTuple):
 
     def apply(self, change: Change) -> Annotation:
         """Return the annotations after a change."""
-        left = [tag for tag in self.tags if tag not in change.remove]
-        return Annotation(tuple(dict.fromkeys([*left, *change.add])), self.note if change.note is None else change.note)
+        remaining = [tag for tag in self.tags if tag not in change.remove]
+        tags = dict.fromkeys([*remaining, *change.add])  # without duplicates, in this order
+        note = self.note if change.note is None else change.note
+        return Annotation(tuple(tags), note)
 
 
 class Annotations:
@@ -110,8 +112,9 @@ class Annotations:
         """Read the file again if it has changed; an incomplete last line is ignored."""
         try:
             with open_regular(self.file) as lines:
-                found = os.fstat(lines.fileno())
-                stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+                status = os.fstat(lines.fileno())
+                # The size as well: two changes within the clock's resolution have the same time.
+                stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
                 if stamp != self.stamp:
                     self._read(read_lines(lines))
                     self.stamp = stamp
@@ -119,10 +122,10 @@ class Annotations:
             self.run, self.rollouts, self.bad, self.stamp = Annotation(), {}, [], ()
 
     def _read(self, lines: Iterable[bytes]) -> None:
-        found: dict[Place | None, Annotation] = {}
+        annotations: dict[Place | None, Annotation] = {}
         bad: list[tuple[int, str]] = []
         for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # somebody writes it right now
                 break
             try:
                 change = msgspec.json.decode(line, type=Change)
@@ -130,20 +133,26 @@ class Annotations:
                 bad.append((number, str(error)))
                 continue
             key = change.rollout.key if change.rollout else None
-            found[key] = found.get(key, Annotation()).apply(change)
-        self.run = found.pop(None, Annotation())
-        self.rollouts = {key: one for key, one in found.items() if key is not None and one != Annotation()}
+            annotations[key] = annotations.get(key, Annotation()).apply(change)
+        self.run = annotations.pop(None, Annotation())
+        self.rollouts = {}
+        for key, annotation in annotations.items():
+            if key is not None and annotation != Annotation():
+                self.rollouts[key] = annotation
         self.bad = bad
 
     def tags(self) -> list[str]:
         """Return the tags of all rollouts in alphabetical order."""
-        return sorted({tag for one in self.rollouts.values() for tag in one.tags})
+        tags: set[str] = set()
+        for annotation in self.rollouts.values():
+            tags.update(annotation.tags)
+        return sorted(tags)
 
     def check(self) -> None:
         """Check that every line could be read."""
         if self.bad:
-            number, why = self.bad[0]
-            raise RunError(f"{self.file}, line {number}: not an annotation: {why}\nDelete or correct that line")
+            number, reason = self.bad[0]
+            raise RunError(f"{self.file}, line {number}: not an annotation: {reason}\nDelete or correct that line")
 
 
 def annotate(folder: Path, change: Change) -> None:
@@ -157,4 +166,4 @@ def annotate(folder: Path, change: Change) -> None:
         truncate_torn_line(folder / FILE)  # an incomplete line was never acknowledged
         file.write(line + b"\n")
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # unlike a rollout, a person's note cannot be repeated

@@ -69,21 +69,23 @@ def panels(rows: Sequence[Mapping[str, object]]) -> list[JsonObject]:
         for name, value in with_derived(row).items():
             if _is_number(value):
                 sizes[name] = max(sizes.get(name, 0.0), abs(value))
-    found: list[dict[str, object]] = []
+    charts: list[dict[str, object]] = []
     for panel in PANELS:
         names = sorted(name for name, size in sizes.items() if panel.least < size <= panel.most)
         matches = {name: match for name in names if (match := re.fullmatch(panel.metrics, name))}
         curves = {name: _label(panel, match, len(matches)) for name, match in matches.items()}
         if curves:
             named = re.compile(panel.metrics).groups > 0
-            shown = {name: getattr(panel, name) for name in ("group", "title", "band", "in_table")}
-            found.append({**shown, "named": named, "curves": curves})
-    return found
+            fields = {name: getattr(panel, name) for name in ("group", "title", "band", "in_table")}
+            charts.append({**fields, "named": named, "curves": curves})
+    return charts
 
 
 def _label(panel: Panel, match: re.Match[str], count: int) -> str:
-    if named := next((group for group in match.groups() if group), None):
-        return named if panel.group in ("Reward", "Evaluations") else named.replace("_", " ")
+    groups = [group for group in match.groups() if group]
+    if groups:
+        # Reward functions and held-out environments have names of their authors, which stay as they are.
+        return groups[0] if panel.group in ("Reward", "Evaluations") else groups[0].replace("_", " ")
     return match[0].replace("_", " ") if count > 1 else panel.title
 
 
@@ -92,10 +94,10 @@ def with_derived(row: JsonMapping) -> JsonObject:
 
     Sampling and training that overlap count once.
     """
-    whole = (
-        [row.get("time/step")] if "time/step" in row else [row.get("time/sampling", 0.0), row.get("time/training", 0.0)]
-    )
-    seconds = sum(float(value) for value in whole if _is_number(value) and value is not None)
+    parts = [row.get("time/sampling", 0.0), row.get("time/training", 0.0)]
+    if "time/step" in row:
+        parts = [row["time/step"]]
+    seconds = sum(float(part) for part in parts if _is_number(part))
     derived = {
         ZERO_ADVANTAGE: zero_advantage_share(row),
         SECONDS: seconds or None,
@@ -106,15 +108,20 @@ def with_derived(row: JsonMapping) -> JsonObject:
 
 def zero_advantage_share(*rows: JsonMapping) -> float | None:
     """Return the share of zero-advantage groups in some steps; None if they have no groups."""
-    counted = [row for row in rows if _is_number(row.get("groups/all")) and _is_number(row.get("groups/zero_spread"))]
-    groups = sum(row["groups/all"] for row in counted)
-    return sum(row["groups/zero_spread"] for row in counted) / groups if groups else None
+    num_groups = num_zero_advantage = 0
+    for row in rows:
+        if _is_number(row.get("groups/all")) and _is_number(row.get("groups/zero_spread")):
+            num_groups += row["groups/all"]
+            num_zero_advantage += row["groups/zero_spread"]
+    return num_zero_advantage / num_groups if num_groups else None
 
 
 def _ratio(part: JsonValue, whole: JsonValue) -> float | None:
-    return float(part) / float(whole) if _is_number(part) and _is_number(whole) and whole else None
+    if not _is_number(part) or not _is_number(whole) or not whole:
+        return None
+    return float(part) / float(whole)
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value can be drawn."""
+    """Return whether a value can be drawn; NaN and infinity cannot, and a damaged file may have huge integers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300

@@ -67,6 +67,7 @@ def is_own(file: Path) -> bool:
     """Return whether this user's rove wrote a settings file, and nobody has changed it since."""
     try:
         recorded = read_regular(_seal_file(file))
+        # In constant time, so that a stranger cannot find a valid digest by its timing.
         return hmac.compare_digest(recorded.strip(), _digest(read_regular(file)).encode())
     except (OSError, RuntimeError, RunError):
         return False
@@ -108,7 +109,7 @@ def foreign_settings(
         return {}
     risky = risky_settings(values, kind)
     own_folder = str(values.get("run_dir", ""))
-    if own_folder and Path(own_folder).resolve() == file.parent.resolve():
+    if own_folder and Path(own_folder).resolve() == file.parent.resolve():  # the user has named this folder
         risky.pop("run_dir", None)
     return {name: value for name, value in risky.items() if name.split(".")[0] not in overridden}
 
@@ -143,11 +144,11 @@ def _is_risky(path: _Path, value: object) -> bool:
 def _leaves(value: object, path: _Path = ()) -> Iterator[tuple[_Path, object]]:
     """Yield the values of nested tables and lists with their paths."""
     if is_mapping(value):
-        for key, below in value.items():
-            yield from _leaves(below, (*path, key))
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
     elif is_list(value):
-        for number, below in enumerate(value):
-            yield from _leaves(below, (*path, number))
+        for number, item in enumerate(value):
+            yield from _leaves(item, (*path, number))
     else:
         yield path, value
 

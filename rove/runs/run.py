@@ -83,7 +83,8 @@ OWNED = (
     "final",
     "config.toml",
 )
-"""Files and folders of a run folder; config.toml, which marks a run folder, comes last."""
+"""Files and folders of a run folder, in the order in which `--overwrite` deletes them: config.toml, which marks a run folder,
+comes last, so that an interrupted deletion can be repeated."""
 
 NO_RESULTS = ("config.toml", SEAL.format("config.toml"), "versions.json", ".lock")
 """Files of a run folder that hold no results."""
@@ -149,27 +150,29 @@ class Run(RunFiles):
             )
         self._created = create_folders(self.path)
         self._refuse_foreign()
-        self._acquire()
+        self._acquire()  # before anything is deleted or written
         file = self.path / "config.toml"
         if overwrite:
             for name in OWNED:
                 remove(self.path / name)
         self._check_files()
         current: JsonObject = {"kind": kind, "identity": plain(identity), "config": plain(config)}
-        changes = []
-        if continued := file.exists():
+        changes: list[str] = []
+        continued = file.exists()
+        if continued:
             recorded = self.config()
-            changes = differences(
-                {"kind": recorded["kind"], **recorded["identity"]}, {"kind": kind, **current["identity"]}
-            )
+            recorded_identity = {"kind": recorded["kind"], **recorded["identity"]}
+            changes = differences(recorded_identity, {"kind": kind, **current["identity"]})
             if changes and not self._is_unused():
                 self.close()
-                differs, advice = "\n  ".join(changes), self._overwrite_advice(recorded["kind"])
-                raise RunError(f"{self.path} holds a different run; differences:\n  {differs}\n{advice}")
+                advice = self._overwrite_advice(recorded["kind"])
+                lines = "\n  ".join(changes)
+                raise RunError(f"{self.path} holds a different run; differences:\n  {lines}\n{advice}")
         self.write_bytes("config.toml", tomli_w.dumps(current).encode())
         seal(file)
         (self.path / "stopped.json").unlink(missing_ok=True)
         self._add_versions()
+        # What a kill of the last process may have left: half a line, and a folder between two renames.
         for name in ("rollouts.jsonl", "metrics.jsonl", "alerts.jsonl"):
             truncate_torn_line(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
@@ -191,15 +194,14 @@ class Run(RunFiles):
 
     def _refuse_foreign(self) -> None:
         """Refuse a folder that is not empty and not a run folder."""
-        there = [child.name for child in self.path.iterdir() if not child.name.startswith(".")]
-        if not there:
+        names = sorted(child.name for child in self.path.iterdir() if not child.name.startswith("."))
+        if not names:
             return
         try:
             self.config()
         except RunError as error:
             raise RunError(
-                f"{self.path} is not a run folder and not empty (it has {', '.join(sorted(there)[:4])}); pass another --run-dir\n"
-                f"{error}"
+                f"{self.path} is not a run folder and not empty (it has {', '.join(names[:4])}); pass another --run-dir\n{error}"
             ) from error
 
     def _check_files(self) -> None:
@@ -211,13 +213,14 @@ class Run(RunFiles):
 
     def _add_versions(self) -> None:
         """Record the current software versions, unless they are recorded already."""
-        known, now = self.versions(), versions_here()
-        if now not in known:
-            self.write_json("versions.json", [*known, now])
+        recorded, current = self.versions(), versions_here()
+        if current not in recorded:
+            self.write_json("versions.json", [*recorded, current])
 
     def _acquire(self) -> None:
         if fcntl is None:
             return
+        # The kernel releases the lock when the process ends, however it ends. The file stays: deleting it would be a race.
         self._lock = open_regular(self.path / ".lock", "ab")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,7 +271,7 @@ class Run(RunFiles):
         if file is None:
             file = self._files[name] = open_regular(self.path / name, "ab")
         file.write(line + b"\n")
-        file.flush()
+        file.flush()  # no fsync: only a crash of the machine can lose it now, and rollouts can be repeated
 
     def rollouts(self) -> Iterator[RolloutRecord]:
         """Yield every rollout, oldest first, except an incomplete last line."""
@@ -287,14 +290,15 @@ class Run(RunFiles):
         offset = 0
         for number, line in enumerate(self.lines_of("rollouts.jsonl")):
             try:
-                place = decode_place(line)
+                rollout = decode_place(line)
             except RunError as error:
                 file = self.path / "rollouts.jsonl"
                 raise RunError(
                     f"{file}, line {number + 1}: {error}\nDelete that line; rove then repeats the rollout"
                 ) from error
-            usage = usage + place.usage
-            lines[place.key] = Line(number, offset, place.failed)
+            usage = usage + rollout.usage
+            # A failed rollout is repeated on resume, so the last line of a rollout counts.
+            lines[rollout.key] = Line(number, offset, rollout.failed)
             offset += len(line) + 1
         return lines, usage
 
@@ -369,9 +373,11 @@ class Run(RunFiles):
 
     def progress(self, step: int, state: Mapping[str, object]) -> Progress:
         """Return the current progress of the run."""
-        sizes = [(self.path / name) for name in ("rollouts.jsonl", "metrics.jsonl")]
-        rollouts, metrics = (file.stat().st_size if file.exists() else 0 for file in sizes)
-        return Progress(step, rollouts, metrics, dict(state))
+        sizes: list[int] = []
+        for name in ("rollouts.jsonl", "metrics.jsonl"):
+            file = self.path / name
+            sizes.append(file.stat().st_size if file.exists() else 0)
+        return Progress(step, *sizes, dict(state))
 
     def last_checkpoint(self) -> tuple[Path, Progress] | None:
         """Return the newest checkpoint from which training can resume.
@@ -379,13 +385,15 @@ class Run(RunFiles):
         Raises:
             RunError: See `progress_of`.
         """
-        newest = next((path for path in self.checkpoints() if (path / "progress.json").exists()), None)
-        return None if newest is None else (newest, self.progress_of(newest))
+        for checkpoint in self.checkpoints():
+            if (checkpoint / "progress.json").exists():
+                return checkpoint, self.progress_of(checkpoint)
+        return None
 
     def checkpoints(self) -> list[Path]:
         """Return the numbered checkpoints, newest first."""
-        found = [path for path in (self.path / "checkpoints").glob("*") if path.name.isdecimal()]
-        return sorted(found, key=lambda path: int(path.name), reverse=True)
+        numbered = [path for path in (self.path / "checkpoints").glob("*") if path.name.isdecimal()]
+        return sorted(numbered, key=lambda path: int(path.name), reverse=True)
 
     def progress_of(self, checkpoint: Path) -> Progress:
         """Return the progress of the run at a checkpoint.
@@ -406,11 +414,13 @@ class Run(RunFiles):
     def cut(self, progress: Progress | None) -> None:
         """Delete the rollouts, metrics, alerts, tokens and evaluations newer than `progress` (None: all of them)."""
         step = progress.step if progress is not None else 0
-        if alerts := list(self.lines_of("alerts.jsonl")):
-            self.write_bytes("alerts.jsonl", b"".join(line + b"\n" for line in alerts if _step_of(line) <= step))
+        alerts = list(self.lines_of("alerts.jsonl"))
+        if alerts:
+            remaining = [line + b"\n" for line in alerts if _step_of(line) <= step]
+            self.write_bytes("alerts.jsonl", b"".join(remaining))
         for path in [*self.path.glob("evaluations/*/*"), *self.path.glob("tokens/*.json")]:
             if path.stem.isdecimal() and int(path.stem) > step:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                remove(path)
         sizes = {"rollouts.jsonl": 0, "metrics.jsonl": 0}
         if progress is not None:
             sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}
@@ -456,13 +466,13 @@ def _step_of(line: bytes) -> float:
 
 def versions_here() -> dict[str, str]:
     """Return the versions of Python, the platform and the installed `PACKAGES`, by name."""
-    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def end_early(folder: Path, error: BaseException, created: Sequence[Path], resume_command: str = "") -> None:
@@ -493,10 +503,13 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
     """
     report: dict[str, object] = {"why": end_reason(error)}
     with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
-        report["rollouts"] = _lines(folder / "rollouts.jsonl")[0]
-        if last := _lines(folder / "metrics.jsonl")[1]:
-            report["step"] = msgspec.json.decode(last, type=JsonObject).get("step")
-    return report | ({"resume": resume_command} if resume_command else {})
+        report["rollouts"], _ = _count_lines(folder / "rollouts.jsonl")
+        _, last_row = _count_lines(folder / "metrics.jsonl")
+        if last_row:
+            report["step"] = msgspec.json.decode(last_row, type=JsonObject).get("step")
+    if resume_command:
+        report["resume"] = resume_command
+    return report
 
 
 def remove_without_results(created: Sequence[Path]) -> bool:
@@ -519,7 +532,7 @@ def remove_without_results(created: Sequence[Path]) -> bool:
     return True
 
 
-def _lines(file: Path) -> tuple[int, bytes]:
+def _count_lines(file: Path) -> tuple[int, bytes]:
     """Return the number of complete lines of a file, and the last of them; (0, b"") if it does not exist."""
     count, last = 0, b""
     if file.exists():

@@ -114,25 +114,26 @@ def decoded(
         decode: Decoder of the file format. Default: JSON.
     """
     try:
-        found = decode(content)
-        msgspec.convert(found, expected)
-        check_plain(found)
+        value = decode(content)
+        # Only checked, not converted: keys of other versions of rove stay.
+        msgspec.convert(value, expected)
+        check_plain(value)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RunError(f"{file} is damaged, or not a file that rove wrote: {error}") from error
-    return found
+    return value
 
 
 def decoded_row(line: bytes) -> JsonObject:
     """Decode a line of metrics.jsonl or alerts.jsonl: numbers and texts by name, `step` an integer if there is one."""
     try:
-        found = msgspec.json.decode(line, type=dict[str, Scalar])
-        step = found.get("step", 0)
-        if type(step) is not int:
+        row = msgspec.json.decode(line, type=dict[str, Scalar])
+        step = row.get("step", 0)
+        if type(step) is not int:  # not isinstance: True is an int, too
             raise ValueError(f"`step` is {step!r}; expected an integer")
-        check_plain(found)
+        check_plain(row)
     except (msgspec.MsgspecError, ValueError) as error:
         raise RunError(f"not a row of numbers and texts: {error}; the line starts {line[:80]!r}") from error
-    return found
+    return row
 
 
 def check_plain(value: object, depth: int = 0) -> None:

@@ -1,7 +1,8 @@
 """Encode records as lines of JSON.
 
 In memory every step has its whole prompt. On disk a step that extends the previous one has only the new messages and tokens, so
-that a rollout of T turns takes O(T) space. `decode_record` restores the record, except for values that JSON cannot represent.
+that a rollout of T turns takes O(T) space (docs/decisions/disk_steps.md). `decode_record` restores the record, except for values
+that JSON cannot represent. The other decoders read fewer fields: resuming and lists read every line of large files.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
     messages: list[MessageDict] = []
     ids: list[int] = []
     for step in steps:
+        # All or nothing: a step of another branch, such as a sub-agent's, has its whole prompt.
         shared_messages = len(messages) if _extends(step.prompt, messages) else 0
         tokens = step.tokens
         shared_ids = len(ids) if tokens and _extends(tokens.prompt_ids, ids) else 0
@@ -174,6 +176,7 @@ def _storable(value: object, parents: tuple[int, ...] = ()) -> object:
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, int) and not -MAX_INTEGER <= value < MAX_INTEGER:
         return hex(value)  # str() refuses integers of more than 4,300 digits
+    # By exact type: numpy's float64 is a subclass of float, and its `tolist` gives the plain one.
     if value is None or type(value) in (bool, int, float):
         return value
     if id(value) in parents or len(parents) == MAX_DEPTH:
@@ -202,9 +205,10 @@ _place_decoder = msgspec.json.Decoder(_StoredPlace)
 
 def encode_record(record: RolloutRecord) -> bytes:
     """Return a record as a JSON line without the newline; values that JSON cannot represent are converted (see `_storable`)."""
-    bare, roles = msgspec.structs.replace(record, steps=[], model_roles={}), record.model_roles.items()
-    stored = _StoredRecord(bare, _store(record.steps), {role: _store(steps) for role, steps in roles})
-    try:
+    bare = msgspec.structs.replace(record, steps=[], model_roles={})
+    model_roles = {role: _store(steps) for role, steps in record.model_roles.items()}
+    stored = _StoredRecord(bare, _store(record.steps), model_roles)
+    try:  # nearly every record needs no conversion, and `_storable` copies all of it
         return _encoder.encode(stored)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return _encoder.encode(_storable(stored))
@@ -243,7 +247,7 @@ def decode_listing(line: bytes) -> RolloutListing:
     """Return the rollout of a line as shown in lists, about as fast as its outcome."""
     try:
         listed = _with_turns(_decoded(_listed_decoder, line))
-    except RunError:
+    except RunError:  # a later version may have other fields: then "upgrade rove" is the better message
         _check_version(_decoded(_version_decoder, line).record.schema_version)
         raise
     _check_version(listed.schema_version)

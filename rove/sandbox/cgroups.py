@@ -1,6 +1,7 @@
 """Control groups: one per session, which limit the memory and the number of all its processes together.
 
-Versions 1 and 2 are supported. Without permission to create groups only the limits of single processes apply.
+Versions 1 and 2 are supported. Without permission to create groups only the limits of single processes apply, because most
+containers do not have it (docs/decisions/sandbox.md).
 """
 
 from __future__ import annotations
@@ -40,17 +41,20 @@ class Groups:
 
     def enter(self, slot: int, limits: SandboxLimits) -> list[int]:
         """Return open files of a slot's groups: writing 0 moves a process into the group. The caller closes them."""
-        memory = limits.memory_bytes + limits.disk_bytes + OVERHEAD_BYTES
-        values = {"memory": str(memory), "swap": "0", "pids": str(limits.processes + OVERHEAD_PROCESSES)}
-        folders = {parent / f"rove-{os.getpid()}-{id(self):x}-{slot}" for parent, _ in self._parents.values()}
+        memory = limits.memory_bytes + limits.disk_bytes + OVERHEAD_BYTES  # the session's folder is in memory, too
+        max_processes = limits.processes + OVERHEAD_PROCESSES
+        values = {"memory": str(memory), "swap": "0", "pids": str(max_processes)}
+        # The process id comes first: `_remove_stale` finds groups of killed processes by it.
+        name = f"rove-{os.getpid()}-{id(self):x}-{slot}"
+        # With version 2 the controllers share a folder. It stays for the slot's next session.
+        folders = {parent / name for parent, _ in self._parents.values()}
         for folder in folders - self._created:
             folder.mkdir()
             self._created.add(folder)
         for parent, files in self._parents.values():
-            folder = parent / f"rove-{os.getpid()}-{id(self):x}-{slot}"
-            for kind, name in files.items():
+            for kind, file in files.items():
                 with contextlib.suppress(FileNotFoundError):  # kernels without swap accounting
-                    (folder / name).write_text(values[kind])
+                    (parent / name / file).write_text(values[kind])
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in sorted(folders)]
 
     def close(self) -> bool:
@@ -62,28 +66,34 @@ class Groups:
         return not self._created
 
 
+VERSION_1_FILES = {"memory": {"memory": "memory.limit_in_bytes"}, "pids": {"pids": "pids.max"}}
+VERSION_2_FILES = {"memory": {"memory": "memory.max", "swap": "memory.swap.max"}, "pids": {"pids": "pids.max"}}
+"""Controller → limit → the file that sets it."""
+
+
 def _parent(controller: str, root: Path, own_groups: Path) -> tuple[Path, dict[str, str]]:
     """Return where groups with a controller can be created, and the file of each limit."""
     lines = [line.split(":", 2) for line in own_groups.read_text().splitlines()]
+    # A machine may mount both versions; the controllers that version 1 has are then missing in version 2.
     for _, names, path in lines:
         if controller in names.split(","):
-            files = {"memory": {"memory": "memory.limit_in_bytes"}, "pids": {"pids": "pids.max"}}[controller]
-            return _probe(root / controller / path.lstrip("/"), files)
-    for number, _, path in lines:
+            return _probe(root / controller / path.lstrip("/"), VERSION_1_FILES[controller])
+    for hierarchy, _, path in lines:
         mounted = root / "unified" if (root / "unified").is_dir() else root
-        if number == "0":
-            files = {"memory": {"memory": "memory.max", "swap": "memory.swap.max"}, "pids": {"pids": "pids.max"}}
-            return _probe(mounted / path.lstrip("/"), files[controller])
+        if hierarchy == "0":
+            return _probe(mounted / path.lstrip("/"), VERSION_2_FILES[controller])
     raise OSError(f"no control group has the controller {controller}")
 
 
 def _probe(parent: Path, files: dict[str, str]) -> tuple[Path, dict[str, str]]:
+    """Test whether groups can be created here and have the limits: permissions and files of the parent do not show it."""
+    first_file = next(iter(files.values()))
     probe = parent / f"rove-{os.getpid()}-probe"
     with contextlib.suppress(FileExistsError):
         probe.mkdir()
     try:
-        if not (probe / next(iter(files.values()))).exists():
-            raise OSError(f"{parent} gives its children no {next(iter(files.values()))}")
+        if not (probe / first_file).exists():
+            raise OSError(f"{parent} gives its children no {first_file}")
     finally:
         probe.rmdir()
     return parent, files
@@ -92,6 +102,7 @@ def _probe(parent: Path, files: dict[str, str]) -> tuple[Path, dict[str, str]]:
 def _remove_stale(parent: Path) -> None:
     """Remove groups of processes that were killed."""
     for folder in parent.glob("rove-*"):
-        if not Path("/proc", folder.name.split("-")[1]).exists():
+        _, pid, *_ = folder.name.split("-")
+        if not Path("/proc", pid).exists():
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -63,7 +63,10 @@ ALWAYS = (
 
 def describe(missing: Mapping[str, str]) -> Description:
     """Return a description of a machine, given its missing features and the reasons."""
-    return Description(
-        enforced=[*ALWAYS, *(gives for name, (gives, _) in FEATURES.items() if name not in missing)],
-        missing=[f"{name}: {lacks} ({missing[name]})" for name, (_, lacks) in FEATURES.items() if name in missing],
-    )
+    enforced, not_enforced = list(ALWAYS), list[str]()
+    for name, (effect, consequence) in FEATURES.items():
+        if name in missing:
+            not_enforced.append(f"{name}: {consequence} ({missing[name]})")
+        else:
+            enforced.append(effect)
+    return Description(enforced=enforced, missing=not_enforced)

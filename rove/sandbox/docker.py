@@ -19,6 +19,8 @@ from rove.core.errors import ConfigError
 from rove.sandbox.backend import Description, SandboxLimits
 from rove.sandbox.session import Streams, SupervisedBackend, SupervisedSession
 
+# The code of `inside` comes as an argument, so that every image with Python works and none has to be built. It is removed
+# before the first call: the session's folder belongs to the code.
 BOOT = """
 import base64, os, sys
 path = os.path.join(os.getcwd(), ".rove.zip")
@@ -72,10 +74,10 @@ class DockerBackend(SupervisedBackend):
         self.image = image
         self.environment = ENVIRONMENT | dict(environment or {})
         names = [binary] if binary else ["docker", "podman"]
-        found = [path for path in map(shutil.which, names) if path]
-        if not found:
+        installed = [path for path in map(shutil.which, names) if path]
+        if not installed:
             raise ConfigError(f"{' or '.join(names)} is not on PATH; install it, or use LocalBackend on Linux")
-        self.binary = found[0]
+        self.binary = installed[0]
         self.slots = asyncio.Semaphore(max_sessions)
 
     def _new_session(self, limits: SandboxLimits) -> DockerSession:
@@ -119,6 +121,7 @@ class DockerSession(SupervisedSession):
         command = command_of(self._name, self._backend.image, self.limits, self._backend.environment)
         pipe = asyncio.subprocess.PIPE
         try:
+            # Its own session: Ctrl-C would end the engine's command before the container is removed.
             process = await asyncio.create_subprocess_exec(
                 self._backend.binary, *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
             )
@@ -132,7 +135,10 @@ class DockerSession(SupervisedSession):
 
     async def _disconnect(self) -> str:
         process, self._process = self._process, None
-        return "" if process is None else await asyncio.shield(self._remove(process))
+        if process is None:
+            return ""
+        # A canceled rollout must not leave its container behind.
+        return await asyncio.shield(self._remove(process))
 
     async def _remove(self, process: asyncio.subprocess.Process) -> str:
         """Remove the container, then end the command that held its streams; return the command's message."""
@@ -156,21 +162,18 @@ class DockerSession(SupervisedSession):
 def command_of(name: str, image: str, limits: SandboxLimits, environment: Mapping[str, str]) -> list[str]:
     """Return the arguments that start a session's container."""
     folder = f"/session:rw,nosuid,nodev,size={limits.disk_bytes},mode=1777"
-    memory = limits.memory_bytes + limits.disk_bytes
+    memory = limits.memory_bytes + limits.disk_bytes  # the session's folder is in memory, too
     words = f"""
         run --rm --interactive --name {name} --label rove --pull never --network none --ipc private
         --read-only --tmpfs {folder} --workdir /session --user 65534:65534 --cap-drop ALL --security-opt no-new-privileges
         --memory {memory} --memory-swap {memory} --pids-limit {limits.processes}
     """
-    variables = [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
+    variables: list[str] = []
+    for key, value in environment.items():
+        variables += ["--env", f"{key}={value}"]
     python = ["--entrypoint", "python3", image, "-B", "-X", "utf8", "-c", BOOT]
-    return [
-        *words.split(),
-        *variables,
-        *python,
-        base64.b64encode(packed_modules()).decode(),
-        msgspec.json.encode(limits).decode(),
-    ]
+    arguments = [base64.b64encode(packed_modules()).decode(), msgspec.json.encode(limits).decode()]
+    return [*words.split(), *variables, *python, *arguments]
 
 
 def packed_modules() -> bytes:

@@ -1,4 +1,7 @@
-"""Sandboxes on this machine: processes forked from a prepared parent and isolated by features of the Linux kernel."""
+"""Sandboxes on this machine: processes forked from a prepared parent and isolated by features of the Linux kernel.
+
+docs/decisions/sandbox.md explains why rove has a sandbox of its own, and why it refuses to run code in a weaker one.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +91,9 @@ class LocalBackend(SupervisedBackend):
         """
         parent = await self._ensure_parent()
         missing = self._missing(parent)
-        lacking = [name for name in ESSENTIAL if name in missing]
+        lacking = {name: missing[name] for name in ESSENTIAL if name in missing}
         if lacking and not self.unsafe:
-            reasons = "\n".join(f"- {line}" for line in describe({name: missing[name] for name in lacking}).missing)
+            reasons = "\n".join(f"- {line}" for line in describe(lacking).missing)
             raise ConfigError(f"this machine lacks features that the sandbox requires:\n{reasons}\n{REMEDY}")
         unlimited = {name: missing[name] for name in LIMITING if name in missing}
         if unlimited:
@@ -110,10 +113,11 @@ class LocalBackend(SupervisedBackend):
             raise ConfigError(f"the local sandbox needs Linux, this is {sys.platform}: {ELSEWHERE}")
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a parent, its sessions and locks belong to one event loop
-            old, self._parent, self._loop, self._starting = self._parent, None, loop, asyncio.Lock()
+            old_parent, self._parent = self._parent, None
+            self._loop, self._starting = loop, asyncio.Lock()
             self._sessions.clear()
-            if old is not None:
-                await self._end(old)
+            if old_parent is not None:
+                await self._end(old_parent)
         async with self._starting:
             if self._parent is None or self._parent.is_gone:
                 if self._parent is not None:
@@ -169,7 +173,10 @@ class LocalSession(SupervisedSession):
 
     async def _disconnect(self) -> str:
         parent, self._parent = self._parent, None
-        return "" if parent is None else await asyncio.shield(parent.kill(self._number))
+        if parent is None:
+            return ""
+        # The parent completes this future whoever waits; a canceled caller must not cancel it.
+        return await asyncio.shield(parent.kill(self._number))
 
 
 def settings(
@@ -187,11 +194,13 @@ def settings(
             raise ConfigError(f"without has '{name}'; {nearest(name, FEATURES)}")
     folders = python_folders(packages)
     home = os.path.dirname(os.path.realpath(sys.executable))
-    shown = [sys.base_prefix, *folders, *paths]
+    readable = [sys.base_prefix, *folders, *paths]
     variables = ENVIRONMENT | {"PATH": f"{home}:{ENVIRONMENT['PATH']}"}
-    variables |= {"PYTHONPATH": ":".join(folders)} if folders else {}
+    if folders:  # for Python that code starts from bash
+        variables["PYTHONPATH"] = ":".join(folders)
     return {
-        "paths": [*shown, *map(os.path.realpath, shown)],
+        # Links and their targets: a virtual environment's Python is a link.
+        "paths": [*readable, *map(os.path.realpath, readable)],
         "python_path": folders,
         "preload": [module_of(package) for package in packages],
         "environment": variables | dict(environment),
@@ -204,7 +213,7 @@ def module_of(package: str) -> str:
     name = package.replace("-", "_")
     if importlib.util.find_spec(name) is not None:
         return name
-    for module, packages in importlib.metadata.packages_distributions().items():
-        if package.lower() in (known.lower() for known in packages):
+    for module, distributions in importlib.metadata.packages_distributions().items():
+        if package.lower() in (distribution.lower() for distribution in distributions):
             return module
     raise ConfigError(f"packages has '{package}', which is not installed; pip install {package}")

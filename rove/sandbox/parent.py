@@ -35,19 +35,25 @@ class Parent:
         self.loop = asyncio.get_running_loop()
         self.missing: dict[str, str] = {}
         self.is_gone = False
-        self._control, self._process, self._groups = control, process, groups
+        self.groups = groups
+        """The control groups of its sessions."""
+        self._control, self._process = control, process
         self._slots_free = asyncio.Semaphore(slots)
         self._sending = asyncio.Lock()
+        # A slot has a user id and control groups of its own, which its sessions use one after the other.
         self._free = list(range(slots))
         self._first_user = first_user_id(slots)
         self._count = 0
         self._slots: dict[int, int] = {}
+        """Number of a session → its slot."""
         self._ends: dict[int, asyncio.Future[str]] = {}
+        """Number of a session → done when it has ended, with the reason if it never started."""
         self._ready: asyncio.Future[JsonObject] = self.loop.create_future()
 
     @staticmethod
     async def start(settings: JsonMapping, slots: int) -> Parent:
         """Start a zygote and wait until it is ready."""
+        # Packets, not a stream: each message is sent with its file descriptors, completely or not at all.
         host_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with zygote_end:
             process = start_process(zygote_end, settings["environment"])
@@ -69,11 +75,6 @@ class Parent:
             raise SandboxError(f"the sandbox did not start:\n{ready['broken']}")
         parent.missing = ready["missing"]
         return parent
-
-    @property
-    def groups(self) -> Groups:
-        """The control groups of its sessions."""
-        return self._groups
 
     async def fork(self, limits: SandboxLimits) -> tuple[int, socket.socket]:
         """Start a session when a slot is free; return its number and the host's end of its socket."""
@@ -102,7 +103,7 @@ class Parent:
         host_end, zygote_end = socket.socketpair()
         files = [zygote_end.fileno()]
         try:
-            files += self._groups.enter(slot, limits)
+            files += self.groups.enter(slot, limits)
             while True:
                 try:
                     socket.send_fds(self._control, [message], files)
@@ -145,7 +146,7 @@ class Parent:
             if self.loop.time() > deadline:
                 self._process.kill()
             await asyncio.sleep(0.005)
-        while not self._groups.close():  # after a kill the last processes may still be ending
+        while not self.groups.close():  # after a kill the last processes may still be ending
             if self.loop.time() > deadline:
                 break
             await asyncio.sleep(0.005)
@@ -155,7 +156,7 @@ class Parent:
         self._control.close()
         self.is_gone = True
         self._process.wait()
-        self._groups.close()
+        self.groups.close()
 
     def _read_messages(self) -> None:
         while True:
@@ -193,6 +194,7 @@ class Parent:
 
 def start_process(control: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the process of a zygote; takes a few milliseconds."""
+    # -I -S: no variables, packages or startup files of the user run in the process that still has rove's privileges.
     command = [os.path.realpath(sys.executable), "-I", "-S", "-B", "-X", "utf8", "-c", BOOT]
     return subprocess.Popen(
         [*command, str(Path(__file__).parent), str(control.fileno())],
@@ -206,17 +208,23 @@ def start_process(control: socket.socket, environment: Mapping[str, str]) -> sub
     )
 
 
-def first_user_id(count: int, own: int | None = None, uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
-    """Return the first of `count` unused user ids; None unless this process (or user id `own`) is root."""
-    if (os.geteuid() if own is None else own) != 0:
+def first_user_id(count: int, user: int | None = None, uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
+    """Return the first of `count` unused user ids; None unless this process (or user id `user`) is root."""
+    if user is None:
+        user = os.geteuid()
+    if user != 0:
         return None
-    starts = [(int(first), int(size)) for first, _, size in map(str.split, uid_map.read_text().splitlines())]
-    first, size = max(starts, key=lambda pair: pair[0] + pair[1])
-    if first + size > FIRST_USER_ID + NUM_USER_IDS:
+    # Each line: the first id in this user namespace, the first id outside it, the number of ids.
+    rows = [line.split() for line in uid_map.read_text().splitlines()]
+    end = max(int(first) + int(size) for first, _, size in rows)
+    if end > FIRST_USER_ID + NUM_USER_IDS:
+        # Drawn, so that two processes hardly use the same ids: a session kills all processes of its user.
         return FIRST_USER_ID + secrets.randbelow(NUM_USER_IDS // count) * count
-    return first + size - 1 - count  # a container with few ids: use the last ones
+    return end - 1 - count  # a container with few ids: use the last ones
 
 
 def python_folders(packages: Sequence[str]) -> list[str]:
     """Return the folders of installed packages, if any package is requested."""
-    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))] if packages else []
+    if not packages:
+        return []
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

@@ -36,7 +36,7 @@ class SupervisedSession(ABC):
 
     def __init__(self, limits: SandboxLimits, on_close: Callable[[SupervisedSession], None]):
         self.limits, self._on_close = limits, on_close
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # a supervisor runs one call after the other
         self._streams: Streams | None = None
         self._closed = False
 
@@ -168,6 +168,7 @@ class SupervisedSession(ABC):
         reader = self._streams[0]
         length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
         limits = self.limits
+        # The supervisor cuts what it sends, so this is more than any answer; code that took it over could send without end.
         if length > 2 * limits.file_bytes + 16 * limits.output_chars + 8 * limits.message_bytes + 65536:
             raise EOFError(f"an answer of {length} bytes")
         return msgspec.json.decode(await reader.readexactly(length), type=JsonObject)
@@ -236,10 +237,11 @@ async def reply_to(call_json: str, functions: Functions, max_bytes: int) -> str:
                 f"{call.name[:100]}() cannot be called now; expected one of: {', '.join(functions) or 'none'}"
             )
         value = await maybe_await(functions[call.name](*call.args, **call.kwargs))
+        # Encoded here, not where it is sent: a value that JSON cannot represent becomes an error that the code sees.
         reply = json.dumps({"id": number, "value": value}, ensure_ascii=False)
         if len(reply.encode(errors="replace")) > max_bytes:
             raise ValueError(f"{call.name}() returned more than {max_bytes} bytes (message_bytes)")
-    except (InfraError, LimitReachedError):
+    except (InfraError, LimitReachedError):  # not the code's fault: the rollout ends
         raise
     except Exception as error:
         message = str(error) or type(error).__name__

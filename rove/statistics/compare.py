@@ -132,13 +132,13 @@ class _Side:
             if rollout.scores is not None:
                 self.columns.add(rollout.example_key, rollout.scores)
                 self.ids[rollout.example_key] = rollout.example_id
-        self.keys = list(self.columns.places)
+        self.keys = list(self.columns.indices)
         self.weights = self.columns.weights
         self.functions = set(self.columns.named)
 
     def means(self, name: str) -> dict[str, float]:
         """Return the mean over the rollouts of every example that has the value."""
-        return {self.keys[place]: value for place, value in self.column(name).means()}
+        return {self.keys[example]: value for example, value in self.column(name).means()}
 
     def column(self, name: str) -> Column:
         """Return the values called `name`."""
@@ -214,8 +214,10 @@ def compare(
     down = [mover for mover in moved if mover.a - mover.b > TOLERANCE]
     only = (len(in_a) - len(shared), len(in_b) - len(shared))
     main, needed = _difference(value, *sides)
-    others = [_difference(name, *sides)[0] for name in {REWARD, *sides[0].functions & sides[1].functions} - {value}]
-    others.sort(key=lambda one: (one.weight is not None, -abs(one.weight or 0.0), one.name))
+    other_names = {REWARD, *(sides[0].functions & sides[1].functions)} - {value}
+    differences = [_difference(name, *sides)[0] for name in other_names]
+    # The reward, whose weight is None, then by weight.
+    differences.sort(key=lambda item: (item.weight is not None, -abs(item.weight or 0.0), item.name))
     return Comparison(
         names=names,
         verdict=_verdict(main, needed, only, names, len(up) + len(down)),
@@ -229,7 +231,7 @@ def compare(
         up=up[:movers],
         down=down[:movers],
         needed_examples=needed,
-        others=others,
+        others=differences,
         notes=_notes(sides, names, bool(shared), only),
     )
 
@@ -241,14 +243,15 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
     in_a, in_b = a.means(name), b.means(name)
     shared = in_a.keys() & in_b.keys()
     if shared:
-        in_a, in_b = ({key: side[key] for key in shared} for side in (in_a, in_b))
+        in_a = {key: in_a[key] for key in shared}
+        in_b = {key: in_b[key] for key in shared}
         gaps = [in_b[key] - in_a[key] for key in shared]
         estimate = _paired(gaps, _value_range(*columns, len(gaps)))
         variance = sample_variance(gaps)
     else:
         estimate = _unpaired(*columns)
         variance = sum(sample_variance(column.example_means()) for column in columns)
-    if _are_binary(*columns) and math.isfinite(estimate.low):
+    if _are_binary(*columns) and math.isfinite(estimate.low):  # a difference of two shares is between −1 and 1
         estimate = msgspec.structs.replace(estimate, low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
     means = mean(list(in_a.values())), mean(list(in_b.values()))
     difference = Difference(
@@ -270,7 +273,9 @@ def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | N
     if _are_binary(a, b):
         return 0.0, 1.0
     low, high = min(a.low, b.low), max(a.high, b.high)
-    return (low, high) if examples >= FEWEST_RANGE and TOLERANCE < high - low <= LARGEST else None
+    if examples < FEWEST_RANGE or not TOLERANCE < high - low <= LARGEST:
+        return None
+    return low, high
 
 
 def _are_binary(a: Column, b: Column) -> bool:
@@ -291,15 +296,19 @@ def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> Estima
     if max(abs(gap) for gap in gaps) > LARGEST:
         return no_interval(center, HUGE)
     if span is not None and all(_is_near(gap, 0.0) or _is_near(abs(gap), span) for gap in gaps):
-        up, down = (sum(sign * gap > TOLERANCE for gap in gaps) for sign in (1, -1))
+        up = len([gap for gap in gaps if gap > TOLERANCE])
+        down = len([gap for gap in gaps if -gap > TOLERANCE])
         estimate = _scaled(bonett_price(up, down, n), span)
     elif max(gaps) - min(gaps) <= TOLERANCE:
         estimate = _equal(center, n, limits)
     else:
         estimate = widened_t(gaps)
+    # The interval and the verdict must not disagree: without a significant test, zero is inside.
     if math.isfinite(estimate.low) and sign_flip_test(gaps) > SIGNIFICANT:
         estimate = msgspec.structs.replace(estimate, low=min(0.0, estimate.low), high=max(0.0, estimate.high))
-    return msgspec.structs.replace(estimate, caveat=estimate.caveat or (FEW if n < FEWEST_COMPARED else None))
+    if not estimate.caveat and n < FEWEST_COMPARED:
+        estimate = msgspec.structs.replace(estimate, caveat=FEW)
+    return estimate
 
 
 def _equal(gap: float, n: int, limits: tuple[float, float] | None) -> Estimate:
@@ -338,7 +347,11 @@ def _run_estimate(column: Column, limits: tuple[float, float] | None) -> Estimat
 
 def _sign_of(estimate: Estimate) -> int:
     """Return the sign of an estimate whose interval excludes zero, else 0."""
-    return int(estimate.low > TOLERANCE) - int(estimate.high < -TOLERANCE)
+    if estimate.low > TOLERANCE:
+        return 1
+    if estimate.high < -TOLERANCE:
+        return -1
+    return 0
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
@@ -357,25 +370,27 @@ def sign_flip_test(gaps: Sequence[float]) -> float:
         return 1.0
     size = abs(moved[0])
     if all(_is_near(abs(gap), size) for gap in moved):
-        up = sum(gap > 0.0 for gap in moved)
+        up = len([gap for gap in moved if gap > 0.0])
         return sign_test(up, len(moved) - up)
     if len(moved) > MOST_FLIPPED:
         return 0.0
     sums = [0.0]
     for gap in moved:
         sums = [*(total + gap for total in sums), *(total - gap for total in sums)]
-    reached = abs(math.fsum(moved)) - TOLERANCE
-    return sum(abs(total) >= reached for total in sums) / len(sums)
+    observed = abs(math.fsum(moved)) - TOLERANCE
+    at_least_as_extreme = [total for total in sums if abs(total) >= observed]
+    return len(at_least_as_extreme) / len(sums)
 
 
 def sign_test(up: int, down: int) -> float:
     """Return the two-sided p-value of `up` rises among `up + down` changes that go either way with probability 1/2."""
-    n, fewer = up + down, min(up, down)
-    tail = math.fsum(
-        math.exp(math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2))
-        for i in range(fewer + 1)
-    )
-    return min(1.0, 2 * tail)
+    n = up + down
+    probabilities: list[float] = []
+    for count in range(min(up, down) + 1):
+        # In logarithms: the binomial coefficients of large runs exceed the largest float.
+        log_coefficient = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
+        probabilities.append(math.exp(log_coefficient - n * math.log(2)))
+    return min(1.0, 2 * math.fsum(probabilities))
 
 
 def bonett_price(up: int, down: int, n: int) -> Estimate:
@@ -386,6 +401,7 @@ def bonett_price(up: int, down: int, n: int) -> Estimate:
         down: Pairs that fell by 1.
         n: All pairs.
     """
+    # Adjusted: one rise and one fall are added, so that no proportion is 0.
     rise, fall = (up + 1) / (n + 2), (down + 1) / (n + 2)
     reach = Z * math.sqrt((rise + fall - (rise - fall) ** 2) / (n + 2))
     return Estimate((up - down) / n, max(-1.0, rise - fall - reach), min(1.0, rise - fall + reach))
@@ -408,26 +424,27 @@ def _verdict(
     main: Difference, needed: int | None, only: tuple[int, int], names: tuple[str, str], differing: int
 ) -> str:
     if main.examples:
-        basis = f"on {main.examples:,} shared example{'s' * (main.examples > 1)}"
+        plural = "s" if main.examples > 1 else ""
+        basis = f"on {main.examples:,} shared example{plural}"
     else:
         basis = f"between {only[0]:,} and {only[1]:,} different examples"
     limits = "" if math.isnan(main.low) else f" [{main.low:+.3f}, {main.high:+.3f}]"
-    seen = f"{main.name} {main.difference:+.3f}{limits} {basis}"
+    result = f"{main.name} {main.difference:+.3f}{limits} {basis}"
     if main.direction:
-        return f"{names[1]} is {_judgement(main)} than {names[0]}: {seen}"
+        return f"{names[1]} is {_judgement(main)} than {names[0]}: {result}"
     if needed is None:
-        return f"too few examples: {seen}; an interval needs at least 2 examples"
+        return f"too few examples: {result}; an interval needs at least 2 examples"
     if math.isnan(main.low) and abs(main.difference) <= TOLERANCE:
-        seen = f"{main.name} is equal {basis}"
-    have = main.examples or min(only)
-    each = "" if main.examples else " in each run"
+        result = f"{main.name} is equal {basis}"
     if main.examples and 0 < differing < FEWEST_DIFFERING:
-        return f"too few examples to determine a direction: {seen}; at least {FEWEST_DIFFERING} examples must differ"
-    if have >= needed:
-        return f"no detectable difference: {seen}; a difference of {POINTS} would probably have been detected"
+        return f"too few examples to determine a direction: {result}; at least {FEWEST_DIFFERING} examples must differ"
+    available = main.examples or min(only)
+    if available >= needed:
+        return f"no detectable difference: {result}; a difference of {POINTS} would probably have been detected"
+    each = "" if main.examples else " in each run"
     return (
-        f"no detectable difference: {seen}; "
-        f"about {needed - have:,} more examples{each} would be needed to detect a difference of {POINTS}"
+        f"no detectable difference: {result}; "
+        f"about {needed - available:,} more examples{each} would be needed to detect a difference of {POINTS}"
     )
 
 
@@ -435,7 +452,8 @@ def _judgement(main: Difference) -> str:
     """Return "better" or "worse" for values with a weight, "higher" or "lower" for metrics."""
     if main.weight == 0.0:
         return "higher" if main.direction > 0 else "lower"
-    return "better" if main.direction * (1.0 if main.weight is None else main.weight) > 0 else "worse"
+    weight = 1.0 if main.weight is None else main.weight  # of a penalty, it is negative
+    return "better" if main.direction * weight > 0 else "worse"
 
 
 def _notes(sides: tuple[_Side, _Side], names: tuple[str, str], paired: bool, only: tuple[int, int]) -> list[str]:
@@ -447,14 +465,17 @@ def _notes(sides: tuple[_Side, _Side], names: tuple[str, str], paired: bool, onl
         notes.append(
             f"excluded because the other run did not score them: {only[0]:,} of {names[0]}, {only[1]:,} of {names[1]}"
         )
-    weights = {name: [side.weights.get(name, 0.0) for side in sides] for name in sorted(a.functions & b.functions)}
-    changed = [f"{name} {old:g} → {new:g}" for name, (old, new) in weights.items() if old != new]
+    changed: list[str] = []
+    for name in sorted(a.functions & b.functions):
+        weight_a, weight_b = a.weights.get(name, 0.0), b.weights.get(name, 0.0)
+        if weight_a != weight_b:
+            changed.append(f"{name} {weight_a:g} → {weight_b:g}")
     if changed:
         notes.append(f"reward weights differ ({', '.join(changed)}): the rewards are not comparable")
-    for mine, others, name in ((a, b, names[0]), (b, a, names[1])):
-        missing = sorted(mine.functions - others.functions)
-        if missing:
-            notes.append(f"only {name} has {', '.join(missing)}")
+    only_functions = sorted(a.functions - b.functions), sorted(b.functions - a.functions)
+    for name, functions in zip(names, only_functions):
+        if functions:
+            notes.append(f"only {name} has {', '.join(functions)}")
     return notes
 
 

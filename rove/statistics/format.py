@@ -18,7 +18,9 @@ def number(value: float | None, digits: int = 3) -> str:
     """Format a value with `digits` decimals, or 4 significant digits from 1000 on; None or nan → "–"."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.{digits}f}"
+    if abs(value) >= 1000 or value == 0:
+        return f"{value:.4g}"
+    return f"{value:.{digits}f}"
 
 
 def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
@@ -31,14 +33,17 @@ def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
 
 def interval(estimate: Mapping[str, object], digits: int = 3) -> str:
     """Return an interval as text, "[0.722, 0.990]", with an asterisk if it has a caveat; "–" without one."""
-    found = limits(estimate)
     mark = "*" if estimate.get("caveat") else ""
-    return f"[{number(found[0], digits)}, {number(found[1], digits)}]{mark}" if found else f"–{mark}"
+    bounds = limits(estimate)
+    if bounds is None:
+        return f"–{mark}"
+    low, high = bounds
+    return f"[{number(low, digits)}, {number(high, digits)}]{mark}"
 
 
 def caveats(estimates: Iterable[Mapping[str, object]]) -> str:
     """Return the caveats of these intervals as one line; "" without any."""
-    texts = dict.fromkeys(str(one["caveat"]) for one in estimates if one.get("caveat"))
+    texts = dict.fromkeys(str(estimate["caveat"]) for estimate in estimates if estimate.get("caveat"))
     return f"* {'; '.join(texts)}" if texts else ""
 
 
@@ -67,14 +72,18 @@ def version_words(spans: Sequence[tuple[int, int]]) -> str:
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """Return a curve as one line of text, averaged down to `width` characters."""
-    clean = [v for v in values if not math.isnan(v)]
+    clean = [value for value in values if not math.isnan(value)]
     if not clean:
         return ""
     size = max(1, math.ceil(len(clean) / width))
-    points = [sum(clean[i : i + size]) / len(clean[i : i + size]) for i in range(0, len(clean), size)]
+    points: list[float] = []
+    for start in range(0, len(clean), size):
+        piece = clean[start : start + size]
+        points.append(sum(piece) / len(piece))
     low, high = min(points), max(points)
     spread = (high - low) or 1.0
-    return "".join(SPARKS[min(7, int((p - low) / spread * 8))] for p in points)
+    heights = [min(7, int((point - low) / spread * 8)) for point in points]
+    return "".join(SPARKS[height] for height in heights)
 
 
 def signed(value: float | None) -> str:

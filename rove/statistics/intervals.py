@@ -22,8 +22,10 @@ NO_VARIANCE = 1e-18
 
 def mean(values: Sequence[float]) -> float:
     """Return the mean; nan if there are no values or the sum exceeds the largest float."""
-    try:
-        return math.fsum(values) / len(values) if values else math.nan
+    if not values:
+        return math.nan
+    try:  # fsum: the result does not depend on the order in which rollouts ended
+        return math.fsum(values) / len(values)
     except OverflowError:
         return math.nan
 
@@ -78,7 +80,9 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ConfigError(f"n = {n}, c = {c}, k = {k}: expected 0 ≤ c ≤ n passes and 1 ≤ k ≤ n tries")
-    return math.prod((c - i) / (n - i) for i in range(k)) if c >= k else 0.0
+    if c < k:
+        return 0.0
+    return math.prod((c - i) / (n - i) for i in range(k))
 
 
 def percentiles(counts: Mapping[float, int], shares: Sequence[float] = (0.5, 0.9, 0.99)) -> list[float]:
@@ -92,15 +96,17 @@ def percentiles(counts: Mapping[float, int], shares: Sequence[float] = (0.5, 0.9
         One value per share; nan if there are no values.
     """
     ordered = sorted(counts)
-    up_to = list(accumulate(counts[value] for value in ordered))
-    if not up_to:
+    cumulative = list(accumulate(counts[value] for value in ordered))
+    if not cumulative:
         return [math.nan] * len(shares)
-    found: list[float] = []
+    results: list[float] = []
     for share in shares:
-        place = share * (up_to[-1] - 1)
-        low, high = (ordered[bisect_right(up_to, rank)] for rank in (math.floor(place), math.ceil(place)))
-        found.append(low + (place - math.floor(place)) * (high - low))
-    return found
+        position = share * (cumulative[-1] - 1)  # between two ranks of the sorted values
+        rank = math.floor(position)
+        low = ordered[bisect_right(cumulative, rank)]
+        high = ordered[bisect_right(cumulative, math.ceil(position))]
+        results.append(low + (position - rank) * (high - low))
+    return results
 
 
 FEWEST_EXAMPLES = 30
@@ -122,6 +128,8 @@ ONE = "no interval: fewer than 2 examples"
 LARGEST = 1e100
 """Largest absolute value with a variance and a skewness; squares and cubes of larger values overflow."""
 HUGE = f"no interval: a value exceeds {LARGEST:g}"
+TINY = 1e-300
+"""What Lentz's method takes for denominators of 0."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -153,10 +161,15 @@ def mean_estimate(
         levels: Distinct values of the single rollouts; three represent any larger number. Default: those of `values`.
         observations: Number of rollouts. Default: one per example.
     """
-    levels = {round(level, DIGITS) for level in (values if levels is None else levels)}
+    levels = _rounded_levels(values if levels is None else levels)
     if len(values) >= 2 and levels <= {0.0, 1.0}:
         return Estimate(math.fsum(values) / len(values), *proportion_interval(values, observations))
     return graded_estimate(values, levels, observations)
+
+
+def _rounded_levels(levels: Collection[float]) -> set[float]:
+    """Return the distinct values, where rounding errors of weighted sums do not count as another value."""
+    return {round(level, DIGITS) for level in levels}
 
 
 def graded_estimate(
@@ -175,20 +188,27 @@ def graded_estimate(
         return no_interval(center, ONE)
     if max(abs(value) for value in values) > LARGEST:
         return no_interval(center, HUGE)
-    levels = {round(level, DIGITS) for level in (values if levels is None else levels)}
+    levels = _rounded_levels(values if levels is None else levels)
     if len(levels) == 1:
         return no_interval(center, EQUAL)
     base, top = min(levels), max(levels)
-    counts = [sum(round(value, DIGITS) != level for value in values) for level in (base, top)]
-    if len(levels) == 2 and n >= FEWEST_TWO_VALUED and min(counts) >= 2 and (0.0 in levels or base == -top):
-        low, high = proportion_interval([(value - base) / (top - base) for value in values], observations)
-        return Estimate(center, base + low * (top - base), base + high * (top - base))
+    has_both_values = all(_count_other(values, level) >= 2 for level in (base, top))
+    is_two_valued = len(levels) == 2 and (0.0 in levels or base == -top)
+    if is_two_valued and n >= FEWEST_TWO_VALUED and has_both_values:
+        span = top - base
+        low, high = proportion_interval([(value - base) / span for value in values], observations)
+        return Estimate(center, base + low * span, base + high * span)
     reach = t_quantile(0.975, n - 1) * math.sqrt(sample_variance(values) / n)
     low, high = center - reach, center + reach
     is_share = min(values) >= 0.0 and max(values) <= 1.0
     if is_share and (low < 0.0 or high > 1.0):
         return Estimate(center, *proportion_interval(values, observations))
     return Estimate(center, low, high, _t_caveat(values))
+
+
+def _count_other(values: Sequence[float], level: float) -> int:
+    """Return the number of values that are not this one."""
+    return len([value for value in values if round(value, DIGITS) != level])
 
 
 def widened_t(values: Sequence[float]) -> Estimate:
@@ -201,6 +221,7 @@ def widened_t(values: Sequence[float]) -> Estimate:
     n = len(values)
     center, error = mean(values), math.sqrt(sample_variance(values) / n)
     t = t_quantile(0.975, n - 1)
+    # The skewness of a sample is too small on average by this factor.
     unbiased = math.sqrt(n * (n - 1)) / (n - 2) if n > 2 else 1.0
     shift = SKEWNESS_FACTOR * unbiased * skewness(values) / math.sqrt(n)
     low = center - error * max(t, _without_skewness(t, shift))
@@ -210,7 +231,7 @@ def widened_t(values: Sequence[float]) -> Estimate:
 
 def _without_skewness(t: float, shift: float) -> float:
     """Return the value that Hall's transformation maps to `t`, where `shift` is skewness / √n."""
-    if abs(shift) < 1e-6:
+    if abs(shift) < 1e-6:  # the limit for 0: the formula would divide two rounding errors
         return t
     return 3.0 / shift * (math.cbrt(1.0 + shift * (t - shift / 6.0)) - 1.0)
 
@@ -245,7 +266,9 @@ def skewness(values: Sequence[float]) -> float:
     n = len(values)
     center = mean(values)
     spread = math.sqrt(math.fsum((value - center) * (value - center) for value in values) / n)
-    return math.fsum(((value - center) / spread) ** 3 for value in values) / n if spread > 0.0 else 0.0
+    if not spread > 0.0:
+        return 0.0
+    return math.fsum(((value - center) / spread) ** 3 for value in values) / n
 
 
 def proportion_interval(shares: Sequence[float], observations: int | None = None) -> tuple[float, float]:
@@ -263,17 +286,19 @@ def proportion_interval(shares: Sequence[float], observations: int | None = None
     n = len(shares)
     center = min(1.0, max(0.0, math.fsum(shares) / n))
     trials = float(n)
-    mixed = min(sum(share > 1e-9 for share in shares), sum(share < 1.0 - 1e-9 for share in shares)) >= FEWEST_MIXED
+    with_success = [share for share in shares if share > 1e-9]
+    with_failure = [share for share in shares if share < 1.0 - 1e-9]
+    is_mixed = min(len(with_success), len(with_failure)) >= FEWEST_MIXED
     variance = sample_variance(shares) / n
-    if observations is not None and observations > n and mixed and variance > 0.0:
-        effective = (
-            center * (1.0 - center) / variance * (t_quantile(0.975, observations - 1) / t_quantile(0.975, n - 1)) ** 2
-        )
+    if observations is not None and observations > n and is_mixed and variance > 0.0:
+        t_ratio = t_quantile(0.975, observations - 1) / t_quantile(0.975, n - 1)
+        effective = center * (1.0 - center) / variance * t_ratio**2
+        # Never fewer than the examples, and never more than the rollouts: the design effect is itself an estimate.
         trials = min(float(observations), max(float(n), effective))
     return clopper_pearson(round(center * trials, DIGITS), trials)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # each takes 120 evaluations of a continued fraction
 def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
     """Return the exact 95% limits of a proportion.
 
@@ -297,9 +322,12 @@ def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
 def beta_quantile(p: float, a: float, b: float) -> float:
     """Return the quantile of the beta distribution with shape `a`, `b` (both > 0), by bisection."""
     low, high = 0.0, 1.0
-    for _ in range(60):
+    for _ in range(60):  # to the last bits of a float
         middle = (low + high) / 2
-        low, high = (middle, high) if beta_below(middle, a, b) < p else (low, middle)
+        if beta_below(middle, a, b) < p:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 
@@ -308,19 +336,24 @@ def beta_below(x: float, a: float, b: float) -> float:
 
     By its continued fraction, evaluated with Lentz's method (Press et al., "Numerical Recipes", 6.4).
     """
-    if x <= 0.0 or x >= 1.0:
-        return float(x >= 1.0)
-    if x > (a + 1.0) / (a + b + 2.0):
+    if x <= 0.0:
+        return 0.0
+    if x >= 1.0:
+        return 1.0
+    if x > (a + 1.0) / (a + b + 2.0):  # where the fraction converges slowly, that of the complement converges fast
         return 1.0 - beta_below(1.0 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0) or 1e-300)
+    log_coefficient = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    log_front = log_coefficient + a * math.log(x) + b * math.log1p(-x)
+    c = 1.0
+    d = 1.0 / (1.0 - (a + b) * x / (a + 1.0) or TINY)
     total = d
     for m in range(1, 10_000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        a_2m = a + 2 * m
+        even = m * (b - m) * x / ((a_2m - 1) * a_2m)
+        odd = -(a + m) * (a + b + m) * x / (a_2m * (a_2m + 1))
         for term in (even, odd):
-            d = 1.0 / (1.0 + term * d or 1e-300)
-            c = 1.0 + term / c or 1e-300
+            d = 1.0 / (1.0 + term * d or TINY)
+            c = 1.0 + term / c or TINY
             total *= c * d
         if abs(c * d - 1.0) < 1e-14:
             break
@@ -341,10 +374,12 @@ def t_quantile(p: float, df: int) -> float:
         raise ConfigError(f"no t quantile of p = {p}, df = {df}; expected 0 < p < 1 and df of 1 or more")
     if p < 0.5:
         return -t_quantile(1.0 - p, df)
-    peak = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    log_ratio = math.lgamma((df + 1) / 2) - math.lgamma(df / 2)
+    peak = math.exp(log_ratio) / math.sqrt(df * math.pi)
+    exponent = -(df + 1) / 2
     t = 0.0
     for _ in range(100):
-        density = peak * (1.0 + t * t / df) ** (-(df + 1) / 2)
+        density = peak * (1.0 + t * t / df) ** exponent
         step = (p - 0.5 - _t_below(t, df)) / density
         t += step
         if step <= 1e-8 * t:  # the error is quadratic in the step
@@ -360,7 +395,10 @@ def _t_below(t: float, df: int) -> float:
     for k in range(2 + odd, df - 1, 2):
         term *= cosine2 * (k - 1) / k
         total += term
-    part = math.sqrt(1.0 - cosine2) * total
+    sine_sum = math.sqrt(1.0 - cosine2) * total
     if not odd:
-        return part / 2
-    return (math.atan(t / math.sqrt(df)) + (part if df > 1 else 0.0)) / math.pi
+        return sine_sum / 2
+    angle = math.atan(t / math.sqrt(df))
+    if df > 1:  # for one degree of freedom the sum has no terms
+        angle += sine_sum
+    return angle / math.pi

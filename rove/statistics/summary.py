@@ -78,17 +78,19 @@ class Column:
         self.high = -math.inf
         """Largest value."""
 
-    def add(self, place: int, value: float) -> None:
-        """Add a value of the example with index `place`."""
+    def add(self, example: int, value: float) -> None:
+        """Add a value of the example with this index."""
         self.low, self.high = min(self.low, value), max(self.high, value)
-        if len(self.levels) < 3:
+        if len(self.levels) < 3:  # three levels already show that the values are not two-valued
             self.levels.add(round(value, DIGITS))
         sums, counts = self.sums, self.counts
-        if place < len(sums):
-            sums[place] += value
-            counts[place] += 1
+        if example < len(sums):
+            sums[example] += value
+            counts[example] += 1
             return
-        for _ in range(place - len(sums)):
+        for _ in range(
+            example - len(sums)
+        ):  # earlier examples without this value, such as a metric of another environment
             sums.append(0.0)
             counts.append(0)
         sums.append(value)
@@ -110,32 +112,33 @@ class Column:
 
     def means(self) -> Iterator[tuple[int, float]]:
         """Yield the index and mean of every example that has the value."""
-        for place, (total, count) in enumerate(zip(self.sums, self.counts)):
+        for example, (total, count) in enumerate(zip(self.sums, self.counts)):
             if count:
-                yield place, total / count
+                yield example, total / count
 
 
 class Columns:
     """Named columns over the same examples, in order of first occurrence."""
 
     def __init__(self) -> None:
-        self.places: dict[str, int] = {}
+        self.indices: dict[str, int] = {}
+        """Key of an example → its index."""
         self.named: dict[str, Column] = {}
         self.weights: dict[str, float] = {}
         self.reward = Column()
 
     def add(self, key: str, scores: Scores) -> int:
         """Add the scores of a rollout of the example `key` and return the example's index."""
-        place = self.places.setdefault(key, len(self.places))
+        example = self.indices.setdefault(key, len(self.indices))
         self.weights.update(scores.weights)
-        self.reward.add(place, scores.reward)
+        self.reward.add(example, scores.reward)
         for values in (scores.rewards, scores.metrics):
             for name, value in values.items():
                 column = self.named.get(name)
                 if column is None:
                     column = self.named[name] = Column()
-                column.add(place, value)
-        return place
+                column.add(example, value)
+        return example
 
 
 class RoleUsage:
@@ -177,11 +180,7 @@ class Tally:
     """
 
     def __init__(
-        self,
-        *,
-        pass_threshold: float = 1.0,
-        price: Price | None = None,
-        role_prices: Mapping[str, Price] | None = None,
+        self, *, pass_threshold: float = 1.0, price: Price | None = None, role_prices: Mapping[str, Price] | None = None
     ) -> None:
         self.pass_threshold = pass_threshold
         self.price = price
@@ -214,10 +213,11 @@ class Tally:
         self._seconds["rollout"][_rounded(record.timing.total)] += 1
         stop = record.stop_condition or "none"
         self.stops[stop] = self.stops.get(stop, 0) + 1
-        place = self._columns.add(record.example_key, record.scores)
-        self._passed.add(place, record.scores.reward >= self.pass_threshold - TOLERANCE)
+        example = self._columns.add(record.example_key, record.scores)
+        has_passed = record.scores.reward >= self.pass_threshold - TOLERANCE
+        self._passed.add(example, 1.0 if has_passed else 0.0)
         if record.env_id:
-            self.environments.setdefault(record.env_id, Column()).add(place, record.scores.reward)
+            self.environments.setdefault(record.env_id, Column()).add(example, record.scores.reward)
 
     def result(self) -> EvaluationResult:
         """Return the statistics of the rollouts so far."""
@@ -275,17 +275,24 @@ class Tally:
     def _passes(self) -> tuple[dict[int, PassEstimate], dict[int, PassEstimate]]:
         """Return pass@k and pass^k by k."""
         counts, passed = self._columns.reward.counts, self._passed.sums
-        groups = {(n, c) for n, c in zip(counts, passed) if n}
+        # Computed once for all examples with as many rollouts and passes: a run has few such pairs.
+        distinct_groups = {(n, c) for n, c in zip(counts, passed) if n}
         examples, size = self._columns.reward.examples, max(counts, default=0)
-        tries = [2**i for i in range(size.bit_length()) if 2**i < size] + ([size] if size else [])
+        powers = [2**exponent for exponent in range(size.bit_length())]
+        tries = [k for k in powers if k < size]
+        if size:
+            tries.append(size)
 
         def estimate(probability: Callable[[int, int, int], float], k: int) -> PassEstimate:
-            chance = {(n, c): probability(n, int(c), k) for n, c in groups if n >= k}
-            values = array("d", (chance[group] for group in zip(counts, passed) if group in chance))
-            interval = mean_estimate(values, {0.0, 1.0}, sum(n // k for n in counts if n >= k))
+            probabilities = {(n, c): probability(n, int(c), k) for n, c in distinct_groups if n >= k}
+            values = array("d", (probabilities[group] for group in zip(counts, passed) if group in probabilities))
+            observations = sum(n // k for n in counts if n >= k)
+            interval = mean_estimate(values, {0.0, 1.0}, observations)
             return PassEstimate(*astuple(interval), examples=len(values), left_out=examples - len(values))
 
-        return {k: estimate(pass_at_k, k) for k in tries}, {k: estimate(pass_hat_k, k) for k in tries}
+        any_of = {k: estimate(pass_at_k, k) for k in tries}
+        all_of = {k: estimate(pass_hat_k, k) for k in tries}
+        return any_of, all_of
 
 
 def _rounded(seconds: float) -> float:
@@ -298,14 +305,13 @@ def _share(part: float, whole: int) -> float:
 
 
 def _too_few(examples: int, needed: int | None, are_equal: bool) -> str:
-    have = f"{examples:,} scored example{'s' * (examples != 1)}"
+    available = f"{examples:,} scored example" if examples == 1 else f"{examples:,} scored examples"
     if needed is None:
-        return f"{have}, at least 2 are needed for an interval"
+        return f"{available}, at least 2 are needed for an interval"
     if are_equal:
-        return (
-            f"{have} with equal mean rewards; about {needed:,} are needed to notice that 1 in {1 / POINTS:.0f} differs"
-        )
-    return f"{have}; two runs need about {needed:,} each to show a difference of {POINTS} (unpaired)"
+        odds = f"1 in {1 / POINTS:.0f}"
+        return f"{available} with equal mean rewards; about {needed:,} are needed to notice that {odds} differs"
+    return f"{available}; two runs need about {needed:,} each to show a difference of {POINTS} (unpaired)"
 
 
 class RewardErrors:
@@ -324,13 +330,16 @@ class RewardErrors:
         scores = record.scores
         if scores is None:
             return
-        own_scoring = list(scores.rewards) == ["reward"]  # the functions are then among the metrics
-        for name in [*scores.rewards, *(scores.metrics if own_scoring else ())]:
+        names = list(scores.rewards)
+        if names == ["reward"]:  # the environment combines its functions itself: they are among the metrics
+            names += scores.metrics
+        for name in names:
             self._called[record.env_id, name] += 1
         errors = scores.extras.get(REWARD_ERRORS)
-        for name, error in errors.items() if isinstance(errors, dict) else ():
-            self._raised[record.env_id, name] += 1
-            self._errors[record.env_id, name] = str(error)
+        if isinstance(errors, dict):
+            for name, error in errors.items():
+                self._raised[record.env_id, name] += 1
+                self._errors[record.env_id, name] = str(error)
 
     @property
     def broken(self) -> dict[str, str]:

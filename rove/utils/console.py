@@ -25,7 +25,8 @@ class SafeConsole(Console):
     """
 
     def __init__(self, **options: Any):
-        super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
+        defaults = {"markup": False, "highlight": False, "emoji": False}
+        super().__init__(**{**defaults, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text for display; here its width is still measured, so that tables stay aligned."""
@@ -34,7 +35,10 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of anything that is printed; only rich's own control codes pass."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(inert(segment.text), segment.style)
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(inert(segment.text), segment.style)
 
 
 class TextTable(Table):

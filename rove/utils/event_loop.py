@@ -35,14 +35,15 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
             interrupted = True
             ignore_errors()
             current = asyncio.current_task(loop)
-            for other in asyncio.all_tasks(loop) - {current}:
-                if other is task or not _has_started(other):
-                    other.cancel()
+            # `main` cancels the tasks that it waits for. Those that have not started would begin their work during the cleanup.
+            for waiting in asyncio.all_tasks(loop) - {current}:
+                if waiting is task or not _has_started(waiting):
+                    waiting.cancel()
             if current is not None:
                 raise KeyboardInterrupt
             loop.call_soon_threadsafe(lambda: None)  # wakes the loop
 
-        before = signal.signal(signal.SIGINT, interrupt)
+        previous_handler = signal.signal(signal.SIGINT, interrupt)
         try:
             return loop.run_until_complete(task)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -53,7 +54,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
                 loop.run_until_complete(asyncio.wait([task]))
             raise KeyboardInterrupt from error
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
 
 
 def _has_started(task: asyncio.Task[Any]) -> bool:
@@ -83,7 +84,7 @@ def outside_event_loop(call: Callable[[], T]) -> T:
     thread.start()
     is_main = threading.current_thread() is threading.main_thread()
     # A running loop may handle Ctrl-C by cancelling its task, which waits here.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
+    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
     try:
         done.wait()
     except KeyboardInterrupt:
@@ -94,7 +95,7 @@ def outside_event_loop(call: Callable[[], T]) -> T:
         raise
     finally:
         if is_main:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
     if errors:
         raise errors[0]
     return results[0]

@@ -49,7 +49,8 @@ def data_folder() -> Path:
 
 def _user_folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable, "").strip()
-    return (Path(base) if base else Path.home() / default) / "rove"
+    folder = Path(base) if base else Path.home() / default
+    return folder / "rove"
 
 
 def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
@@ -58,9 +59,9 @@ def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
     Args:
         file: its folder is trusted, the file itself need not be.
     """
-    check_regular(file)
+    check_regular(file)  # opening a device may already have an effect
     stream: Any = open(file, mode, opener=_opener)  # noqa: SIM115  the caller closes it
-    try:
+    try:  # again, now that nobody can replace the file any more
         _check_kind(file, os.fstat(stream.fileno()))
     except RunError:
         stream.close()
@@ -69,7 +70,8 @@ def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
 
 
 def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+    return os.open(path, flags, 0o666)
 
 
 def check_regular(file: Path) -> None:
@@ -78,9 +80,9 @@ def check_regular(file: Path) -> None:
         _check_kind(file, os.lstat(file))
 
 
-def _check_kind(file: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = FILE_KINDS.get(stat.S_IFMT(found.st_mode), "not a file")
+def _check_kind(file: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = FILE_KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
         raise RunError(f"{file} is {kind}; expected a regular file. Remove it, or put a copy of the file in its place")
 
 
@@ -114,9 +116,9 @@ def is_text(name: str) -> bool:
 
 def check_tree(path: Path) -> None:
     """Refuse a file or folder in which writing could change something elsewhere, or wait forever."""
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        _check_kind(path, found)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        _check_kind(path, status)
         return
     for entry in os.scandir(path):
         if not entry.is_file(follow_symlinks=False):
@@ -125,7 +127,10 @@ def check_tree(path: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a file, a folder with its content, or a symbolic link but not what it points to, if it exists."""
-    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def atomic_write(target: Path, content: bytes) -> None:
@@ -134,7 +139,7 @@ def atomic_write(target: Path, content: bytes) -> None:
     Symbolic links are never followed.
     """
     draft = target.with_name(f".{target.name}.draft")
-    remove(draft)
+    remove(draft)  # of a process that was killed; it may also be a link
     with open_regular(draft, "wb") as stream:
         stream.write(content)
     os.replace(draft, target)
@@ -156,7 +161,7 @@ def create_folders(folder: Path) -> list[Path]:
 def atomic_replace(draft: Path, target: Path) -> None:
     """Rename a finished folder to `target`. After a crash the old or the new one exists, perhaps as `.NAME.old`."""
     old = target.with_name(f".{target.name}.old")
-    if target.exists():
+    if target.exists():  # a folder that is not empty cannot be replaced in one step
         shutil.rmtree(old, ignore_errors=True)
         os.replace(target, old)
     os.replace(draft, target)
@@ -191,6 +196,7 @@ def truncate_torn_line(file: Path) -> None:
     if not file.exists():
         return
     with open_regular(file, "rb+") as stream:
+        # From the end, because the file may have gigabytes.
         end = position = stream.seek(0, os.SEEK_END)
         while position > 0:
             start = max(0, position - 65536)

@@ -1,4 +1,4 @@
-"""Inspect users' functions, and call functions that may be async."""
+"""Inspect users' functions, and call functions that may be async; docs/decisions/tools.md explains the reader of docstrings."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 _ARGUMENTS = frozenset(
     {"args", "arguments", "params", "parameters", "keyword args", "keyword arguments", "other parameters"}
 )
-_OTHERS = frozenset(
+_OTHER_SECTIONS = frozenset(
     {"returns", "return", "raises", "yields", "yield", "receives", "warns", "attributes", "example", "examples"}
     | {"note", "notes", "warning", "warnings", "see also", "references", "todo"}
 )
+_ARGUMENT_FIELDS = frozenset({"param", "parameter", "arg", "argument", "key", "keyword"})
 _FIELD = re.compile(r":(param|parameter|arg|argument|key|keyword|type|returns?|rtype|raises?|yields?)\b([^:]*):\s*(.*)")
 _GOOGLE_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)")
 _NUMPY_ENTRY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$")
@@ -31,36 +32,53 @@ def read_docstring(text: str | None) -> tuple[str, Described]:
     """
     lines = inspect.cleandoc(text or "").splitlines()
     described: Described = {}
-    first = len(lines)
-    at = 0
-    while at < len(lines):
-        title, is_numpy = _heading(lines, at)
-        field = _FIELD.match(lines[at])
-        if title:
-            end = next((i for i in range(at + 2, len(lines)) if _heading(lines, i)[0]), len(lines))
-            body = lines[at + 2 : end] if is_numpy else _indented(lines[at + 1 :])
+    description_end = len(lines)
+    position = 0
+    while position < len(lines):
+        title, is_underlined = _heading(lines, position)
+        field = _FIELD.match(lines[position])
+        if not title and not field:
+            position += 1
+            continue
+        description_end = min(description_end, position)
+        position += 1  # after the heading, or the first line of the field
+        if title and is_underlined:  # NumPy's style: up to the next heading
+            position += 1
+            body = _before_heading(lines, position)
             if title in _ARGUMENTS:
-                described |= _numpy_entries(body) if is_numpy else _google_entries(body)
-            first, at = min(first, at), at + 1 + is_numpy + len(body)
-        elif field:
-            body = _indented(lines[at + 1 :])
-            if field[1] in ("param", "parameter", "arg", "argument", "key", "keyword") and field[2].strip():
-                described[field[2].split()[-1].lstrip("*")] = _joined([field[3], *body])
-            first, at = min(first, at), at + 1 + len(body)
-        else:
-            at += 1
-    return "\n".join(lines[:first]).strip(), described
+                described |= _numpy_entries(body)
+        elif title:  # Google's style
+            body = _indented(lines[position:])
+            if title in _ARGUMENTS:
+                described |= _google_entries(body)
+        else:  # Sphinx's style, such as ":param int count: how many"
+            assert field is not None
+            body = _indented(lines[position:])
+            words = field[2].split()
+            if field[1] in _ARGUMENT_FIELDS and words:
+                described[words[-1].lstrip("*")] = _joined([field[3], *body])
+        position += len(body)
+    return "\n".join(lines[:description_end]).strip(), described
 
 
-def _heading(lines: Sequence[str], at: int) -> tuple[str, bool]:
+def _heading(lines: Sequence[str], position: int) -> tuple[str, bool]:
     """Return the section that begins at a line, "" if none does, and whether it is underlined as in NumPy's style."""
-    line = lines[at].lower()
-    known = _ARGUMENTS | _OTHERS
-    if line.endswith(":") and line[:-1] in known:
+    line = lines[position].lower()
+    titles = _ARGUMENTS | _OTHER_SECTIONS
+    if line.endswith(":") and line[:-1] in titles:
         return line[:-1], False
-    under = lines[at + 1] if at + 1 < len(lines) else ""
-    underlined = len(under) >= 3 and set(under) == {"-"}
-    return (line, True) if underlined and line.strip() in known else ("", False)
+    next_line = lines[position + 1] if position + 1 < len(lines) else ""
+    if line.strip() in titles and len(next_line) >= 3 and set(next_line) == {"-"}:
+        return line, True
+    return "", False
+
+
+def _before_heading(lines: Sequence[str], start: int) -> Sequence[str]:
+    for position in range(start, len(lines)):
+        title, _ = _heading(lines, position)
+        if title:
+            return lines[start:position]
+    return lines[start:]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

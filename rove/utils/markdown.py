@@ -33,7 +33,8 @@ def plain(text: str) -> str:
 def code(text: str) -> str:
     """Return text as inline code, also for a table's cell; in code GitHub interprets no markup, links or names."""
     line = _one_line(text).replace("|", "\u2502") or " "  # a "|" would end the cell
-    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    longest_run = max(map(len, re.findall("`+", line)), default=0)
+    fence = "`" * (longest_run + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"
 
@@ -41,5 +42,5 @@ def code(text: str) -> str:
 def _one_line(text: str) -> str:
     """Return text without line ends, control and formatting characters, cut off after `MAX_TEXT` characters."""
     cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-    shown = (" " if unicodedata.category(char) in ESCAPED_CATEGORIES else char for char in cut)
-    return " ".join("".join(shown).split())
+    visible = (" " if unicodedata.category(char) in ESCAPED_CATEGORIES else char for char in cut)
+    return " ".join("".join(visible).split())

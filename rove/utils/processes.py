@@ -80,7 +80,9 @@ def keep_freed_memory() -> None:
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     # Older versions refuse large thresholds. With M_TRIM_THRESHOLD alone, even more memory would be returned.
-    if set_option is not None and any(set_option(M_MMAP_THRESHOLD, size) for size in (2**31 - 1, 2**25)):
+    if set_option is None:
+        return
+    if set_option(M_MMAP_THRESHOLD, 2**31 - 1) or set_option(M_MMAP_THRESHOLD, 2**25):
         set_option(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
@@ -93,17 +95,8 @@ def signal_group(group: int, number: signal.Signals) -> None:
 
 SAFE_VARIABLES = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
-    *(
-        "APPDATA",
-        "HOMEDRIVE",
-        "HOMEPATH",
-        "LOCALAPPDATA",
-        "PATHEXT",
-        "PROCESSOR_ARCHITECTURE",
-        "SYSTEMDRIVE",
-        "SYSTEMROOT",
-    ),
-    *("TEMP", "USERNAME", "USERPROFILE"),
+    *("APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROCESSOR_ARCHITECTURE"),
+    *("SYSTEMDRIVE", "SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
 )
 """Environment variables that programs which rove does not trust inherit: what programs need to run, and no keys."""
 HIDDEN_EXEC = Path(__file__).with_name("hidden_exec.py")
@@ -131,15 +124,17 @@ def kill_marked(variable: str, value: str) -> int:
     A process that leaves its group and session (a daemon) still has the environment of the process that started it. A program
     that also clears its environment is not found; only a container holds such a program.
     """
-    mark, killed = f"{variable}={value}".encode(), set[int]()
+    mark = f"{variable}={value}".encode()
+    killed: set[int] = set()
     for _ in range(KILL_ROUNDS):
-        marked = {pid for pid in _process_ids() if mark in _environment_of(pid)} - killed
-        if not marked:
+        marked = {pid for pid in _process_ids() if mark in _environment_of(pid)}
+        newly_marked = marked - killed  # a killed process stays visible until its parent has reaped it
+        if not newly_marked:
             break
-        for pid in marked:
+        for pid in newly_marked:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= marked
+        killed |= newly_marked
     return len(killed)
 
 
@@ -149,7 +144,8 @@ def _process_ids() -> list[int]:
         names = os.listdir("/proc")
     except OSError:
         return []
-    return [int(name) for name in names if name.isdecimal() and int(name) != os.getpid()]
+    pids = [int(name) for name in names if name.isdecimal()]
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def _environment_of(pid: int) -> list[bytes]:
@@ -273,4 +269,6 @@ class _Tail:
     def text(self) -> str:
         """The end of the stream as text, with "…" if the start is cut."""
         text = self._bytes.decode(errors="replace")
-        return "…" + text[-self._max_chars :] if self._is_cut or len(text) > self._max_chars else text
+        if self._is_cut or len(text) > self._max_chars:
+            return "…" + text[-self._max_chars :]
+        return text

@@ -115,7 +115,9 @@ class _InertFormatter(logging.Formatter):
 
 def make_logs_inert() -> None:
     """Escape control characters in the records of all handlers of the root logger, and where there is no handler."""
-    handlers = [*logging.getLogger().handlers, *([logging.lastResort] if logging.lastResort else [])]
+    handlers = list(logging.getLogger().handlers)
+    if logging.lastResort is not None:
+        handlers.append(logging.lastResort)
     for handler in handlers:
         if not isinstance(handler.formatter, _InertFormatter):
             handler.setFormatter(_InertFormatter(handler.formatter))

@@ -1,4 +1,4 @@
-"""Run blocking functions in threads, next to the event loop."""
+"""Run blocking functions in threads, next to the event loop; docs/decisions/tools.md explains why it is not asyncio's pool."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Threads:
 
     A call whose caller was cancelled continues, since a thread cannot be stopped, but its thread no longer counts towards the
     limit: calls that hang do not block others. Resources of such a call must live until it ends: `run` keeps it in
-    `under_way` until then.
+    `pending` until then.
 
     Example:
         >>> threads = Threads(8)
@@ -75,7 +75,7 @@ class Threads:
         """Run a function in a thread; return its value or raise its error.
 
         Args:
-            under_way: Contains the call until it ends, also if its caller is cancelled.
+            pending: Contains the call until it ends, also if its caller is cancelled.
         """
         job = _Job(call, asyncio.get_running_loop())
         with self._lock:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun in the singular or plural."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    plural = "" if count == 1 else "s"
+    return f"{count:,} {noun}{plural}"
 
 
 def human_bytes(count: float) -> str:
     """Format a size with two or three digits: 820 kB, 1.4 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
-            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+            digits = 0 if count >= 10 or unit == "B" else 1
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
 

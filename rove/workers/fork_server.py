@@ -1,4 +1,4 @@
-"""Worker processes forked from a fork server that has loaded their code."""
+"""Worker processes forked from a fork server that has loaded their code; see docs/decisions/workers.md."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class Workers:
         start_seconds: float = START_TIMEOUT_S,
         name: str = "",
     ):
-        self.module, self.args, self.python, self.memory_bytes = module, dict(args or {}), python, memory_bytes
+        self.module, self.args = module, dict(args or {})
+        self.python, self.memory_bytes = python, memory_bytes
         if paths is None:
             paths = [path for path in sys.path if path] if python is None else []
         self.paths = list(paths)
@@ -105,6 +106,7 @@ class Workers:
         self._numbers = itertools.count(1)
         self._servers: dict[int, _ForkServer | Spawner] = {}
         """Number of a worker → the server that started it."""
+        # One semaphore per event loop: a semaphore belongs to the loop in which it was first awaited.
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._slots = weakref.WeakKeyDictionary()
         self._idle: list[Worker] = []
@@ -118,16 +120,16 @@ class Workers:
         """
         with self._start_lock:
             if self._server is None or self._server.is_closed:
-                server = _ForkServer(self) if CAN_FORK else self._make_spawner()
+                if CAN_FORK:
+                    server = _ForkServer(self)
+                else:
+                    server = Spawner(self._command, self._settings, self._process_env, self.name, self.start_seconds)
                 try:
                     self.setup_result = server.wait_until_loaded(self.start_seconds)
                 except BaseException:
                     server.close()
                     raise
                 self._server = server  # only now: other threads fork from it as soon as they see it
-
-    def _make_spawner(self) -> Spawner:
-        return Spawner(self._command, self._settings, self._process_env, self.name, self.start_seconds)
 
     @property
     def _command(self) -> list[str]:
@@ -136,6 +138,7 @@ class Workers:
 
     @property
     def _process_env(self) -> dict[str, str]:
+        # With a fixed hash seed sets have the same order in every worker, so a replay after a crash makes the same requests.
         return {**SINGLE_THREADED, **self.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 
     @property
@@ -167,7 +170,8 @@ class Workers:
         else:
             ours, theirs = socket.socketpair()
             number = self.fork(theirs)
-        kill, exit_report = functools.partial(self.kill, number), functools.partial(self.exit_report, number)
+        kill = functools.partial(self.kill, number)
+        exit_report = functools.partial(self.exit_report, number)
         return Worker(ours, kill, exit_report, handler)
 
     def fork(self, connection: socket.socket) -> int:
@@ -189,6 +193,7 @@ class Workers:
 
     def _next_number(self, server: _ForkServer | Spawner) -> int:
         """Return the number of the next worker, which this server starts."""
+        # A number of our own: the system may give the process id of a worker that ended to another process.
         number = next(self._numbers)
         self._servers[number] = server
         self._servers.pop(number - MAX_STATUSES, None)
@@ -212,19 +217,24 @@ class Workers:
         """
         loop = asyncio.get_running_loop()
         async with self._slots.setdefault(loop, asyncio.Semaphore(self.max_workers)):
-            for orphan in [idle for idle in self._idle if idle.loop.is_closed()]:
-                self._idle.remove(orphan)
-                orphan.close()
-            worker = next((idle for idle in self._idle if idle.loop is loop and not idle.is_closed), None)
-            if worker is None:
-                worker = await self.open()
-            else:
-                self._idle.remove(worker)
+            worker = self._take_idle(loop) or await self.open()
             try:
                 yield worker
             finally:
                 if not worker.is_closed:
                     self._idle.append(worker)
+
+    def _take_idle(self, loop: asyncio.AbstractEventLoop) -> Worker | None:
+        """Return an idle worker of this event loop, if there is one. Close those whose event loop has ended."""
+        for worker in list(self._idle):
+            if worker.loop.is_closed():
+                self._idle.remove(worker)
+                worker.close()
+        for worker in self._idle:
+            if worker.loop is loop and not worker.is_closed:
+                self._idle.remove(worker)
+                return worker
+        return None
 
     def call_sync(self, name: str, /, timeout: float | None = None, **args: Any) -> JsonValue:
         """Make one call in a new worker from synchronous code; see `Worker.call`."""
@@ -325,7 +335,8 @@ class _ForkServer:
         while number not in self._statuses and not self.is_closed and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         status = self._statuses.get(number)
-        return (f" ({describe_exit(status)})" if status is not None else "") + self._last_lines()
+        exit_text = "" if status is None else f" ({describe_exit(status)})"
+        return exit_text + self._last_lines()
 
     def close(self) -> None:
         """End the process and every worker."""

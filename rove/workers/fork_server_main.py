@@ -1,6 +1,7 @@
 """The fork server's program: it loads a module once and forks a process for every worker.
 
-It is run by path and uses only the standard library, so that any interpreter can run it. Its sockets:
+It is run by path and uses only the standard library, so that any interpreter can run it; docs/decisions/workers.md explains
+why workers are forked and exchange JSON. Its sockets:
 
     control socket, JSON lines    settings (first) · {"fork": n} with the worker's socket · {"kill": n}
                                   ← {"setup_result": …} or {"load_error": error} (first) · {"exited": n, "status": exit status}
@@ -37,12 +38,12 @@ def main(control_fd: int) -> None:
     """Load the module, report the result, then fork and kill workers until the control socket is closed."""
     control = socket.socket(fileno=control_fd)
     messages = MessageReader(control)
-    [(settings, _)] = messages.receive() or [({}, None)]
-    sys.path[:] = [*settings["paths"], *(path for path in sys.path if path not in settings["paths"])]
+    received = messages.receive()
+    if received is None:  # the parent has ended
+        os._exit(0)
+    [(settings, _)] = received
     try:
-        module = _load(settings["module"])
-        setup_result = module.setup(**settings["args"]) if hasattr(module, "setup") else None
-        loaded = _encode({"setup_result": setup_result})
+        module, loaded = _load(settings)
     except BaseException as error:  # SystemExit, too
         control.sendall(_encode({"load_error": error_to_dict(error)}) + b"\n")
         os._exit(1)
@@ -60,11 +61,8 @@ def run_single_worker(port: int) -> None:
     connection = socket.create_connection(("127.0.0.1", port))
     connection.sendall(token.encode())
     settings = read_frame(connection)
-    sys.path[:] = [*settings["paths"], *(path for path in sys.path if path not in settings["paths"])]
     try:
-        module = _load(settings["module"])
-        setup_result = module.setup(**settings["args"]) if hasattr(module, "setup") else None
-        loaded = _encode({"setup_result": setup_result})
+        module, loaded = _load(settings)
     except BaseException as error:  # SystemExit, too
         send_frame(connection, _encode({"load_error": error_to_dict(error)}))
         os._exit(1)
@@ -89,6 +87,7 @@ class _ForkServer:
         wake, wake_writer = os.pipe()
         for end in (wake, wake_writer):
             os.set_blocking(end, False)
+        # SIGCHLD makes `wake` readable. A handler that reaped would interrupt `_fork` before the worker's number is stored.
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poller = select.poll()  # select.select is limited to file descriptors below 1024
@@ -140,8 +139,9 @@ class _ForkServer:
         os._exit(0)
 
     def _kill(self, number: int) -> None:
-        for pid in [pid for pid, other in self.workers.items() if other == number]:
-            kill_group(pid)
+        for pid, worker_number in self.workers.items():
+            if worker_number == number:
+                kill_group(pid)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -169,8 +169,8 @@ class _ForkServer:
         """Kill processes that ended workers left behind in other process groups: the fork server has inherited them."""
         with contextlib.suppress(OSError):
             with open(f"/proc/self/task/{os.getpid()}/children") as children:
-                inherited = set(map(int, children.read().split())) - self.workers.keys()
-            for pid in inherited:
+                child_pids = set(map(int, children.read().split()))
+            for pid in child_pids - self.workers.keys():
                 kill_group(pid)
 
 
@@ -224,7 +224,7 @@ def inherit_orphans() -> None:
 
 def _control_process(option: int, value: int) -> None:
     try:
-        import ctypes
+        import ctypes  # some builds of Python lack it
 
         ctypes.CDLL(None).prctl(option, value)
     except (ImportError, OSError, AttributeError):
@@ -237,20 +237,25 @@ def limit_memory(additional_bytes: int) -> None:
         import resource
 
         with open("/proc/self/statm") as sizes:
-            used = int(sizes.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + additional_bytes, used + additional_bytes))
+            num_pages = int(sizes.read().split()[0])
+        limit = num_pages * resource.getpagesize() + additional_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     except (ImportError, OSError, ValueError):
         return
 
 
-def _load(file: str) -> Any:
-    spec = importlib.util.spec_from_file_location("worker_module", file)
+def _load(settings: dict[str, Any]) -> tuple[Any, bytes]:
+    """Load the module and run its `setup`; return the module and the message with the result."""
+    paths = settings["paths"]
+    sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
+    spec = importlib.util.spec_from_file_location("worker_module", settings["module"])
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["worker_module"] = module
+    sys.modules["worker_module"] = module  # before it is executed: dataclasses look their module up there
     spec.loader.exec_module(module)
-    return module
+    setup_result = module.setup(**settings["args"]) if hasattr(module, "setup") else None
+    return module, _encode({"setup_result": setup_result})
 
 
 class MessageReader:
@@ -270,11 +275,16 @@ class MessageReader:
             self.data += chunk
             self.descriptors += descriptors
         *lines, self.data = self.data.split(b"\n")
-        messages = [json.loads(line) for line in lines]
-        return [(message, self.descriptors.pop(0) if "fork" in message else None) for message in messages]
+        messages: list[tuple[Any, int | None]] = []
+        for line in lines:
+            message = json.loads(line)
+            # A descriptor arrives with the first byte of its message, so it is here once the line is complete.
+            messages.append((message, self.descriptors.pop(0) if "fork" in message else None))
+        return messages
 
 
 def _encode(value: object) -> bytes:
+    # NaN is refused here, where the error names the call: the parent's JSON reader would reject the whole connection.
     return json.dumps(value, allow_nan=False, default=_convert_numpy).encode()
 
 

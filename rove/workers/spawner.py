@@ -40,7 +40,8 @@ class Spawner:
         self.name = name
         self.is_closed = False
         self.recent_output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
-        self._command, self._settings, self._env, self._start_seconds = list(command), settings, env, start_seconds
+        self._command = list(command)
+        self._settings, self._env, self._start_seconds = settings, env, start_seconds
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._all: list[subprocess.Popen[bytes]] = []
         # Where `close` is never called.
@@ -78,8 +79,8 @@ class Spawner:
         while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         status = process.poll()
-        ended = "" if status is None else f" ({describe_exit(status)})"
-        return ended + self._last_lines()
+        exit_text = "" if status is None else f" ({describe_exit(status)})"
+        return exit_text + self._last_lines()
 
     def close(self) -> None:
         """End every worker."""
@@ -105,12 +106,13 @@ class Spawner:
                 )
             except OSError as error:
                 raise WorkerError(f"{self.name}: cannot start {command[0]}: {error}") from error
-            running = [earlier for earlier in self._all if earlier.poll() is None]
-            self._all[:] = [*running, process]
+            # The same list object, because the finalizer holds it.
+            self._all[:] = [*(earlier for earlier in self._all if earlier.poll() is None), process]
             # Given the deque alone, so that the thread does not keep this object alive.
             output = process.stdout, self.recent_output
             threading.Thread(target=_read_output, args=output, daemon=True).start()
             try:
+                # The token goes through stdin: other users can read a process's arguments.
                 assert process.stdin is not None
                 with process.stdin:
                     process.stdin.write(token.encode() + b"\n")
@@ -139,7 +141,8 @@ class Spawner:
                 continue
             connection.settimeout(max(deadline - time.monotonic(), POLL_S))
             try:
-                if secrets.compare_digest(_receive(connection, len(token)) or b"", token.encode()):
+                received = _receive(connection, len(token)) or b""
+                if secrets.compare_digest(received, token.encode()):
                     return connection
             except OSError:
                 pass
@@ -196,7 +199,7 @@ def _read_output(output: IO[bytes], lines: deque[str]) -> None:
 
 
 def _receive(connection: socket.socket, count: int) -> bytes | None:
-    """Return this many bytes, None if the connection is closed before."""
+    """Return this many bytes; None if the connection is closed earlier."""
     data = b""
     while len(data) < count:
         chunk = connection.recv(count - len(data))

@@ -45,7 +45,8 @@ class Worker:
     ):
         self.loop = asyncio.get_running_loop()
         self.is_closed = False
-        self._connection, self._kill, self._exit_report, self._handler = connection, kill, exit_report, handler
+        self._connection, self._handler = connection, handler
+        self._kill, self._exit_report = kill, exit_report
         self._last_id, self._close_reason = 0, ""
         self._pending: dict[int, asyncio.Future[JsonValue]] = {}
         self._handler_tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +104,7 @@ class Worker:
             raise _ConnectionClosedError
         if self._opening is None:
             self._opening = self.loop.create_task(asyncio.open_connection(sock=self._connection))
+        # Shielded: other calls wait for the same connection, so canceling one call must not cancel it.
         reader, writer = await asyncio.shield(self._opening)
         if self._reading is None:
             self._reading = self.loop.create_task(self._read(reader))
@@ -116,8 +118,9 @@ class Worker:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                [size] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._receive(msgspec.json.decode(await reader.readexactly(size)))
+                head = await reader.readexactly(LENGTH.size)
+                body = await reader.readexactly(LENGTH.unpack(head)[0])
+                self._receive(msgspec.json.decode(body))
         except (OSError, EOFError, msgspec.MsgspecError):
             self._disconnect()
 
@@ -162,7 +165,8 @@ class Worker:
         if self._opening is None or not self._opening.done() or self.loop.is_closed():
             self._connection.close()
         else:
-            self._opening.result()[1].transport.abort()
+            _, writer = self._opening.result()
+            writer.transport.abort()  # `close` would first wait until a dead process has read what is buffered
 
 
 class _ConnectionClosedError(Exception):
@@ -173,9 +177,13 @@ def describe_exit(status: int | None) -> str:
     """Return how a process ended, as a phrase for an error message."""
     if status is None:
         return "does not answer"
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with exit code {status}"
 
 
 def _quote(name: str, args: JsonObject) -> str:
     text = as_json(args)
-    return f"{name}({text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + '…'})"
+    if len(text) > MAX_QUOTED_CHARS:
+        text = text[:MAX_QUOTED_CHARS] + "…"
+    return f"{name}({text})"

@@ -37,15 +37,15 @@ CRASH_IF_ENABLED = f"if number == 3 and os.environ.get('STUMBLES') == '1': {CRAS
 class Near:
     """A node in this process; all nodes share one worker host."""
 
-    def __init__(self, real: node_module.NodeActor, where: str):
-        self.real, self.where = real, where
+    def __init__(self, real: node_module.NodeActor, host: str):
+        self.real, self.host = real, host
         self.forked: list[int] = []
         self.is_gone = False
         self.ended = asyncio.Event()
 
     async def call(self, name: str, /, *args: Any) -> Any:
         if self.is_gone:
-            raise WorkerError(f"{self.where} is gone")
+            raise WorkerError(f"{self.host} is gone")
         if name == "end":  # The other nodes share the host.
             return None
         result = await getattr(self.real, name)(*args)
@@ -53,7 +53,7 @@ class Near:
             self.forked.append(result)
             if self.is_gone:
                 self.lose()
-                raise WorkerError(f"{self.where} is gone")
+                raise WorkerError(f"{self.host} is gone")
         return result
 
     async def lost(self) -> None:

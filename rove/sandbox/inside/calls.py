@@ -21,7 +21,8 @@ class Clipped:
     """Keeps the start and the end of a stream of bytes."""
 
     def __init__(self, limit: int):
-        self.head, self.tail, self.limit, self.total = bytearray(), bytearray(), limit, 0
+        self.head, self.tail = bytearray(), bytearray()
+        self.limit, self.total = limit, 0
 
     def add(self, piece: bytes) -> None:
         """Add bytes."""
@@ -31,6 +32,7 @@ class Clipped:
             self.head += piece[:available]
             piece = piece[available:]
         self.tail += piece
+        # Which bytes are the end is not known yet, and a process may print gigabytes: keep more than needed, cut now and then.
         if len(self.tail) > 2 * self.limit + 65536:
             del self.tail[: len(self.tail) - self.limit // 2]
 
@@ -69,15 +71,19 @@ class Child:
             os.set_blocking(fd, False)
 
     def take_fds(self) -> None:
-        """In the child: install its ends as standard streams and close all other file descriptors."""
+        """In the child: install its ends as standard streams and close all other file descriptors.
+
+        None of the descriptors that stay leads to the host (docs/decisions/sandbox.md).
+        """
         null = os.open(os.devnull, os.O_RDONLY)
         for fd, source in ((0, null), (1, self.output_end), (2, self.output_end)):
             os.dup2(source, fd)
-        low = 3
+        first_to_close = 3
         for fd in sorted(self.child_fds):
-            os.closerange(low, fd)
-            low = fd + 1
-        os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            os.closerange(first_to_close, fd)
+            first_to_close = fd + 1
+        max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.closerange(first_to_close, max_files)
 
     def close_child_fds(self) -> None:
         """In the supervisor: close the child's ends."""
@@ -101,7 +107,8 @@ class Call:
     def __init__(
         self, child: Child, request: bytes, number: int, limits: dict[str, Any], deadline: float, host: tuple[int, int]
     ):
-        self.child, self.request, self.number, self.deadline, self.host = child, request, number, deadline, host
+        self.child, self.request, self.number = child, request, number
+        self.deadline, self.host = deadline, host
         self.limit, self.max_message_bytes = limits["output_chars"], limits["message_bytes"]
         self.pending_call: str | None = None
         self.output = Clipped(self.limit)
@@ -113,20 +120,31 @@ class Call:
         """Whether output or the answer was shortened."""
         return self.output.truncated or self.cut
 
-    def run(self, wake: int, over: Callable[[], bool]) -> None:
-        """Set `outcome`: "answered", "ended", "late", or "garbled" if the answer is malformed."""
-        reading = {self.child.output: self._read_output, wake: lambda: bool(_read(wake)) or True}
+    def run(self, wake: int, has_ended: Callable[[], bool]) -> None:
+        """Set `outcome`: "answered", "ended", "late", or "garbled" if the answer is malformed.
+
+        Args:
+            wake: A descriptor that becomes readable when a process of the session ends.
+            has_ended: Returns whether the child has ended.
+        """
+
+        def read_wake() -> bool:
+            _read(wake)
+            return True
+
+        # Each function reads what is there, and returns False at the end of its stream.
+        reading = {self.child.output: self._read_output, wake: read_wake}
         if self.request:
             reading[self.child.own_fds[2]] = self._read_answer
         while not self.outcome:
-            ended = over()
-            if self.pending_call is not None and not ended:
+            if has_ended():
+                self._end()
+                break
+            if self.pending_call is not None:
                 self._call_host(reading)
             remaining = self.deadline - time.monotonic()
-            if remaining <= 0 or ended:
-                if ended and self.number and len(self.child.own_fds) > 1:
-                    self._read_answer()
-                self.outcome = self.outcome or ("ended" if ended else "late")
+            if remaining <= 0:
+                self.outcome = self.outcome or "late"
                 break
             writing = [self.child.own_fds[1]] if self.request else []
             ready = readable(list(reading), remaining, writing)
@@ -137,6 +155,12 @@ class Call:
                 self._write()
         self._drain()
 
+    def _end(self) -> None:
+        """Read the answer of a child that has ended: it may have answered before, and the answer is still in the pipe."""
+        if self.number and len(self.child.own_fds) > 1:
+            self._read_answer()
+        self.outcome = self.outcome or "ended"
+
     def _call_host(self, reading: dict[int, Callable[[], bool]]) -> None:
         """Pass a host call on and its reply back; the call's time limit is suspended until then."""
         began = time.monotonic()
@@ -144,6 +168,7 @@ class Call:
         write_frame(answers, {"host_call": self.pending_call, "left": max(0.0, self.deadline - began)})
         self.pending_call = None
         read_answer = reading.pop(self.child.own_fds[2])  # one host call at a time
+        # Output is read meanwhile: a background process that fills its pipe would otherwise stop.
         while requests not in (ready := readable([requests, *reading])):
             for fd in ready:
                 if not reading[fd]():
@@ -159,7 +184,8 @@ class Call:
 
     def _write(self) -> None:
         try:
-            self.request = self.request[os.write(self.child.own_fds[1], self.request) :]
+            written = os.write(self.child.own_fds[1], self.request)
+            self.request = self.request[written:]
         except BlockingIOError:
             return
         except BrokenPipeError:
@@ -182,15 +208,17 @@ class Call:
         unread = self.child.unread
         while not self.outcome and self.pending_call is None and len(unread) >= ANSWER.size:
             number, kind, length = ANSWER.unpack_from(unread)
-            if length > (self.max_message_bytes if kind == QUESTION else self.limit + 16):
+            # The code can write to this pipe: an invented length must not make the supervisor collect without end.
+            max_length = self.max_message_bytes if kind == QUESTION else self.limit + 16
+            if length > max_length:
                 self.outcome = "garbled"
-            if len(unread) < ANSWER.size + length:
+            end = ANSWER.size + length
+            if len(unread) < end:
                 break
-            text = unread[ANSWER.size : ANSWER.size + length].decode(errors="replace")
-            del unread[: ANSWER.size + length]
-            if (
-                number != self.number
-            ):  # written into the pipe by the code itself, or left over from a call that code has answered this way
+            text = unread[ANSWER.size : end].decode(errors="replace")
+            del unread[:end]
+            # Another number was written by the code itself, or is left over from a call that code has answered this way.
+            if number != self.number:
                 continue
             if kind == QUESTION:
                 self.pending_call = text
@@ -207,7 +235,7 @@ class Call:
 
 
 def _read(fd: int) -> bytes | None:
-    """Return available bytes; None = null yet, b"" = closed."""
+    """Return available bytes; None = none yet, b"" = closed."""
     try:
         return os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -227,4 +255,5 @@ def readable(reading: Iterable[int], seconds: float | None = None, writing: Iter
         poller.register(fd, select.POLLIN)
     for fd in writing:
         poller.register(fd, select.POLLOUT)
-    return {fd for fd, _ in poller.poll(None if seconds is None else math.ceil(seconds * 1000))}
+    milliseconds = None if seconds is None else math.ceil(seconds * 1000)
+    return {fd for fd, _ in poller.poll(milliseconds)}

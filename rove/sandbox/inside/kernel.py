@@ -8,15 +8,21 @@ import os
 import platform
 import signal
 
-NEW_NS, NEW_CGROUP, NEW_UTS, NEW_IPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+# Flags of clone(2) and unshare(2): a new namespace of this kind.
+NEW_NS, NEW_CGROUP = 0x00020000, 0x02000000
+NEW_UTS, NEW_IPC = 0x04000000, 0x08000000
 NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
 
-RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+# Flags of mount(2).
+RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
+REMOUNT, BIND, REC, PRIVATE = 32, 4096, 16384, 1 << 18
 DETACH = 2
 
+# Options of prctl(2).
 SET_PDEATHSIG, SET_DUMPABLE, SET_SECCOMP, CAPBSET_DROP = 1, 4, 22, 24
 SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS, CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
 
+# Numbers of system calls for which the C library has no function, or one that does more (clone).
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 CLONE = {"x86_64": 56, "aarch64": 220}
 
@@ -25,10 +31,10 @@ locked_libc = ctypes.PyDLL(None, use_errno=True)
 """The same library, but calls keep Python's lock."""
 
 
-def _checked(result: int, what: str) -> int:
+def _checked(result: int, operation: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{operation}: {os.strerror(number)}")
     return result
 
 
@@ -43,15 +49,16 @@ def clone(flags: int) -> int:
     It skips what `os.fork` makes Python do in the child, at a third of the cost. This is safe here: the process has one thread,
     which holds Python's lock in both processes, so that the child's interpreter is an exact copy. The child forks with `os.fork`.
     """
-    words = [ctypes.c_long(word) for word in (CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)]
+    arguments = [CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0]
+    words = [ctypes.c_long(argument) for argument in arguments]
     return _checked(locked_libc.syscall(*words), f"clone({flags:#x})")
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
     """mount(2)."""
     words = [text.encode() for text in (source, target, kind)]
-    done = libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None)
-    _checked(done, f"mount {kind or source} on {target}")
+    result = libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None)
+    _checked(result, f"mount {kind or source} on {target}")
 
 
 def detach(target: str) -> None:
@@ -67,8 +74,10 @@ def pivot_root(new: str, old: str) -> None:
 
 def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
     """Call prctl(2); missing arguments are 0."""
-    full = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in (*values, 0, 0, 0, 0)[:4]]
-    _checked(libc.prctl(option, *full), f"prctl({option})")
+    # Some options demand that unused arguments are 0, and ctypes passes a plain int with 32 bits only.
+    padded = [*values, 0, 0, 0, 0][:4]
+    words = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in padded]
+    _checked(libc.prctl(option, *words), f"prctl({option})")
 
 
 def set_oom_score(score: int) -> None:
@@ -76,12 +85,8 @@ def set_oom_score(score: int) -> None:
 
     With CAP_SYS_RESOURCE this is also the least that they can set later without it.
     """
-    with contextlib.suppress(OSError):
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, str(score).encode())
-        finally:
-            os.close(fd)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(score))
 
 
 def drop_capabilities() -> None:
@@ -92,5 +97,6 @@ def drop_capabilities() -> None:
         except OSError:  # EINVAL: no further capability exists; EPERM: we do not have it
             break
     prctl(CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the structure, this process
+    no_capabilities = (ctypes.c_uint32 * 6)()
+    _checked(libc.capset(header, no_capabilities), "capset")

@@ -85,10 +85,12 @@ class Jail:
         """Namespaces of a session as flags of clone(2)."""
         flags = 0
         for name, flag in SESSION_SPACES.items():
-            flags |= flag if self.has(name) else 0
-        nested = not self.is_root and self.has("own user") and self.has("own count")
+            if self.has(name):
+                flags |= flag
         # RLIMIT_NPROC counts per user and user namespace: a nested one gives each session a count of its own
-        return flags | (kernel.NEW_USER if nested else 0)
+        if not self.is_root and self.has("own user") and self.has("own count"):
+            flags |= kernel.NEW_USER
+        return flags
 
     def mount_session(self, limits: dict[str, Any], uid: int | None) -> None:
         """In the first process of a session: mount its folder, which has a size limit, and a /proc of its own processes."""
@@ -97,14 +99,15 @@ class Jail:
         with contextlib.suppress(OSError):  # the session has joined its groups: they become the root that it sees
             kernel.unshare(kernel.NEW_CGROUP)
         if self.has("files"):
-            owner = self.user if uid is None else (uid, uid)
-            options = f"size={limits['disk_bytes']},nr_inodes={limits['files']},mode=700,uid={owner[0]},gid={owner[1]}"
+            owner, group = self.user if uid is None else (uid, uid)
+            options = f"size={limits['disk_bytes']},nr_inodes={limits['files']},mode=700,uid={owner},gid={group}"
             kernel.mount("tmpfs", FOLDER, "tmpfs", kernel.NOSUID | kernel.NODEV, options)
             self._show_processes()
 
     def _show_processes(self) -> None:
-        if not self.has("processes"):
+        if not self.has("processes"):  # /proc would show the processes of the machine
             return kernel.mount("none", "/proc", "tmpfs", kernel.RDONLY)
+        # The strictest that the kernel supports: without `subset=pid`, /proc shows facts about the machine.
         for options in ("hidepid=invisible,subset=pid", "hidepid=2", ""):
             with contextlib.suppress(OSError):
                 return kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC, options)
@@ -114,7 +117,7 @@ class Jail:
         """Drop all privileges irrevocably."""
         if uid is not None:
             os.setgroups([])
-            os.setresgid(uid, uid, uid)
+            os.setresgid(uid, uid, uid)  # before the user, who may not change the group
             kernel.prctl(kernel.CAP_AMBIENT, kernel.CAP_AMBIENT_CLEAR_ALL)
             os.setresuid(uid, uid, uid)
         os.umask(0o077)
@@ -131,16 +134,16 @@ class Jail:
 
     def _map_user(self) -> None:
         uid, gid = self.user
-        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/setgroups", "deny")  # without it the kernel refuses to map a group
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
 
     def _build(self) -> None:
         kernel.unshare(kernel.NEW_NS)
         kernel.mount("none", "/", "", kernel.REC | kernel.PRIVATE)
-        visible = sorted(
-            {*SYSTEM, *self.paths, *(f"/dev/{name}" for name in DEVICES)}
-        )  # folders come before their contents
+        devices = [f"/dev/{name}" for name in DEVICES]
+        visible = sorted({*SYSTEM, *self.paths, *devices})  # folders come before their contents
+        # Opened before the mount below hides what is in /tmp.
         sources = {path: (_open_path(path), _link_target(path)) for path in visible if os.path.lexists(path)}
         kernel.mount("room", NEW_ROOT, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755")
         for path, (fd, link) in sources.items():
@@ -158,6 +161,7 @@ class Jail:
         kernel.mount("none", NEW_ROOT, "", kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
         with contextlib.suppress(OSError):  # fails in containers that mask parts of /proc
             kernel.mount("proc", NEW_ROOT + "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        # Not chroot, which a process can leave. With "." twice the old root is stacked on the new one and then unmounted.
         os.chdir(NEW_ROOT)
         kernel.pivot_root(".", ".")
         kernel.detach(".")
@@ -209,7 +213,9 @@ def _show(fd: int, path: str, link: str | None) -> None:
     kernel.mount(source, target, "", kernel.BIND)
     # a user namespace may not clear restrictions that a mount already has
     kept_flags = os.statvfs(target).f_flag & (os.ST_NODEV | os.ST_NOSUID | os.ST_NOEXEC)
-    kept_flags |= 0 if path.startswith("/dev/") else kernel.NODEV
+    if not path.startswith("/dev/"):
+        kept_flags |= kernel.NODEV
+    # A bind mount ignores RDONLY, so it takes a second call.
     kernel.mount("none", target, "", kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID | kept_flags)
 
 

@@ -23,13 +23,14 @@ def serve(requests: int, answers: int, limit: int, max_request_bytes: int) -> No
     namespace = vars(main)
     namespace["__builtins__"] = builtins
     while head := read_all(requests, REQUEST.size):
-        number, names, length = REQUEST.unpack(head)
-        body = read_all(requests, max(names, 0) + length) or b""
-        if names < 0:  # a late reply to an interrupted host call
+        number, names_length, code_length = REQUEST.unpack(head)
+        body = read_all(requests, max(names_length, 0) + code_length) or b""
+        if names_length < 0:  # a late reply to an interrupted host call
             continue
         host.number = number
-        namespace |= host.functions(body[:names].decode())
-        failed, text = answer(body[names:].decode(errors="replace"), f"<cell {number}>", namespace)
+        namespace |= host.functions(body[:names_length].decode())
+        code = body[names_length:].decode(errors="replace")
+        failed, text = answer(code, f"<cell {number}>", namespace)
         if os.getpid() != host.owner:  # the code forked and returned in both processes: only the parent may answer
             os._exit(0)
         host.end()
@@ -43,10 +44,12 @@ def serve(requests: int, answers: int, limit: int, max_request_bytes: int) -> No
 def answer(code: str, name: str, namespace: dict[str, Any]) -> tuple[bool, str]:
     """Run code; return whether it failed, and the traceback or the `repr` of the last expression."""
     try:
-        body, last = compiled(code, name)
-        linecache.cache[name] = (len(code), None, [f"{line}\n" for line in code.splitlines()], name)
-        exec(body, namespace)
-        value = eval(last, namespace) if last else None
+        statements, last_expression = compiled(code, name)
+        # Tracebacks show source lines, and the code is in no file.
+        source_lines = [f"{line}\n" for line in code.splitlines()]
+        linecache.cache[name] = (len(code), None, source_lines, name)
+        exec(statements, namespace)
+        value = eval(last_expression, namespace) if last_expression else None
         return False, "" if value is None else repr(value)
     except BaseException as error:  # also SystemExit: exit() ends the cell, not the interpreter
         return True, format_error(error, name)

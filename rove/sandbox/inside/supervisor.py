@@ -1,7 +1,7 @@
 """The first process of a session: it runs one call after the other and can stop all other processes of the session.
 
 It holds no secrets and shares no file with its children, so that code can affect only its own session: results are text,
-shortened while it is read, and everything that code leaves behind ends with the session.
+shortened while it is read, and everything that code leaves behind ends with the session (docs/decisions/sandbox.md).
 """
 
 from __future__ import annotations
@@ -34,21 +34,25 @@ class Supervisor:
 
     Args:
         folder: The session's folder; relative paths start there.
+        alone: Whether this process may signal no processes but those of the session, so that it can kill all that it may signal.
     """
 
     def __init__(self, requests: int, answers: int, limits: dict[str, Any], folder: str, alone: bool):
-        self.requests, self.answers, self.limits, self.folder, self.alone = requests, answers, limits, folder, alone
+        self.requests, self.answers, self.limits = requests, answers, limits
+        self.folder, self.alone = folder, alone
         self.python: Child | None = None
         self.calls = 0
         self.ended: dict[int, int] = {}
+        """Process id of an ended child → its status as `waitpid` returns it."""
         self.groups: set[int] = set()
+        """Process groups of the children; each child leads its own."""
         self.starting = False
         self.wake, self._alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
         """Answer requests until the host closes the connection."""
         signal.set_wakeup_fd(self._alarm, warn_on_full_buffer=False)  # wakes up a call that waits, when a process ends
-        signal.signal(signal.SIGCHLD, lambda *_: self.starting or self._reap())
+        signal.signal(signal.SIGCHLD, self._handle_child_end)
         if os.getpid() != 1:  # no process namespace: nothing else kills the session's processes
             signal.signal(signal.SIGTERM, lambda *_: self._exit())
         kinds: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -69,6 +73,10 @@ class Supervisor:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             write_frame(self.answers, answer | {"seconds": time.monotonic() - began})
         self._exit()
+
+    def _handle_child_end(self, *_: object) -> None:
+        if not self.starting:
+            self._reap()
 
     def _exit(self) -> NoReturn:
         self._stop_all()
@@ -124,8 +132,8 @@ class Supervisor:
         call.run(self.wake, lambda: child.pid in self.ended)
         return call
 
-    def _result(self, call: Call, **more: Any) -> dict[str, Any]:
-        return {"output": call.output.text(), "truncated": call.truncated, **more}
+    def _result(self, call: Call, **fields: Any) -> dict[str, Any]:
+        return {"output": call.output.text(), "truncated": call.truncated, **fields}
 
     def _timeout_result(self, call: Call, request: dict[str, Any]) -> dict[str, Any]:
         return self._result(call, error=f"stopped after {request['seconds']:g} s", timed_out=True, restarted=True)
@@ -133,6 +141,7 @@ class Supervisor:
     def _put(self, request: dict[str, Any]) -> dict[str, Any]:
         path = os.path.join(self.folder, request["path"])
         os.makedirs(os.path.dirname(path), exist_ok=True)
+        # Code may have put a link or a pipe there: no link is followed, and a pipe without a reader does not block.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(path, flags, 0o644), "wb") as file:
             file.write(base64.b64decode(request["data"]))
@@ -175,7 +184,8 @@ class Supervisor:
             if not pid:
                 self._run_child(child, body)
             child.pid = pid
-            self.groups = {group for group in self.groups if _group_exists(group)} | {pid}
+            # Without the groups that are gone: the kernel may use their ids for others.
+            self.groups = {*filter(_group_exists, self.groups), pid}
         except OSError:
             child.close()
             raise
@@ -207,7 +217,7 @@ class Supervisor:
         """Kill every other process of the session and wait until they have ended."""
         if self.alone:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
+                os.kill(-1, signal.SIGKILL)  # one call: code cannot fork faster than it is killed
         for group in self.groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
@@ -250,11 +260,15 @@ def restrict(limits: dict[str, Any]) -> None:
     for kind, soft in pairs.items():
         if soft < 0:
             continue
-        hard = resource.getrlimit(kind)[1]
-        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+        new_hard = soft
         # CPU time: SIGXCPU first, which names the reason, SIGKILL a second later
-        more = 1 if kind == resource.RLIMIT_CPU and soft != hard else 0
-        resource.setrlimit(kind, (soft, soft + more))
+        if kind == resource.RLIMIT_CPU and soft != hard:
+            new_hard += 1
+        resource.setrlimit(kind, (soft, new_hard))
+    # Undumpable processes have a /proc/self that belongs to root, which programs cannot read.
     kernel.prctl(kernel.SET_DUMPABLE, 1)
     kernel.set_oom_score(500)
 
@@ -280,8 +294,10 @@ def _cause(status: int | None) -> str:
         signal.SIGXCPU: "out of CPU time",
         signal.SIGSEGV: "a segmentation fault",
     }
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    return f"was ended by signal {name}" + (f" ({reasons[-code]})" if -code in reasons else "")
+    number = -code
+    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+    reason = f" ({reasons[number]})" if number in reasons else ""
+    return f"was ended by signal {name}{reason}"
 
 
 def main_of_container(limits: str) -> None:

@@ -1,6 +1,7 @@
 """A process per backend that has imported the modules of sessions and forks sessions within milliseconds.
 
-It is the first process of a process namespace that contains all sessions: when it ends, the kernel kills them.
+It is the first process of a process namespace that contains all sessions: when it ends, the kernel kills them. For the reasons
+to fork sessions, see docs/decisions/sandbox.md.
 It exchanges JSON packets with the host over a socket:
 
     host → zygote   settings (first) · {"open": id, "uid", "limits"} with the session's socket and files of control groups
@@ -98,16 +99,18 @@ class Zygote:
                     self._open(message, fds)
                 else:
                     self._kill(message["kill"], message["hard"])
-        for session in [session for session, _, _ in self.sessions.values()]:
+        for session, _, _ in self.sessions.values():
             self._kill(session)
 
     def _open(self, message: dict[str, Any], fds: list[int]) -> None:
-        session, uid = message["open"], message["uid"] if self.jail.has("own user") else None
+        session = message["open"]
+        uid = message["uid"] if self.jail.has("own user") else None
         folder = FOLDER
         try:
             if not self.jail.has("files"):
                 folder = tempfile.mkdtemp(prefix="rove-sandbox-")
-                os.chown(folder, *((uid, uid) if uid is not None else self.jail.user))
+                owner, group = self.jail.user if uid is None else (uid, uid)
+                os.chown(folder, owner, group)
             pid = kernel.clone(self.jail.namespace_flags)
         except OSError as error:
             self._send({"failed": session, "error": str(error)})

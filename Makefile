@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check docs docs-pictures settings-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients test-all coverage check docs docs-pictures settings-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -75,6 +75,13 @@ test-clients: $(STAMP)  ## other people's clients of `rove serve`, in an environ
 	test -d build/clients || $(PYTHON) -m venv build/clients
 	$(BIN)/uv pip install --quiet --python build/clients/bin/python -c constraints.txt -r tests/server_clients.txt
 	ROVE_CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest -q tests/server/test_clients.py
+
+test-all: $(STAMP)  ## every test target once, and a table of what passed, failed and was skipped, and why
+	$(BIN)/python tests/support/all_targets.py
+
+coverage: $(STAMP)  ## line and branch coverage of the quick tests per package; ARGS="tests/core" for some of them
+	rm -rf build/coverage && $(BIN)/python -m pip install --quiet --target build/coverage "coverage>=7.10"
+	$(BIN)/python tests/support/coverage_table.py $(ARGS)
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

@@ -12,18 +12,8 @@ import rove
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "rove").rglob("*.py"))
-WITHOUT_TESTS = {
-    "verifiers",
-    "inside",
-    "pages",
-    "environments",
-    "every",
-    "my_task",
-    "multi_turn",
-    "single_turn",
-    "tools",
-}
-"""Folders whose modules are tested together with those above."""
+MAX_FILE_LINES = 800
+MAX_FUNCTION_LINES = 100
 WITHOUT_EXTRAS = """
 import importlib, pkgutil, sys
 for name in ["gguf", "llguidance", "matplotlib", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers"]:
@@ -44,15 +34,16 @@ def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
             yield from functions(child)
 
 
-def test_files_and_functions_stay_readable() -> None:
+def test_no_file_or_function_is_far_too_long() -> None:
+    """These limits only stop accidents. Reviews decide what is readable: a limit that binds shapes code at that limit."""
     too_long = []
     for file in MODULES:
         text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
-        if text.count("\n") > 650:
-            too_long.append(f"{name}: {text.count(chr(10))} lines, expected at most 650")
+        if text.count("\n") > MAX_FILE_LINES:
+            too_long.append(f"{name}: {text.count(chr(10))} lines, expected at most {MAX_FILE_LINES}")
         for node in functions(ast.parse(text)):
-            if (node.end_lineno or 0) - node.lineno >= 75:
-                too_long.append(f"{name}:{node.lineno}: {node.name} has 75 lines or more")
+            if (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES:
+                too_long.append(f"{name}:{node.lineno}: {node.name} has {MAX_FUNCTION_LINES} lines or more")
     assert too_long == []
 
 
@@ -65,13 +56,6 @@ def test_public_names_are_sorted_and_there() -> None:
     assert sorted(rove.__all__) == rove.__all__
     for name in rove.__all__:
         assert getattr(rove, name) is not None
-
-
-def test_every_module_has_a_test_file() -> None:
-    for file in MODULES:
-        package = file.relative_to(ROOT / "rove").parent
-        if file.stem not in ("__init__", "__main__") and not list((ROOT / "tests" / package).glob("test_*.py")):
-            assert package.name in WITHOUT_TESTS, f"no test for {file}"
 
 
 PRINTING = {"rove/stages/reporter.py", "rove/compat/commands.py"}

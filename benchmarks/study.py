@@ -4,7 +4,7 @@
 
 Every run is an ordinary run of `rove rl` in FOLDER (--folder, default: runs/study) with two held-out evaluations. To resume an
 interrupted script, run the same command again. At the end, the script draws a plot per lesson and prints a table of all existing
-runs. docs/study.md discusses the results. --smoke tests the script with tiny sizes; its results are meaningless.
+runs. benchmarks/reports/study.md discusses the results. --smoke tests the script with tiny sizes; its results are meaningless.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Audit every environment that rove can load without a network, and write docs/audit_report.md.
+"""Audit every environment that rove can load without a network, and write benchmarks/reports/audit_report.md.
 
     python benchmarks/audit/survey.py                     # at most 30 CPU-minutes; repeat the command to continue
     python benchmarks/audit/survey.py --only TextArena
@@ -32,7 +32,7 @@ from rove.audit.report import json_report
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RUNS = Path("runs") / "audit_survey"
-PAGE = ROOT / "docs" / "audit_report.md"
+PAGE = ROOT / "benchmarks" / "reports" / "audit_report.md"
 GAMES = (
     *("TicTacToe-v0", "ConnectFour-v0", "Othello-v0", "Breakthrough-v0", "KuhnPoker-v0", "PigDice-v0", "Nim-v0"),
     *(

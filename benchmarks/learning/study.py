@@ -7,7 +7,7 @@
 The base is the recipe of `rove train` with two differences, which were the defaults when the study began: SFT ends at 0.6 of
 the way from the weakest to the best policy (now 0.9), and its learning rate is 1.5e-3 (now 1e-3). Changes of RL start from the
 SFT of the base. The results of finished runs are kept in study.json beside this file. Plots go to
-docs/study/learning_SETTING.png, the table to stdout.
+benchmarks/reports/study/learning_SETTING.png, the table to stdout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 RUNS = Path("runs") / "study_learning"
-PLOTS, STORED = HERE.parents[1] / "docs" / "study", HERE / "study.json"
+PLOTS, STORED = HERE.parent / "reports" / "study", HERE / "study.json"
 ENVIRONMENTS = ("nim", "letter_count", "reasoning_mix")
 BASE, BASE_GOAL, BASE_SFT_RATE = "default", 0.6, 1.5e-3
 """Name of the runs without a change, the share of the way to the best policy at which their SFT ends, and its learning rate."""

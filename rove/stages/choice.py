@@ -24,7 +24,7 @@ SFT_PATIENCE = 60
 """Evaluations without a new best reward or validation loss after which SFT ends; new models may stay on a plateau for long."""
 SFT_GOAL = 0.9
 """SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest, but
-it does not make up for short SFT: with 0.6, reasoning_mix and frozen_lake ended 0.1 lower (docs/recipe_study.md)."""
+it does not make up for short SFT: with 0.6, reasoning_mix and frozen_lake ended 0.1 lower (benchmarks/reports/recipe_study.md)."""
 MIN_SPREAD = 0.5
 """Share of groups with different rewards from which a pretrained model needs no SFT."""
 RL_TOKENS = 10_000_000
@@ -57,7 +57,7 @@ class Scale(msgspec.Struct, frozen=True):
     max_rl_groups: int = 32
     """Maximum number of groups in an RL step, if rollouts are short."""
     temperature: float = 1.0
-    """Sampling temperature of RL: above 1, good models make enough errors to learn from (docs/recipe_study.md)."""
+    """Sampling temperature of RL: above 1, good models make enough errors to learn from (benchmarks/reports/recipe_study.md)."""
 
 
 NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128, temperature=1.15)

@@ -456,23 +456,23 @@ def test_training_page_adapter_commands(tmp_path: Path) -> None:
 
 
 def test_study_pages_show_every_stored_plot() -> None:
-    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "recipe_study.md")]
+    pages = [(ROOT / "benchmarks/reports" / name).read_text(encoding="utf-8") for name in ("study.md", "recipe_study.md")]
     shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
-    assert sorted(shown) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/study").iterdir())
-    assert all((ROOT / "docs" / path).stat().st_size < 80_000 for path in shown)
+    assert sorted(shown) == sorted(str(path.relative_to(ROOT / "benchmarks/reports")) for path in (ROOT / "benchmarks/reports/study").iterdir())
+    assert all((ROOT / "benchmarks/reports" / path).stat().st_size < 80_000 for path in shown)
 
 
 @pytest.mark.slow
 def test_study_page_commands(tmp_path: Path) -> None:
     env, output = {**os.environ, "OMP_NUM_THREADS": "1"}, ""
-    for block in blocks("docs/study.md", "bash"):
+    for block in blocks("benchmarks/reports/study.md", "bash"):
         for python, script, *words in commands(block):
             assert python == "python"
             small = [sys.executable, str(ROOT / script), *words, "--smoke"]
             done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
             output += done.stdout
-    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks/reports/study.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `.*?` \| \d \|", page, flags=re.MULTILINE))
     assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", output, flags=re.MULTILINE))
     plots = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
@@ -480,12 +480,12 @@ def test_study_page_commands(tmp_path: Path) -> None:
 
 
 def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
-    [block] = blocks("docs/recipe_study.md", "bash")
+    [block] = blocks("benchmarks/reports/recipe_study.md", "bash")
     [python, script, plots], [*_, setting] = commands(block)
     assert python == "python"
     words = [sys.executable, str(ROOT / script), plots, "--output", str(tmp_path)]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    page = (ROOT / "docs/recipe_study.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks/reports/recipe_study.md").read_text(encoding="utf-8")
     assert done.stdout.strip() in page
     assert f"`{setting}`" in done.stdout
     assert {path.name for path in tmp_path.glob("*.png")} == set(re.findall(r"\(study/(.*?)\)", page))

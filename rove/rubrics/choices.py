@@ -140,7 +140,9 @@ def _stated_letter(text: str, choices: Sequence[str]) -> str:
         return ""
     remainder = text[statements[-1].end() :]
     if re.match(r"not\b", remainder, re.IGNORECASE):  # "not B but C"
-        remainder = re.split(r"\bbut\s+(?:rather\s+)?", remainder, maxsplit=1)[-1] if re.search(r"\bbut\s", remainder) else ""
+        remainder = (
+            re.split(r"\bbut\s+(?:rather\s+)?", remainder, maxsplit=1)[-1] if re.search(r"\bbut\s", remainder) else ""
+        )
     text_before = text[: statements[-1].start()]
     if TAKEN_BACK.search(remainder) or _DENIED_STATEMENT.search(text_before):
         return ""

@@ -358,7 +358,9 @@ class JudgeRubric(Rubric):
             scores = [await self.score_rollout(state) for state in states]
         with _noting(list(states)) as notes:
             joined = await super().score_group(states, scores)
-        return [_with_judgments(rollout_scores, judged) for rollout_scores, judged in zip(joined, notes.judged, strict=True)]
+        return [
+            _with_judgments(rollout_scores, judged) for rollout_scores, judged in zip(joined, notes.judged, strict=True)
+        ]
 
     async def teardown(self) -> None:
         """Clear the cache, and close the clients that this rubric created."""

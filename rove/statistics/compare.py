@@ -146,7 +146,12 @@ class _Side:
 
 
 def scored_outcomes(run: Run) -> list[Outcome]:
-    """Return the scored rollouts of a run; of repeated rollouts the last counts."""
+    """Return the scored rollouts of a run; of repeated rollouts the last counts.
+
+    Raises:
+        RunError: The folder is not a run folder.
+    """
+    run.config()
     last = {line.number for line in run.scored_lines().values()}
     return [outcome for number, outcome in enumerate(run.outcomes()) if number in last]
 

@@ -261,7 +261,8 @@ def test_calls_beyond_the_budget_raise_in_the_code_without_ending_the_rollout(tr
     assert (metrics(record)["sub_calls"], record.reward) == (3, 1.0)
     record = play(env_of(max_sub_tokens=4, max_parallel_calls=1, train_sub_calls=train), code, "llm_batch(['a'])")
     assert (
-        told(record)[0] == "['llm() cannot be called: 4 of 4 tokens are used', 'llm() cannot be called: 4 of 4 tokens are used']"
+        told(record)[0]
+        == "['llm() cannot be called: 4 of 4 tokens are used', 'llm() cannot be called: 4 of 4 tokens are used']"
     )
     assert metrics(record)["sub_calls"] == 2 and "4 of 4 tokens are used" in told(record)[1]
     assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("limit of 0 calls: 1 requested, 0 left")

@@ -274,7 +274,9 @@ def test_a_malformed_call_in_the_text_is_reported_to_the_model(text: str, exampl
     record = play(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 2)
     [report] = [message["content"] for message in record.completion if message["role"] == "user"]
-    assert report.startswith("the tool call cannot be read; write the complete call, for example: ") and example in report
+    assert (
+        report.startswith("the tool call cannot be read; write the complete call, for example: ") and example in report
+    )
     stopped = play(env_of(add, stop_errors=[ToolParseError]), vf.AssistantMessage(text))
     assert stopped.error is not None and stopped.error.type == "ToolParseError"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.stages.pipeline import Row, results_table
-from rove.stages.recipe import Recipe, RecipeFile
+from rove.stages.recipe import Recipe, RecipeFile, read_recipe
 
 VALUES: dict[str, Any] = {
     "model": {"size": "small"},
@@ -74,3 +75,18 @@ def test_the_table_has_a_row_per_model_and_the_published_results(tmp_path: Path)
     assert table.title == "4 rollouts per row; in %; greedy"
     assert [str(cell) for cell in table.columns[0].cells] == ["base", "published baseline", "published"]
     assert next(str(cell) for cell in table.columns[1].cells) == "50.0"
+
+
+def test_a_smoke_test_shrinks_a_recipe_without_sizes_of_its_own(tmp_path: Path) -> None:
+    measured = [{"env": "tictactoe", "name": "sampled", "num_examples": 200, "every": 25}]
+    values = {
+        **VALUES,
+        "sft": {**VALUES["sft"], "epochs": 100, "evaluation": measured},
+        "rl": [{"name": "RL", "steps": 300, "batch_size": 1024}],
+    }
+    recipe = read_recipe(tmp_path / "recipe.toml", copy.deepcopy(values), ["smoke"])
+    assert recipe.data["num_examples"] == 60 and recipe.sft["epochs"] == 1
+    assert recipe.sft["evaluation"][0] == {**measured[0], "num_examples": 8, "every": 2}
+    assert (recipe.rl[0]["steps"], recipe.rl[0]["name"]) == (2, "RL")
+    with pytest.raises(ConfigError, match="--lora needs a \\[lora\\] table"):
+        read_recipe(tmp_path / "recipe.toml", copy.deepcopy(values), ["lora"])

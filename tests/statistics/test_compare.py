@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rove
 from rove.core.errors import ConfigError
 from rove.core.records import ErrorInfo, Outcome, Scores
 from rove.statistics import Comparison, Tally, compare
@@ -388,3 +389,21 @@ def test_equal_differences_decide_where_the_range_of_values_is_known():
 def test_a_verdict_says_why_few_differing_examples_decide_nothing():
     verdict = compare(run([0.0] * 30), run([1.0] * 5 + [0.0] * 25)).verdict
     assert verdict.startswith("too few examples to determine a direction") and "None" not in verdict
+
+
+def test_run_folders_are_compared_by_their_names_and_printed_as_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = rove.SingleTurnEnv(
+        dataset=[{"question": str(n), "answer": str(n)} for n in range(12)],
+        rubric=rove.Rubric([lambda completion, answer: float(completion[-1]["content"] == answer)]),
+    )
+    for name, reply in (("before", "0"), ("after", None)):
+        client = rove.ScriptedClient(lambda messages, state, rng, reply=reply: reply or state["answer"])
+        env.evaluate_sync(client, name, run=f"runs/{name}")
+    comparison = rove.compare("runs/before", rove.Run("runs/after"))
+    assert comparison.names == ("before", "after")
+    text = str(comparison)
+    assert text.startswith("after is better than before") and "│ reward" in text
+    assert max(map(len, text.splitlines())) <= 100 or "is better" in text.splitlines()[0]
+    with pytest.raises(rove.RunError, match="nowhere"):
+        rove.compare("runs/nowhere", "runs/after")

@@ -18,7 +18,9 @@ def price(fruit: str) -> int:
         fruit: The name of the fruit in the singular, such as "apple".
     """
     if fruit not in CENTS:
-        raise ValueError(f"the shop does not sell '{fruit}'; it sells {', '.join(CENTS)}")  # the model sees this message
+        raise ValueError(
+            f"the shop does not sell '{fruit}'; it sells {', '.join(CENTS)}"
+        )  # the model sees this message
     return CENTS[fruit]
 
 

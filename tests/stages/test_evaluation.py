@@ -1,0 +1,64 @@
+"""`rove.evaluate_model`: names or environments, settings, and runs that continue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rove
+from rove.stages.evaluation import EvalConfig
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def solver(messages: Any, state: Any, rng: Any) -> str:
+    return state["answer"]
+
+
+def right(completion: Any, answer: str) -> float:
+    return float(completion[-1]["content"] == answer)
+
+
+def sums() -> rove.Environment:
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(4)]
+    return rove.SingleTurnEnv(dataset=rows, rubric=rove.Rubric([right]), policies={"solver": solver})
+
+
+def test_a_name_and_a_loaded_environment_are_the_same_run() -> None:
+    settings: dict[str, Any] = {"num_examples": 2, "rollouts_per_example": 1}
+    by_name = rove.evaluate_model("scripted:teacher", "tictactoe", env_args={"seed": 3}, **settings)
+    env = rove.load_environment("tictactoe", seed=3)
+    loaded = rove.evaluate_model("scripted:teacher", env, **settings)
+    assert by_name.run is not None and loaded.run is not None
+    assert by_name.run.path == loaded.run.path
+    assert by_name.reward.mean == loaded.reward.mean
+
+
+async def test_an_environment_of_a_notebook_is_evaluated_while_its_event_loop_runs() -> None:
+    result = rove.evaluate_model("scripted:solver", sums(), num_examples=-1, run_dir="runs/sums")
+    assert (result.scored, result.reward.mean) == (12, 1.0)
+    assert "12 of 12 rollouts scored" in str(result)
+
+
+def test_finished_rollouts_are_not_repeated_unless_the_run_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    rove.evaluate_model("scripted:solver", sums(), num_examples=1, run_dir="runs/a")
+    more = rove.evaluate_model("scripted:solver", sums(), num_examples=2, run_dir="runs/a")
+    assert more.scored == 6
+    assert "already has 3 rollouts" in capsys.readouterr().out
+    again = rove.evaluate_model("scripted:solver", sums(), num_examples=1, run_dir="runs/a", overwrite=True)
+    assert again.scored == 3
+
+
+def test_settings_override_those_of_a_config() -> None:
+    config = EvalConfig(env="tictactoe", model="scripted:teacher", num_examples=3, rollouts_per_example=1)
+    result = rove.evaluate_model(config=config, num_examples=2)
+    assert result.scored == 2
+    with pytest.raises(rove.ConfigError, match="num_exampels"):
+        rove.evaluate_model(config=config, num_exampels=2)
+    with pytest.raises(rove.ConfigError, match="env"):
+        rove.evaluate_model("scripted:teacher")

@@ -1,6 +1,7 @@
 """Warnings about known defects of other libraries' tasks.
 
-`known_defects.json` is written by `benchmarks/audit/survey.py`, which audits the tasks; benchmarks/reports/audit_report.md has the evidence.
+`known_defects.json` is written by `benchmarks/audit/survey.py`, which audits the tasks; the evidence is in
+benchmarks/reports/audit_report.md.
 `REPORTED` lists defects that an audit with replies cannot see, because the right answers themselves are wrong.
 """
 
@@ -61,7 +62,8 @@ def warn_of_known_defects(library: str, name: str) -> None:
     defects = audited.defects.get(name, []) if audited is not None else []
     if audited is not None and defects:
         clauses = "; ".join(defects)
-        text = f"{library}: '{name}' has known defects (version {audited.version}): {clauses}. See benchmarks/reports/audit_report.md"
+        report = "benchmarks/reports/audit_report.md"
+        text = f"{library}: '{name}' has known defects (version {audited.version}): {clauses}. See {report}"
         warnings.warn(text, stacklevel=3)
     for task, report in REPORTED.get(library, {}).items():
         if name == task or name.startswith(f"{task}-"):

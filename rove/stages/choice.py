@@ -24,7 +24,8 @@ SFT_PATIENCE = 60
 """Evaluations without a new best reward or validation loss after which SFT ends; new models may stay on a plateau for long."""
 SFT_GOAL = 0.9
 """SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest, but
-it does not make up for short SFT: with 0.6, reasoning_mix and frozen_lake ended 0.1 lower (benchmarks/reports/recipe_study.md)."""
+it does not make up for short SFT: with 0.6, reasoning_mix and frozen_lake ended 0.1 lower
+(benchmarks/reports/recipe_study.md)."""
 MIN_SPREAD = 0.5
 """Share of groups with different rewards from which a pretrained model needs no SFT."""
 RL_TOKENS = 10_000_000

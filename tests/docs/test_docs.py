@@ -456,14 +456,11 @@ def test_training_page_adapter_commands(tmp_path: Path) -> None:
 
 
 def test_study_pages_show_every_stored_plot() -> None:
-    pages = [
-        (ROOT / "benchmarks/reports" / name).read_text(encoding="utf-8") for name in ("study.md", "recipe_study.md")
-    ]
+    reports = ROOT / "benchmarks/reports"
+    pages = [(reports / name).read_text(encoding="utf-8") for name in ("study.md", "recipe_study.md")]
     shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
-    assert sorted(shown) == sorted(
-        str(path.relative_to(ROOT / "benchmarks/reports")) for path in (ROOT / "benchmarks/reports/study").iterdir()
-    )
-    assert all((ROOT / "benchmarks/reports" / path).stat().st_size < 80_000 for path in shown)
+    assert sorted(shown) == sorted(str(path.relative_to(reports)) for path in (reports / "study").iterdir())
+    assert all((reports / path).stat().st_size < 80_000 for path in shown)
 
 
 @pytest.mark.slow

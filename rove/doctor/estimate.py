@@ -18,7 +18,7 @@ from rove.engine.kv_cache import common_prefix
 from rove.models.load import LoadedModel
 from rove.train.backends import EmbeddedBackend
 from rove.train.batch import can_pack, micro_batches
-from rove.train.config import RLConfig, SFTConfig
+from rove.train.config import EvaluationConfig, RLConfig, SFTConfig
 from rove.train.learner import Learner, add_lora
 from rove.train.sequences import TrainingSequence
 from rove.train.sft import OBJECTIVE
@@ -140,28 +140,31 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     for rollout in groups:
         prompt_length = rollout[1].index(True)
         members += [_variant(rollout, loaded, rng, prompt_length) for _ in range(rl.rollouts_per_example)]
-    trained = _computed_tokens(rl, loaded, members)
+    trained = _computed_tokens(rl.micro_batch_tokens, loaded, members)
     first = work.rollouts[0][0]
     shared = min(common_prefix(first, ids) for ids, _ in work.rollouts)
     several: list[TrainingSequence] = []  # a full micro-batch: long ones take more time per token
-    while len(several) < rl.batch_size and _computed_tokens(rl, loaded, several) < rl.micro_batch_tokens:
+    while (
+        len(several) < rl.batch_size
+        and _computed_tokens(rl.micro_batch_tokens, loaded, several) < rl.micro_batch_tokens
+    ):
         several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8)]
-    token = _training_seconds(learner, several) / _computed_tokens(rl, loaded, several)
+    token = _training_seconds(learner, several) / _computed_tokens(rl.micro_batch_tokens, loaded, several)
     trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
         batch = [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
         passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * _computed_tokens(rl, loaded, batch) * token
-        sft_step += _evaluation_seconds(sft, rollout_seconds, work)
+        sft_step = passes * _computed_tokens(rl.micro_batch_tokens, loaded, batch) * token
+        sft_step += _evaluation_seconds(sft.evaluation, rollout_seconds, work)
         training_conversations = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
     rl_step = rl.batch_size * rollout_seconds + TRAINED_SHARE * trained * token
-    rl_step += _evaluation_seconds(rl, rollout_seconds, work)
+    rl_step += _evaluation_seconds(rl.evaluation, rollout_seconds, work)
     initial = 0.0
     if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation
-        initial = _evaluation_seconds(rl, rollout_seconds, work, every=1)
+        initial = _evaluation_seconds(rl.evaluation, rollout_seconds, work, every=1)
     setup_seconds = ROWS * work.conditions * work.setup_seconds
     data = TOKEN_BYTES * work.conversations * work.tokens
     needed = memory_needed(rl, loaded, trial, round(work.tokens), trained)
@@ -185,11 +188,11 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
 
 
 def _evaluation_seconds(
-    config: RLConfig | SFTConfig, rollout_seconds: float, work: Workload, every: int | None = None
+    evaluations: Sequence[EvaluationConfig], rollout_seconds: float, work: Workload, every: int | None = None
 ) -> float:
     """Return the seconds of evaluations per training step, or if each were run every `every` steps."""
     seconds = 0.0
-    for evaluation in config.evaluation:
+    for evaluation in evaluations:
         num_rollouts = evaluation.num_examples * evaluation.rollouts_per_example
         seconds += (work.setup_seconds + num_rollouts * rollout_seconds) / (every or evaluation.every)
     return seconds
@@ -259,6 +262,6 @@ def _variant(
     return _sequence([*ids[:start], *_random_ids(loaded, rng, len(ids) - start)], mask)
 
 
-def _computed_tokens(config: RLConfig, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
-    batches = micro_batches(sequences, config.micro_batch_tokens, pack=can_pack(loaded.model))
+def _computed_tokens(micro_batch_tokens: int, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
+    batches = micro_batches(sequences, micro_batch_tokens, pack=can_pack(loaded.model))
     return sum(batch.ids.numel() for batch in batches)

@@ -21,7 +21,7 @@ from rove.models.bf16_layers import supports as supports_bf16_layers
 from rove.models.linear import has_bf16_products
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch, can_pack, micro_batches
-from rove.train.config import RLConfig
+from rove.train.config import RLConfig, TrainingConfig
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import MAX_LOGITS_BYTES, scores_natively, token_logprobs
 from rove.utils.units import human_bytes, human_seconds
@@ -64,7 +64,7 @@ class Trial(NamedTuple):
     """Largest difference in nats between the log-probs of the sampler and the trainer; None if nothing was sampled."""
 
 
-def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[TrainingSequence] = ()) -> Trial:
+def try_training(config: TrainingConfig, loaded: LoadedModel, samples: Sequence[TrainingSequence] = ()) -> Trial:
     """Run a forward and backward pass over the largest micro-batch of these samples, or a synthetic one; change no weights."""
     model, sampled = loaded.model, bool(samples)
     if not sampled:
@@ -170,7 +170,7 @@ def memory_needed(
     training = {
         "gradients": float(trained),
         "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * filled,
-        "logits": _logits_bytes(config, loaded.model, filled, filled * trial.rows / trial.tokens),
+        "logits": _logits_bytes(loaded.model, filled, filled * trial.rows / trial.tokens),
         "buffers of the output head": _head_buffers(loaded.model),
         "bf16 copies of the weights": size / 2 if config.mixed_precision and copies_weights else 0.0,
     }
@@ -188,7 +188,7 @@ def memory_needed(
     }
 
 
-def _logits_bytes(config: RLConfig, model: Any, tokens: float, rows: float) -> float:
+def _logits_bytes(model: Any, tokens: float, rows: float) -> float:
     """Return the bytes of logits and tensors of their size for a micro-batch whose `rows` positions are scored."""
     head = model.get_output_embeddings()
     vocabulary = head.weight.shape[0]
@@ -262,17 +262,17 @@ def check_memory(needed: dict[str, float], free: int | None) -> Finding:
     return Finding("memory", usage, _severity(total, available))
 
 
-def check_time(config: RLConfig, sampling: float, training: float) -> Finding:
+def check_time(steps: int, checkpoint_every: int, sampling: float, training: float) -> Finding:
     """Estimate the duration of a run from the seconds of sampling and training per step."""
     step = sampling + training
     duration = (
         f"about {human_seconds(step)} per step ({human_seconds(sampling)} sampling), "
-        f"{human_seconds(step * config.steps)} in total"
+        f"{human_seconds(step * steps)} in total"
     )
-    if step * config.steps > LONG_RUN_S:
+    if step * steps > LONG_RUN_S:
         return Finding("time", duration)
-    if step * config.checkpoint_every > 3600:
-        duration += f"; an interruption may cost {human_seconds(step * config.checkpoint_every)}"
+    if step * checkpoint_every > 3600:
+        duration += f"; an interruption may cost {human_seconds(step * checkpoint_every)}"
         return Finding("time", duration, remedy="lower --checkpoint-every")
     return Finding("time", duration, OK, "more if rollouts become longer during training")
 

@@ -183,11 +183,7 @@ async def examine(
             "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
     records, seconds, setup = await _run_policies(env)
-    scored: dict[str, list[RolloutRecord]] = {}
-    for name, policy_records in records.items():
-        scored_records = [record for record in policy_records if record.scores is not None]
-        if scored_records:
-            scored[name] = scored_records
+    scored = _scored(records)
     policies = [_policy_evidence(name, policy_records) for name, policy_records in scored.items()]
     policies.sort(key=lambda policy: policy.reward)
     best = scored[policies[-1].name] if policies else []
@@ -250,6 +246,16 @@ async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]
         rollout_seconds = max(total_seconds - single_seconds, total_seconds / 20)
         seconds[name] = rollout_seconds / max(1, len(records[name]))
     return records, seconds, setup
+
+
+def _scored(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, list[RolloutRecord]]:
+    """Return the scored rollouts of each policy that has any."""
+    scored: dict[str, list[RolloutRecord]] = {}
+    for name, policy_records in records.items():
+        scored_records = [record for record in policy_records if record.scores is not None]
+        if scored_records:
+            scored[name] = scored_records
+    return scored
 
 
 async def _untrained_turns(env: Environment) -> int:

@@ -179,7 +179,7 @@ def test_memory_free_returns_a_plausible_value():
 
 @pytest.mark.parametrize(("seconds", "status"), [(1, OK), (400, MEDIUM), (1000, MEDIUM)])
 def test_check_time_warns_about_long_runs(seconds: float, status: str):
-    finding = check_time(config(steps=100), seconds, seconds)
+    finding = check_time(100, 10, seconds, seconds)
     assert finding.severity == status
     if seconds == 400:
         assert "an interruption may cost 2.2 h" in repr(finding)

@@ -129,6 +129,7 @@ class RunStore:
 
     def prepare(self, name: str) -> None:
         """Read the columns of a large run in the background, once, so that its first facets and histograms are fast."""
+        # The first read of a column takes more than 50 ms for 100,000 rollouts (docs/decisions/viewer.md).
         index, progress = self.index(name)
         with self._lock:
             if name in self._prepared or not progress.done or progress.stamp[1] < MIN_PREPARED_ROLLOUTS:

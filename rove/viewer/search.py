@@ -71,6 +71,7 @@ def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
 
 def _line_filter(query: Query) -> Callable[[bytes], bool]:
     """Return a check whether an encoded line may match, which avoids decoding most lines."""
+    # In a line a text stands as JSON escapes it, and lower() of bytes changes only ASCII letters.
     written = msgspec.json.encode(query.text)[1:-1]
     if query.regex or b"\\" in written or (not query.case and not query.text.isascii()):
         return lambda line: True

@@ -93,7 +93,7 @@ def groups(index: Index, step_from: int, step_to: int) -> JsonObject:
     if not means:
         return {"groups": 0, "dead": 0, "bars": []}
     low, high = min(means), max(means)
-    width = high / NUM_BARS - low / NUM_BARS or 1.0
+    width = high / NUM_BARS - low / NUM_BARS or 1.0  # divide first: the difference may overflow
     counts = [0] * NUM_BARS
     for mean in means:
         counts[min(NUM_BARS - 1, int((mean - low) / width))] += 1

@@ -374,6 +374,7 @@ def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) ->
     python = make_venv(folder / "venv", [])
     [packages] = (folder / "venv").glob("lib/python*/site-packages")
     with tempfile.TemporaryDirectory() as empty:
+        # Stand-ins satisfy the package's requirements of rove and verifiers, which must not be downloaded.
         _install(python, offer, wheel, allow_source, stand_in_arguments(Path(empty) / "wheels", PROVIDED))
     shutil.copyfile(wheel, folder / offer.manifest.wheel.filename)
     (folder / "manifest.json").write_bytes(offer.content)
@@ -412,6 +413,7 @@ def _install(python: str, offer: Offer, wheel: Path, allow_source: bool, pip_opt
                 raise
             hint = "add --allow-source to build dependencies without a wheel, which runs their code"
             raise ConfigError(f"{error}\n{hint}") from error
+    # pip must neither look for another version of a verified wheel nor keep an installed one of the same number.
     arguments = [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
     run_pip(python, arguments, f"{wheel.name} cannot be installed")
 

@@ -67,6 +67,7 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
                     "hashes": {"sha256": file.sha256},
                     "size": file.size,
                     "upload-time": release.uploaded,
+                    # A reason or true (PEP 691): an empty reason would mean "not yanked".
                     "yanked": False if release.yanked is None else release.yanked or True,
                     **({"requires-python": release.requires_python} if release.requires_python else {}),
                 }

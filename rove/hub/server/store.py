@@ -175,6 +175,7 @@ class Store:
             draft: Folder made by `new_draft` with the files `files`; always removed.
         """
         try:
+            # Rows make files visible, so that the files must reach the disk first.
             _sync(*(draft / file.filename for file in files), draft)
             with self.database.write() as change:
                 self.check_new(owner, manifest.name, manifest.version, change)
@@ -349,7 +350,7 @@ def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str)
 def _sync(*paths: Path) -> None:
     """Flush files, and the entries of folders, to disk."""
     for path in paths:
-        if path.is_dir() and os.name == "nt":
+        if path.is_dir() and os.name == "nt":  # Windows cannot open folders
             continue
         handle = os.open(path, os.O_RDONLY)
         try:

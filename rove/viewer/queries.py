@@ -41,8 +41,6 @@ NUMERIC_COLUMNS = (
 )
 TEXT_COLUMNS = ("env", "stop", "error", "example_key", "outcome", "answer", "reply")
 FLAG_COLUMNS = ("truncated", "superseded")
-OUTCOMES = ("failed", "below", "passed")
-"""Outcomes of rollouts: an error, a reward below the run's `pass_threshold`, or at least that."""
 TAG = "tag"
 """A pseudo-column: a rollout may have several tags."""
 NOTED_COLUMN = {"noted": "(line IN (SELECT line FROM noted))"}

@@ -108,7 +108,9 @@ class RunStore:
 
     def _path(self, name: str) -> Path | None:
         parts = name.split("/")
-        if "\0" in name or not all(parts) or {".", ".."} & set(parts) or (self.only and parts[0] != self.only):
+        if "\0" in name or not all(parts) or {".", ".."} & set(parts):
+            return None
+        if self.only and parts[0] != self.only:
             return None
         path = self.base.joinpath(*parts)
         try:
@@ -201,7 +203,8 @@ class RunStore:
         summary = run.summary()
         row["why"] = stop_reason(run, current_status)
         row |= {key: content[key] for key in ("kind", "env", "model")}
-        row["values"] = {f"setting.{name}": value for name, value in list(flat(content["config"]))[:MAX_ROW_VALUES]}
+        settings = list(flat(content["config"]))[:MAX_ROW_VALUES]
+        row["values"] = {f"setting.{name}": value for name, value in settings}
         row["tags"] = Annotations(run.path).run.tags
         if content["kind"] in ("rl", "sft"):
             details = self._training_summary(name, content)

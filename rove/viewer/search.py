@@ -108,7 +108,8 @@ def _texts(record: RolloutRecord) -> Iterator[tuple[str, str]]:
     if record.answer:
         yield "answer", record.answer
     if record.error is not None:
-        yield "error", f"{record.error.phase}: {record.error.type}: {record.error.message}\n{record.error.traceback}"
+        error = record.error
+        yield "error", f"{error.phase}: {error.type}: {error.message}\n{error.traceback}"
 
 
 def main() -> None:

@@ -231,10 +231,11 @@ def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: 
     names = published_files.keys() | locked_files.keys()
     changed = sorted(name for name in names if published_files.get(name) != locked_files.get(name))
     differences = changed if manifest == locked.manifest else ["its manifest", *changed]
+    verb = "differs" if len(differences) == 1 else "differ"
     raise TrustError(
-        f"{locked.reference} does not match {file}: {', '.join(differences)} differ{'s' * (len(differences) == 1)}. Versions "
-        "on a hub never change, so the package was tampered with or comes from another hub; installation was cancelled. If "
-        f"this is expected, remove it from {file.name} and install it again"
+        f"{locked.reference} does not match {file}: {', '.join(differences)} {verb}. Versions on a hub never change, so the "
+        "package was tampered with or comes from another hub; installation was cancelled. If this is expected, remove it from "
+        f"{file.name} and install it again"
     )
 
 

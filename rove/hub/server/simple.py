@@ -79,7 +79,9 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
     for release, file in files:
         address = f"{_url(name, release.version, file.filename)}#sha256={file.sha256}"
         values = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
-        attributes = "".join(f' {key}="{escape(value)}"' for key, value in values.items() if value is not None)
+        attributes = ""
+        for key, value in values.items():
+            attributes += "" if value is None else f' {key}="{escape(value)}"'
         lines.append(f'<a href="{escape(address)}"{attributes}>{escape(file.filename)}</a>')
     return _page(f"Links for {name}", lines)
 

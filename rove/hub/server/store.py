@@ -331,7 +331,13 @@ def _insert_version(
 def _choose_latest(change: sqlite3.Connection, environment: int) -> None:
     """Set the version shown in lists: the highest, preferring final versions that are not yanked."""
     rows = change.execute("SELECT id, version, yanked FROM versions WHERE environment = ?", [environment]).fetchall()
-    id, _, _ = max(rows, key=lambda row: (row[2] is None, not Version(row[1]).is_prerelease, Version(row[1])))
+
+    def preference(row: tuple[int, str, str | None]) -> tuple[bool, bool, Version]:
+        _, text, yanked = row
+        version = Version(text)
+        return yanked is None, not version.is_prerelease, version
+
+    id, _, _ = max(rows, key=preference)
     change.execute("UPDATE environments SET latest = ? WHERE id = ?", [id, environment])
 
 

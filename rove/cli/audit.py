@@ -27,6 +27,7 @@ from rove.stages.naming import run_folder
 from rove.stages.reporter import WIDTH, ConsoleReporter
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
+from rove.utils.units import counted
 
 LEVELS = [severity.value for severity in Severity if severity > Severity.SKIPPED]
 MAX_SHOWN_CHARS = 300
@@ -60,7 +61,7 @@ def print_report(report: Report, console: Console) -> None:
             console.print(f"  usual fix: {finding.remedy}", markup=False, soft_wrap=True)
             console.print(f"  repeat: {report.command(finding.id)}", markup=False, soft_wrap=True)
     total = len(report.checks)
-    done = f"{total - len(report.skipped)} of {total} check{'s' * (total > 1)} done"
+    done = f"{total - len(report.skipped)} of {counted(total, 'check')} done"
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")
     for reason in dict.fromkeys(report.skipped.values()):
         names = ", ".join(name for name, other_reason in report.skipped.items() if other_reason == reason)

@@ -182,6 +182,7 @@ def main() -> None:
         click.secho("stopped; repeat the command to continue", fg="yellow", err=True)
         sys.exit(130)
     except BrokenPipeError:
+        # Python flushes stdout when it exits, and would report the closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:

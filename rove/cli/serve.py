@@ -164,7 +164,7 @@ def run_open_env(config: OpenEnvConfig, console: Console) -> None:
         stop = asyncio.Event()
         async with listening(server.app(), config.host, config.port) as runner:
             for number in (signal.SIGTERM, signal.SIGINT):
-                with suppress(NotImplementedError):
+                with suppress(NotImplementedError):  # on Windows
                     asyncio.get_running_loop().add_signal_handler(number, stop.set)
             url = base_url_of(runner).removesuffix("/v1")
             console.print(f"serving {env.env_id} at {url} with the OpenEnv protocol (Ctrl-C stops it)", soft_wrap=True)

@@ -157,7 +157,8 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
         for name in ("env", "model", "run_dir"):
             differing.pop(name, None)
         row = {"env": config.env, "model": config.model, "settings": differing}
-        title = " · ".join([f"{position}/{len(evaluations)} {config.env}", short(config.model), *_pairs(differing)])
+        progress = f"{position}/{len(evaluations)} {config.env}"
+        title = " · ".join([progress, short(config.model), *_pairs(differing)])
         try:
             result, folder = run(config, ConsoleReporter(console), title)
             rows.append({**row, **result.to_dict(), "run": str(folder.path) if folder else None})

@@ -228,8 +228,12 @@ def demo_command(
             print_json(games)
         return
     initial = _initial_model(recipe, model, file)
-    parts = ["demo", env, *([Path(file).stem] if file else []), *([_file_part(model)] if model else []), f"seed{seed}"]
-    folder = Path(run_dir) if run_dir else RUNS / "-".join([*parts, *variants])
+    parts = ["demo", env]
+    if file:
+        parts.append(Path(file).stem)
+    if model:
+        parts.append(_file_part(model))
+    folder = Path(run_dir) if run_dir else RUNS / "-".join([*parts, f"seed{seed}", *variants])
     _run_demo(recipe, recipe.env or env, folder, seed, initial, full, device, console, smoke, as_json)
 
 
@@ -291,7 +295,9 @@ def _initial_model(recipe: RecipeFile, model: str | None, file: str | None) -> s
 def _file_part(model: str) -> str:
     """Return the part of a folder's name that stands for a model: its name, and for a path a hash of it."""
     path = Path(model)
-    return path.name if path.name == model else f"{path.name}-{fingerprint({'path': str(path.resolve())})}"
+    if path.name == model:
+        return model
+    return f"{path.name}-{fingerprint({'path': str(path.resolve())})}"
 
 
 def print_exhaustive(

@@ -149,6 +149,7 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
     index, progress = store.index(name)
     store.prepare(name)
     overview = describe_overview(folder, index, progress.size > 0)
+    # Here rather than in the handler, so that the message names the run.
     try:
         msgspec.json.encode(overview)
     except (ValueError, RecursionError) as error:

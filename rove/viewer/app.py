@@ -108,6 +108,8 @@ async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
     file = folder.path / "rollouts.jsonl"
     if not file.is_file():
         raise ConfigError("this run has no rollouts to search")
+    # In a process of its own: Python's regular expressions hold the interpreter's lock, and some searches never end
+    # (docs/decisions/viewer.md). -P: a module in the current folder must not replace one of Python's.
     command = (sys.executable, "-P", "-m", "rove.viewer.search", str(file))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 20)
@@ -174,10 +176,11 @@ def _check_token(request: web.Request, token: str) -> web.Response | None:
     """If the URL has the token, return a redirect that stores it as a cookie."""
 
     def is_correct(key: str) -> bool:
-        return hmac.compare_digest(key.encode(errors="replace"), token.encode())
+        return hmac.compare_digest(key.encode(errors="replace"), token.encode())  # in the same time for every key
 
     if is_correct(request.query.get("token", "")):
         answer = web.Response(status=303, headers={"Location": "/", **HEADERS})
+        # A cookie instead of the address, which stays in the browser's history.
         answer.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
         return answer
     if not is_correct(request.cookies.get(COOKIE, "")):

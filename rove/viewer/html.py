@@ -80,6 +80,7 @@ def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:
     style and script.
     """
     code = page_code()
+    # Without "<" no text of the run can end the element that contains it.
     inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     texts = {"title": html.escape(title), "plain_text": html.escape(plain_text)}
     return PAGE.format(**texts, **code._asdict(), data=inert)

@@ -264,6 +264,7 @@ class Index:
         is_new = address != ":memory:" and not os.path.exists(address)
         database = sqlite3.connect(address, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
+            # Without waiting for the disk: an index that is lost is built again (docs/decisions/viewer.md).
             database.executescript(f"PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF; {ANNOTATION_TABLES}")
             self._annotated = ()
             if database.execute("PRAGMA user_version").fetchone()[0] != TABLES_VERSION:
@@ -351,6 +352,7 @@ class Index:
         Resumed training cuts and extends the file; another run may have replaced it.
         """
         [(read, mark, *recorded)] = database.execute("SELECT bytes, mark, inode, size, changed FROM seen").fetchall()
+        # 4 kB at both ends identify a file, since no two lines have the same timestamps (docs/decisions/viewer.md).
         current = [_inode_of(stat), stat.st_size, stat.st_mtime_ns]
         grown = recorded[0] == current[0] and stat.st_size > recorded[1]
         return read == 0 or ((grown or recorded == current) and prefix_fingerprint(lines, read) == mark)
@@ -396,6 +398,7 @@ class _Batch:
             self.bad.append((number, offset, len(line), utf8_text(str(error))))
             return
         scores = listed.scores
+        # Rewards come first, and win over metrics of the same name.
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
@@ -478,9 +481,9 @@ def _reply(listed: RolloutListing) -> str | None:
 
 
 MAX_INDEXES = 1000
-"""Indexes existing in the cache folder."""
+"""Maximum number of indexes in the cache folder."""
 MAX_INDEX_BYTES = 4 << 30
-"""Their size limit together."""
+"""Maximum size of all indexes together."""
 
 
 def index_folder() -> Path:
@@ -489,7 +492,7 @@ def index_folder() -> Path:
 
 
 def store_of(file: Path, folder: Path | None) -> Path | None:
-    """Return where the index of a rollouts.jsonl is existing, by its path; None where there is no folder to keep it in.
+    """Return the database file of a rollouts.jsonl, named after its path; None without a folder for it.
 
     Args:
         folder: of the indexes. Default: `index_folder()`.
@@ -499,6 +502,8 @@ def store_of(file: Path, folder: Path | None) -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         return None
+    # Not in the run folder: a stranger's database can be a link to another one, or contain wrong numbers
+    # (docs/decisions/viewer.md).
     name = hashlib.blake2b(os.fsencode(file.parent.resolve() / file.name), digest_size=16).hexdigest()
     return folder / f"{name}.sqlite"
 

@@ -95,6 +95,7 @@ class PlayRoles:
 
     def get(self, role: str, client: Client, /) -> Client:
         """Return the person, the model that was named for the role, or the environment's own client."""
+        # Nobody gets a role by surprise: a game without --model-role is as in evaluations (docs/decisions/viewer.md).
         self.used.setdefault(role)
         player = self.person(role) or next(
             (client for name, client in self.models.items() if fnmatchcase(role, name)), None

@@ -278,7 +278,8 @@ def _counts(summary: JsonMapping, progress: str) -> Iterator[str]:
 
 
 def _most_frequent_first(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({count:,})" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} ({count:,})" for name, count in ordered)
 
 
 def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
@@ -452,9 +453,11 @@ def training_data(
     counts = [f"{taken:,}{of} steps taken", f"{len(alerts):,} alerts" if alerts else "no alert"]
     if seconds >= 60:
         counts.append(f"{seconds / 60:,.0f} minutes in all")
-    counts += [f"step {alert['step']}: {alert['line']}" for alert in alerts[-3:] if {"step", "line"} <= alert.keys()]
+    for alert in alerts[-3:]:
+        if {"step", "line"} <= alert.keys():
+            counts.append(f"step {alert['step']}: {alert['line']}")
     return {
-        "cards": [(f"{taken:,}{of}", "steps"), *((row[2], f"{row[0]}, last") for row in values)],
+        "cards": [(f"{taken:,}{of}", "steps"), *((last, f"{name}, last") for name, _, last, *_ in values)],
         "head": METRICS_HEAD,
         "values": values,
         "counts": counts,
@@ -490,7 +493,8 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
     held_out = HELD_OUT.fullmatch(name)
     if held_out:
         title = f"{held_out[1]} (held out)"
-    return title, shown(points[0][0]), shown(points[-1][0]), shown(best), shown(step)
+    first, last = points[0][0], points[-1][0]
+    return title, shown(first), shown(last), shown(best), shown(step)
 
 
 def _seconds(row: Mapping[str, object]) -> float:

@@ -68,7 +68,7 @@ def describe_rollout(
     updated = any(version for version, _ in spans)
     return {
         **fields,
-        "renderings": renderings_of([*record.prompt, *record.completion], fields["renderings"]),
+        "renderings": {str(position): rendering for position, rendering in fields["renderings"].items()},
         "results": tool_results([*record.prompt, *record.completion]),
         "stopped": stop_words(record),
         "reward": record.reward,
@@ -153,33 +153,6 @@ def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int
             caller, number = queue.popleft()
             results[caller][number] = position
     return results
-
-
-def renderings_of(messages: Sequence[Mapping[str, object]], recorded: Mapping[object, object]) -> JsonObject:
-    """Return the renderings of a rollout by the position of their message.
-
-    Records of Tic-Tac-Toe from before environments recorded renderings have the board as text; it is read from there.
-    """
-    if recorded:
-        return {str(position): rendering for position, rendering in recorded.items()}
-    boards = (
-        (position, _board(_text(message)))
-        for position, message in enumerate(messages)
-        if message.get("role") != "assistant"
-    )
-    return {str(position): {"rows": rows} for position, rows in boards if rows}
-
-
-def _board(text: str) -> list[list[tuple[str, str]]]:
-    """Return the Tic-Tac-Toe board in the last three lines of a text: free squares are numbered; [] if there is none."""
-    rows = [line.split() for line in text[-MIN_TEXT_CHARS:].rstrip().split("\n")[-3:]]
-    if [len(row) for row in rows] != [3, 3, 3]:
-        return []
-    cells = [*rows[0], *rows[1], *rows[2]]
-    if any(cell not in ("X", "O", str(i)) for i, cell in enumerate(cells)):
-        return []
-    marks = {"X": "first", "O": "second"}
-    return [[(cell, marks.get(cell, "free")) for cell in row] for row in rows]
 
 
 def shortened(value: object, limit: int, depth: int = MAX_DEPTH) -> JsonValue:

@@ -98,6 +98,7 @@ def _written(value: object) -> str:
 @cache
 def defaults() -> dict[str, dict[str, object]]:
     """Return the default settings by kind of run; `make settings-page` writes the file."""
+    # From a file, because importing the settings of RL imports PyTorch, which takes seconds (docs/decisions/viewer.md).
     return msgspec.json.decode((resources.files("rove.viewer") / "defaults.json").read_bytes())
 
 

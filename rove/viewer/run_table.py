@@ -123,6 +123,8 @@ def matrix(rows: Sequence[Row]) -> JsonObject:
 
     def cell(model: str, env: str) -> JsonObject | None:
         runs = runs_by_cell.get((model, env))
-        return {"name": runs[-1]["name"], "reward": runs[-1]["reward"], "runs": len(runs)} if runs else None
+        if not runs:
+            return None
+        return {"name": runs[-1]["name"], "reward": runs[-1]["reward"], "runs": len(runs)}
 
     return {"models": models, "envs": envs, "cells": [[cell(model, env) for env in envs] for model in models]}

@@ -71,6 +71,7 @@ def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
 
 def _line_filter(query: Query) -> Callable[[bytes], bool]:
     """Return a check whether an encoded line may match, which avoids decoding most lines."""
+    # In a line a text stands as JSON escapes it, and lower() of bytes changes only ASCII letters.
     written = msgspec.json.encode(query.text)[1:-1]
     if query.regex or b"\\" in written or (not query.case and not query.text.isascii()):
         return lambda line: True
@@ -107,7 +108,8 @@ def _texts(record: RolloutRecord) -> Iterator[tuple[str, str]]:
     if record.answer:
         yield "answer", record.answer
     if record.error is not None:
-        yield "error", f"{record.error.phase}: {record.error.type}: {record.error.message}\n{record.error.traceback}"
+        error = record.error
+        yield "error", f"{error.phase}: {error.type}: {error.message}\n{error.traceback}"
 
 
 def main() -> None:

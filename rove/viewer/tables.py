@@ -64,15 +64,15 @@ def _usage(summary: JsonMapping, unit: str) -> list[str]:
     for name, label in (("answer", "response"), ("rollout", "rollout")):
         quantiles = summary.get("latency", {}).get(name, {})
         if (quantiles.get("p50") or 0.0) >= 0.001:
-            parts.append(
-                f"{label}: {seconds(quantiles['p50'])} (p90 {seconds(quantiles['p90'])}, p99 {seconds(quantiles['p99'])})"
-            )
+            p50, p90, p99 = (seconds(quantiles[quantile]) for quantile in ("p50", "p90", "p99"))
+            parts.append(f"{label}: {p50} (p90 {p90}, p99 {p99})")
     for role, used in summary.get("model_roles", {}).items():
         tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
         cost = f", cost {used['cost']:.4g}" if "cost" in used else ""
         parts.append(f"{role}: {used['calls']:,} calls, {tokens}{cost}")
     if "cost" in summary:
-        parts.append(f"cost: {summary['cost']['total']:.4g}, {summary['cost']['per_rollout'] or 0.0:.2g} per rollout")
+        cost = summary["cost"]
+        parts.append(f"cost: {cost['total']:.4g}, {cost['per_rollout'] or 0.0:.2g} per rollout")
     return parts
 
 
@@ -135,10 +135,9 @@ def rollout_text(record: RolloutRecord, title: str = "") -> str:
     facts = [title] if title else []
     facts.append(f"example {record.example_id}, rollout {record.rollout_index}")
     if record.scores is not None:
-        parts = [f"{name} {value:.3g}" for name, value in {**record.scores.rewards, **record.scores.metrics}.items()]
-        facts.append(
-            f"reward {record.scores.reward:.3g} ({', '.join(parts)})" if parts else f"{record.scores.reward:.3g}"
-        )
+        scores = record.scores
+        parts = [f"{name} {value:.3g}" for name, value in {**scores.rewards, **scores.metrics}.items()]
+        facts.append(f"reward {scores.reward:.3g} ({', '.join(parts)})" if parts else f"{scores.reward:.3g}")
     if record.error is not None:
         facts.append(f"failed in {record.error.phase}: {record.error.type}: {record.error.message}")
     facts.append(f"stop condition {record.stop_condition}" + (", truncated" if record.is_truncated else ""))

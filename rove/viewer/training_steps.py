@@ -29,7 +29,10 @@ def steps(index: Index, band: str = "spread") -> list[JsonObject]:
         limits = _quantiles(index)
     else:
         scored = [step for step in steps if step["mean"] is not None]
-        limits = {step["step"]: (step["mean"] - step["spread"], step["mean"] + step["spread"]) for step in scored}
+        limits = {}
+        for step in scored:
+            mean, spread = step["mean"], step["spread"]
+            limits[step["step"]] = mean - spread, mean + spread
     for step in steps:
         step["low"], step["high"] = limits.get(step["step"], (None, None))
     return steps
@@ -93,9 +96,10 @@ def groups(index: Index, step_from: int, step_to: int) -> JsonObject:
     if not means:
         return {"groups": 0, "dead": 0, "bars": []}
     low, high = min(means), max(means)
-    width = high / NUM_BARS - low / NUM_BARS or 1.0
+    width = high / NUM_BARS - low / NUM_BARS or 1.0  # divide first: the difference may overflow
     counts = [0] * NUM_BARS
     for mean in means:
         counts[min(NUM_BARS - 1, int((mean - low) / width))] += 1
-    bars = [{"from": low + i * width, "to": low + (i + 1) * width, "count": count} for i, count in enumerate(counts)]
+    edges = [low + position * width for position in range(NUM_BARS + 1)]
+    bars = [{"from": start, "to": end, "count": count} for start, end, count in zip(edges, edges[1:], counts)]
     return {"groups": len(rows), "dead": dead, "bars": bars}

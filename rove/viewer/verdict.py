@@ -86,8 +86,9 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
     if len(values) < 2:
         return [f"One step finished: {name} {number(values[0])}."]
     first, last = _ends(values)
-    change = fmean(last) - fmean(first)
-    span = f"from {number(fmean(first))} to {number(fmean(last))} (means of the first and last {len(first)} steps)"
+    start, end = fmean(first), fmean(last)
+    change = end - start
+    span = f"from {number(start)} to {number(end)} (means of the first and last {len(first)} steps)"
     if len(first) < 3:
         return [f"Too few steps to tell noise from progress: the {name} went {span}."]
     standard_errors = [stdev(part) / math.sqrt(len(part)) for part in (first, last)]
@@ -95,11 +96,14 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
     limits = f"{signed(change)} [{number(change - half)}, {number(change + half)}]"
     if abs(change) <= half or abs(change) < 1e-12:
         text = f"no measurable change of the {name}: {span}, {limits}"
-        return [str(Finding("flat_reward", text)) if name == "reward" else f"{text[0].upper()}{text[1:]}."]
-    sentences = [f"The {name} {'rose' if change > 0 else 'fell'} {span}, {limits}."]
+        if name == "reward":
+            return [str(Finding("flat_reward", text))]
+        return [f"{text[0].upper()}{text[1:]}."]
+    verb = "rose" if change > 0 else "fell"
+    sentences = [f"The {name} {verb} {span}, {limits}."]
     best_of = max if better > 0 else min
     best_step, best = best_of(curve, key=lambda point: point[1])
-    lost = better * (best - fmean(last))
+    lost = better * (best - end)
     if lost > MAX_LOSS_SINCE_BEST * (max(values) - min(values)) and best_step != curve[-1][0]:
         sentences.append(str(Finding("worse_since_best", f"the best step was {best_step} with {number(best)}")))
     return sentences

@@ -152,14 +152,6 @@ def test_tokens_with_extreme_numbers_are_colored(logprob: float):
         msgspec.json.encode(color_tokens([turn], None, color))
 
 
-def test_boards_without_renderings_are_parsed_from_messages():
-    boards = ["0 1 2\n3 X 5\nO 7 8", "1 2 3\n4 5 6\n7 8 9", "You win.\n X O 2\n 3 X 5\n 6 7 X"]
-    completion = [{"role": "user", "content": text} for text in boards]
-    renderings = describe_rollout(encode_record(record(completion=completion)))["renderings"]
-    assert list(renderings) == ["1", "3"]
-    assert renderings["3"]["rows"][0] == [("X", "first"), ("O", "second"), ("2", "free")]
-
-
 def test_tool_calls_are_paired_with_their_results():
     def tool_calls(*ids: object) -> dict[str, Any]:
         return {"role": "assistant", "tool_calls": [{"id": known} for known in ids]}

@@ -194,6 +194,7 @@ class Hub:
                 f"search for others with `rove search {reference.name}`"
             ) from None
         releases = _decoded(content, Releases, f"{self.where}{path}")
+        # A static hub can serve any file: it must not pass one owner's index off as another's.
         if (releases.owner, releases.name) != (reference.owner, reference.name):
             name = f"{releases.owner}/{releases.name}"[:100]
             raise TrustError(f"{self.where}{path} describes {name!r}; the hub is misconfigured or was tampered with")
@@ -255,6 +256,7 @@ class Hub:
         try:
             await self._transport.call("PUT", f"/api/environments{_folder(reference)}", form)
         except HubError as error:
+            # A retry after a lost response meets the version that the first attempt has published.
             if error.status != 409 or not await self._has_manifest(reference, contents["manifest"]):
                 raise
             return False

@@ -231,10 +231,11 @@ def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: 
     names = published_files.keys() | locked_files.keys()
     changed = sorted(name for name in names if published_files.get(name) != locked_files.get(name))
     differences = changed if manifest == locked.manifest else ["its manifest", *changed]
+    verb = "differs" if len(differences) == 1 else "differ"
     raise TrustError(
-        f"{locked.reference} does not match {file}: {', '.join(differences)} differ{'s' * (len(differences) == 1)}. Versions "
-        "on a hub never change, so the package was tampered with or comes from another hub; installation was cancelled. If "
-        f"this is expected, remove it from {file.name} and install it again"
+        f"{locked.reference} does not match {file}: {', '.join(differences)} {verb}. Versions on a hub never change, so the "
+        "package was tampered with or comes from another hub; installation was cancelled. If this is expected, remove it from "
+        f"{file.name} and install it again"
     )
 
 
@@ -374,6 +375,7 @@ def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) ->
     python = make_venv(folder / "venv", [])
     [packages] = (folder / "venv").glob("lib/python*/site-packages")
     with tempfile.TemporaryDirectory() as empty:
+        # Stand-ins satisfy the package's requirements of rove and verifiers, which must not be downloaded.
         _install(python, offer, wheel, allow_source, stand_in_arguments(Path(empty) / "wheels", PROVIDED))
     shutil.copyfile(wheel, folder / offer.manifest.wheel.filename)
     (folder / "manifest.json").write_bytes(offer.content)
@@ -412,6 +414,7 @@ def _install(python: str, offer: Offer, wheel: Path, allow_source: bool, pip_opt
                 raise
             hint = "add --allow-source to build dependencies without a wheel, which runs their code"
             raise ConfigError(f"{error}\n{hint}") from error
+    # pip must neither look for another version of a verified wheel nor keep an installed one of the same number.
     arguments = [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
     run_pip(python, arguments, f"{wheel.name} cannot be installed")
 

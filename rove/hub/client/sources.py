@@ -49,11 +49,11 @@ def clone(target: str, folder: Path) -> tuple[Path, str]:
         raise ConfigError(
             f"{masked(target)!r} is not the address of a git repository; expected git+https://HOST/PATH[@REVISION]"
         )
-    _git("clone", "--quiet", "--", match["url"], str(folder))
+    _git("clone", "--quiet", "--", match["url"], str(folder))  # "--": an address is never read as an option
     if match["revision"]:
         _git("-C", str(folder), "checkout", "--quiet", "--detach", match["revision"], "--")
     commit = _git("-C", str(folder), "rev-parse", "HEAD").strip()
-    below = (folder / (match["below"] or ".")).resolve()
+    below = (folder / (match["below"] or ".")).resolve()  # a repository can contain links that lead out of it
     if not below.is_relative_to(folder.resolve()) or not (below / "pyproject.toml").is_file():
         raise ConfigError(f"{masked(target)} has no pyproject.toml in {match['below'] or 'its top folder'}")
     return below, commit

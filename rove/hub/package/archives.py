@@ -98,7 +98,7 @@ def _check_top(members: Members, info: str, project: str, name: str) -> str:
     modules = []
     for top in sorted({path.split("/")[0] for path in members} - {info}):
         is_folder = top not in members
-        if is_folder or top.endswith(".py"):
+        if is_folder or top.endswith(".py"):  # a folder without __init__.py can be imported too
             _check_name(top, is_folder, project, name)
             modules.append(top)
         elif top.lower().endswith(_STARTUP):
@@ -118,7 +118,7 @@ def _check_top(members: Members, info: str, project: str, name: str) -> str:
 
 def _check_name(top: str, is_folder: bool, project: str, name: str) -> None:
     """Check that a module at the top is named like the package and hides no other module."""
-    if is_folder and top.lower().endswith(".data"):
+    if is_folder and top.lower().endswith(".data"):  # installers distribute NAME.data over the whole environment
         raise PackageError(f"{name}: {top}/ would write outside of the modules; keep data files in the package itself")
     module = top if is_folder else top.removesuffix(".py")
     try:

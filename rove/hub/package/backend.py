@@ -51,7 +51,7 @@ def pack_wheel(members: Members, name: str, version: str) -> bytes:
     with zipfile.ZipFile(stream, "w") as archive:
         for path in [*order, f"{info}/RECORD"]:
             entry = zipfile.ZipInfo(path, ARCHIVE_DATE)
-            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # Unix, on every system that builds
             archive.writestr(entry, files[path], zipfile.ZIP_DEFLATED, 9)
     return stream.getvalue()
 
@@ -71,6 +71,7 @@ def pack_source(members: Members, name: str, version: str) -> bytes:
             entry.size, entry.mtime, entry.mode = len(members[path]), SOURCE_DATE_EPOCH_S, 0o644
             archive.addfile(entry, io.BytesIO(members[path]))
     content = stream.getvalue()
+    # gzip.compress would write the operating system into the header.
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     packed = packer.compress(content) + packer.flush()
     return _GZIP + packed + struct.pack("<LL", zlib.crc32(content), len(content) & 0xFFFFFFFF)
@@ -127,6 +128,7 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     wheel_file = _run(work / "source", "wheel", work / "wheel")
     members = unpack_wheel(wheel_file.read_bytes())
     metadata = [content for path, content in members.items() if re.fullmatch(r"[^/]+\.dist-info/METADATA", path)]
+    # `pack_wheel` rewrites RECORD, which would invalidate a signature of it (RECORD.jws).
     if len(metadata) != 1 or any(re.search(r"\.dist-info/RECORD\.", path) for path in members):
         raise PackageError(f"{wheel_file.name}: expected one METADATA and no signature in the wheel")
     name, version = project_of(read_metadata(metadata[0], wheel_file.name))
@@ -171,6 +173,7 @@ def _ignored_by_git(folder: Path) -> set[Path]:
     listed = git_output(folder, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
     names = [name.rstrip("/") for name in listed.split("\0")]
     ignored = {folder / name for name in names if name not in ("", ".")}
+    # A package that git ignores as a whole is built as it is; otherwise it would be empty.
     return set() if folder / "pyproject.toml" in ignored else ignored
 
 

@@ -73,6 +73,7 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
     try:
         with zipfile.ZipFile(stream) as archive:
             infos = archive.infolist()
+            # Names as they are stored: zipfile cuts `filename` at a NUL character, other programs do not.
             _check_paths([info.orig_filename for info in infos], name)
             _check_layout(stream, archive, name)
             for info in infos:
@@ -104,7 +105,7 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
     packed.seek(0)
     budget = Budget(name, size)
     for piece in _gunzipped(packed, name):
-        budget.take(len(piece))
+        budget.take(len(piece))  # before it is written, so that a bomb does not fill the disk
         unpacked.write(piece)
     unpacked.seek(0)
     members: Members = {}
@@ -141,6 +142,7 @@ def _check_paths(paths: list[str], name: str) -> None:
     for path in paths:
         if reason := _path_problem(path):
             raise PackageError(f"{name}: the path {path[: limits.MAX_PATH_CHARS]!r} {reason}")
+        # File systems of Windows and macOS ignore case, and macOS normalizes Unicode.
         same = unicodedata.normalize("NFKC", path.rstrip("/")).casefold()
         if same in names:
             raise PackageError(f"{name}: {path!r} and {names[same]!r} are the same file on some systems")
@@ -217,13 +219,13 @@ def _end_of(stream: IO[bytes], info: zipfile.ZipInfo, name: str) -> int:
         raise PackageError(f"{name}: {info.filename!r} is truncated")
     _, _, flags, method, _, _, *local_sizes, name_length, extra_length = _LOCAL.unpack(header)
     sizes = [info.CRC, info.compress_size, info.file_size]
-    path = stream.read(name_length).decode("utf-8" if flags & 0x800 else "cp437")
+    path = stream.read(name_length).decode("utf-8" if flags & 0x800 else "cp437")  # as zipfile decodes the index
     is_same = (path, flags, method) == (info.orig_filename, info.flag_bits, info.compress_type)
     end = info.header_offset + _LOCAL.size + name_length + extra_length + info.compress_size
     if flags & _STREAMED:
         stream.seek(end)
         descriptor = stream.read(_AFTER.size + 4)
-        skipped = 4 if descriptor.startswith(b"PK\7\x08") else 0
+        skipped = 4 if descriptor.startswith(b"PK\7\x08") else 0  # writers may leave out the signature
         descriptor = descriptor[skipped : skipped + _AFTER.size]
         is_same = is_same and local_sizes in ([0, 0, 0], sizes) and descriptor == _AFTER.pack(*sizes)
         end += skipped + _AFTER.size
@@ -239,7 +241,7 @@ def _end_of(stream: IO[bytes], info: zipfile.ZipInfo, name: str) -> int:
 
 
 def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
-    if info.flag_bits & 0x41:
+    if info.flag_bits & 0x41:  # encryption, old and strong
         raise PackageError(f"{name}: {info.filename!r} is encrypted")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise PackageError(
@@ -247,7 +249,7 @@ def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
         )
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         raise PackageError(f"{name}: {info.filename!r} has two sizes")
-    if not (info.orig_filename.isascii() or info.flag_bits & 0x800):
+    if not (info.orig_filename.isascii() or info.flag_bits & 0x800):  # programs disagree on the encoding otherwise
         raise PackageError(f"{name}: the path {info.orig_filename!r} is not in UTF-8")
     if info.orig_filename != info.filename:
         raise PackageError(f"{name}: the path {info.orig_filename!r} is read differently by some programs")

@@ -172,6 +172,7 @@ class _Hub:
     async def file(self, request: web.Request) -> web.StreamResponse:
         """Return a file of a version and count the download."""
         answer = await file_response(request, self._with_path(request, catalogue.find_file))
+        # Installers may read the metadata of a wheel with range requests first; that is no download.
         if request.method == "GET" and answer.content_type == ARCHIVE_TYPE and "Range" not in request.headers:
             self.downloads[_owner_and_name(request)] += 1
         return answer

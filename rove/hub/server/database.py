@@ -125,6 +125,7 @@ class Database:
         """
         connection = self._connection()
         with self._writing:
+            # A transaction that reads first and locks later fails if another process has written in between.
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -141,6 +142,7 @@ class Database:
             )
             self._connections.append(connection)
             connection.row_factory = sqlite3.Row
+            # In WAL mode only FULL keeps a confirmed upload through a power failure.
             for setting in ("synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
                 connection.execute(f"PRAGMA {setting}")
             self._local.connection = connection

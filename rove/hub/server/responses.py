@@ -66,7 +66,7 @@ def cached_response(request: web.Request, body: bytes, kind: str, policy: str = 
     headers = {
         "Content-Type": f"{kind}; charset=utf-8" if kind.startswith("text/") else kind,
         "Cache-Control": "no-cache" if request[ACCESS].owner is None else "private, no-cache",
-        "Vary": "Accept, Authorization",
+        "Vary": "Accept, Authorization",  # a cache must not show an owner's private environments to others
         "ETag": f'"{tag}"',
         **({"Content-Security-Policy": policy} if policy else {}),
     }

@@ -67,6 +67,7 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
                     "hashes": {"sha256": file.sha256},
                     "size": file.size,
                     "upload-time": release.uploaded,
+                    # A reason or true (PEP 691): an empty reason would mean "not yanked".
                     "yanked": False if release.yanked is None else release.yanked or True,
                     **({"requires-python": release.requires_python} if release.requires_python else {}),
                 }
@@ -78,7 +79,9 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
     for release, file in files:
         address = f"{_url(name, release.version, file.filename)}#sha256={file.sha256}"
         values = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
-        attributes = "".join(f' {key}="{escape(value)}"' for key, value in values.items() if value is not None)
+        attributes = ""
+        for key, value in values.items():
+            attributes += "" if value is None else f' {key}="{escape(value)}"'
         lines.append(f'<a href="{escape(address)}"{attributes}>{escape(file.filename)}</a>')
     return _page(f"Links for {name}", lines)
 

@@ -175,6 +175,7 @@ class Store:
             draft: Folder made by `new_draft` with the files `files`; always removed.
         """
         try:
+            # Rows make files visible, so that the files must reach the disk first.
             _sync(*(draft / file.filename for file in files), draft)
             with self.database.write() as change:
                 self.check_new(owner, manifest.name, manifest.version, change)
@@ -330,7 +331,13 @@ def _insert_version(
 def _choose_latest(change: sqlite3.Connection, environment: int) -> None:
     """Set the version shown in lists: the highest, preferring final versions that are not yanked."""
     rows = change.execute("SELECT id, version, yanked FROM versions WHERE environment = ?", [environment]).fetchall()
-    id, _, _ = max(rows, key=lambda row: (row[2] is None, not Version(row[1]).is_prerelease, Version(row[1])))
+
+    def preference(row: tuple[int, str, str | None]) -> tuple[bool, bool, Version]:
+        _, text, yanked = row
+        version = Version(text)
+        return yanked is None, not version.is_prerelease, version
+
+    id, _, _ = max(rows, key=preference)
     change.execute("UPDATE environments SET latest = ? WHERE id = ?", [id, environment])
 
 
@@ -349,7 +356,7 @@ def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str)
 def _sync(*paths: Path) -> None:
     """Flush files, and the entries of folders, to disk."""
     for path in paths:
-        if path.is_dir() and os.name == "nt":
+        if path.is_dir() and os.name == "nt":  # Windows cannot open folders
             continue
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -144,6 +144,7 @@ def revoke(database: Database, id: int) -> Token:
 
 
 def _digest(text: str) -> bytes:
+    # A token has 256 random bits: unlike a password, it needs no slow hash.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 

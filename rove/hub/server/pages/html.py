@@ -24,7 +24,8 @@ def text(value: object) -> str:
 
 def tag(name: str, content: str, kind: str = "") -> str:
     """Wrap HTML content in an element."""
-    return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
+    class_attribute = f' class="{kind}"' if kind else ""
+    return f"<{name}{class_attribute}>{content}</{name}>"
 
 
 def block(value: str) -> str:

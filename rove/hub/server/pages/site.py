@@ -70,7 +70,8 @@ def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
         tag("p", _yanked(page.release.yanked, "This version was yanked")),
         tag("div", install + tag("div", "\n".join(main), "story") + manifest, "split"),
     ]
-    return frame(f"{owner}/{name} · {hub}", hub, location, [(f"{owner}/{name}", "")], filter(None, body))
+    reference = f"{owner}/{name}"
+    return frame(f"{reference} · {hub}", hub, location, [(reference, "")], filter(None, body))
 
 
 def _yanked(reason: str | None, state: str = "yanked") -> str:
@@ -130,9 +131,8 @@ def _versions(page: EnvironmentPage, location: PageLocation) -> Iterator[str]:
         if any(file.kind == "signature" for file in release.files):
             links.append(link(location.file(*version_path, "manifest.sig"), "signature"))
         state = _yanked(release.yanked) or "available"
-        rows.append(
-            (text(release.version), text(release.uploaded[:10]), state, "<br>".join([*files, " · ".join(links)]))
-        )
+        published = text(release.uploaded[:10])
+        rows.append((text(release.version), published, state, "<br>".join([*files, " · ".join(links)])))
     yield tag("h2", "Versions")
     yield table(("version", "published", "state", "files"), rows, "versions")
 
@@ -182,7 +182,8 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
         "content": tag("code", text(manifest.content)),
     }
     yield tag("h2", "Manifest")
-    yield tag("dl", "".join(tag("dt", key) + tag("dd", value) for key, value in lines.items() if value))
+    rows = [tag("dt", key) + tag("dd", value) for key, value in lines.items() if value]
+    yield tag("dl", "".join(rows))
     if manifest.arguments:
         arguments = []
         for argument in manifest.arguments:

@@ -181,13 +181,13 @@ def _record_reading(report: Report, reading: Reading, needs: Sequence[str]) -> N
         report.deviations = deviations(reading.features)
         reasons = {name: compat.missing_reason(name) for name in report.names["verifiers"]}
         report.lacking = {name: reason for name, reason in reasons.items() if reason}
+    report.keys = {}
     for name, is_required in sorted(reading.keys.items()):
         unset = "not set" if is_required else "not set, optional"
         report.keys[name] = "set" if name in os.environ else unset
 
 
 def _judge_rollouts(report: Report) -> None:
-    """Set the verdict from the rollouts."""
     rollouts = report.rollouts
     if report.status in ("needs", "cannot run"):
         return
@@ -240,7 +240,6 @@ def _judge(report: Report, error: str, prefix: str = "") -> None:
 
 
 def _judge_module(report: Report, name: str) -> None:
-    """Set the verdict of a package that imports a missing module."""
     top_level = name.split(".")[0]
     if top_level == compat.NAME:
         report.status, report.why = "cannot run", f"rove does not provide {name}"

@@ -204,8 +204,8 @@ def missing_reason(path: str) -> str:
     """Return why `verifiers.<path>` is not available, with a replacement if there is one; "" where it is available."""
     parts = [_UNSUPPORTED_MODULES.get(part, part) for part in path.split(".")]
     for index, part in enumerate(parts):
-        module, path_to_part = ".".join(parts[:index]), ".".join(parts[: index + 1])
-        if path_to_part in _MODULES or path_to_part in _PACKAGES:
+        module = ".".join(parts[:index])
+        if ".".join([*parts[:index], part]) in {*_MODULES, *_PACKAGES}:
             continue
         if hasattr(importlib.import_module(_target_of(module)), part):
             return ""

@@ -83,7 +83,8 @@ class TurnClient(Client[Any, Any, Any, Any]):
                 self.inner, prompt_messages, role=ROLE, model=model, sampling_args=_sampling(sampling_args)
             )
             step = next(step for step in inner.model_roles[ROLE] if step.completion[-1] is reply)
-        response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
+        message = Message(step.completion[-1])
+        response = as_response(RoveResponse(message, step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
         return response
 

@@ -43,7 +43,6 @@ def _with_route(row: Mapping[str, Any], route: Sequence[str]) -> dict[str, Any]:
 
 
 def _all_names(envs: Iterable[Environment]) -> list[str]:
-    """Return the sorted names of the functions of all members."""
     names: set[str] = set()
     for env in envs:
         names.update(env.rubric._get_reward_func_names())

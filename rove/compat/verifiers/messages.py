@@ -531,7 +531,8 @@ def message_to_printable(message: Any) -> Any:
     texts: list[str] = []
     for part in message["content"]:
         if isinstance(part, Mapping):
-            text = part.get("text") if part.get("type") == "text" else _PLACEHOLDERS.get(str(part.get("type")))
+            kind = str(part.get("type"))
+            text = part.get("text") if kind == "text" else _PLACEHOLDERS.get(kind)
             if isinstance(text, str):
                 texts.append(text)
     printable = {"role": message.get("role"), "content": " ".join(texts).strip()}

@@ -438,7 +438,6 @@ def boxed_answer_extractor() -> Callable[..., str]:
 
 
 def _default_math_parser(version: Version) -> Parser:
-    """Return the default parser of `MathRubric` in a release."""
     if version < _NO_TAGS:
         return XMLParser(["think", "answer"])
     if version < _OPTIONAL_REASONING:

@@ -101,7 +101,6 @@ def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
 
 
 def _lora_settings(adapter: Any) -> dict[str, Any]:
-    """Return rove's settings for an adapter."""
     if adapter is None:
         return {}
     targets = adapter.target_modules or []

@@ -192,7 +192,8 @@ class RolloutTiming(Model):
     @property
     def total(self) -> float:
         """Seconds from the first turn to the end of scoring; 0 before it."""
-        return self["scoring"]["end"] - self["generation"]["start"] if self["scoring"]["end"] > 0 else 0.0
+        end = self["scoring"]["end"]
+        return end - self["generation"]["start"] if end > 0 else 0.0
 
     @property
     def overhead(self) -> float:

@@ -233,7 +233,7 @@ def _judge(report: Report, error: str, prefix: str = "") -> None:
     elif resource := _missing_resource(error):
         report.why = f"{resource}: {prefix}{_one_line(error)}"
     else:
-        # A name that rove lacks is the likely cause, so its replacement stands beside the error.
+        # A name that rove lacks is the likely cause, so the verdict names its replacement.
         explanations = {explanation for explanation in report.lacking.values() if explanation not in error}
         report.status = "cannot run"
         report.why = "; ".join([f"{prefix}{_one_line(error)}", *sorted(explanations)])
@@ -261,7 +261,7 @@ def _missing_resource(error: str) -> str:
 def _unset_keys(report: Report, error: str) -> list[str]:
     """Return the unset variables named in an error, preferring those that the package reads."""
     names = [word for word in WORD.findall(error) if word in report.keys]
-    # A library may ask for a key that the package's own code never names.
+    # A library may need a key that the package's own code never names.
     if not names:
         names = [*KEY_ERROR.findall(error), *KEY.findall(error)]
     return [name for name in dict.fromkeys(names) if name not in os.environ]

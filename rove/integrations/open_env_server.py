@@ -395,7 +395,7 @@ class RestEpisodes:
         """Begin an episode; return observation, reward and done."""
         time = asyncio.get_running_loop().time()
         name = str(data.get("episode_id") or uuid.uuid4().hex)
-        # Without a connection, nothing shows that a client has gone; its episodes would fill the limit of sessions.
+        # A REST client has no connection that ends, so abandoned episodes would use up the limit of sessions.
         for stored_name, stored in list(self._episodes.items()):
             if stored_name == name or time - stored.last_used > self.idle_seconds:
                 await self._end(stored_name)

@@ -543,7 +543,7 @@ def message_to_printable(message: Any) -> Any:
 
 
 _PLACEHOLDERS = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[audio]"}
-"""Type of a content part → the text that stands for it in tables of rollouts."""
+"""Type of a content part → its placeholder in tables of rollouts."""
 
 
 def to_rove(messages: Iterable[Any]) -> list[RoveMessage]:

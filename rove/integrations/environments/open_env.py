@@ -255,7 +255,7 @@ class _Server:
             return cls(http, str(metadata.get("description") or ""), schema["action"])
         except BaseException as error:
             await http.close()
-            # Besides failed connections: a server of another kind answers with other JSON, or none.
+            # The last four occur if the URL belongs to another kind of server, which responds with other JSON or none.
             if isinstance(error, (aiohttp.ClientError, OSError, ValueError, LookupError, AttributeError, TypeError)):
                 reason = f"{type(error).__name__}: {error}"
                 raise InfraError(f"cannot reach an OpenEnv server at {url}: {reason}") from error

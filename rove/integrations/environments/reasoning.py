@@ -195,7 +195,7 @@ class _FamilyRubric(Rubric):
     async def score_rollout(self, state: State) -> Scores:
         """Score the answer, if there is one; see `Rubric.score_rollout`."""
         answer = str(self.parser.parse_answer(state["completion"]) or "")
-        # An empty answer is wrong, whatever a family's scorer makes of it.
+        # Some families' scorers give credit for an empty answer; it is always wrong.
         raw = await self.env.score_answer(state["info"], answer) if answer else 0.0
         score = min(max(raw or 0.0, 0.0), 1.0)
         exact = float(score >= EXACT_THRESHOLD)

@@ -236,7 +236,7 @@ def _workers(settings: JsonMapping, taskset: str, python: str | None, folder: st
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))
     for name in ("NO_PROXY", "no_proxy"):  # the worker connects to this machine, not through a proxy
         env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
-    # None stands for this process's own import paths, which another interpreter must not get.
+    # None means this process's import paths, which another interpreter must not get.
     paths = None if python is None else []
     if folder is not None:
         paths = [folder]

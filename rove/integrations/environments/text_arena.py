@@ -140,7 +140,7 @@ class TextArenaEnv(MultiTurnEnv):
         if not turn.get("done"):
             return self.feedback_fn(turn["text"])
         state["game"] = turn
-        # At the end nobody has the next turn, so the model's last observation is among those of all players.
+        # At the end no player has the next turn, so the worker returns the observations of all players.
         observation = self.feedback_fn(turn["observations"].get(str(state["player"]), ""))
         state["final_env_response"] = f"{observation}\nThe game is over.".lstrip("\n")
         return state["final_env_response"]

@@ -181,13 +181,13 @@ def _record_reading(report: Report, reading: Reading, needs: Sequence[str]) -> N
         report.deviations = deviations(reading.features)
         reasons = {name: compat.missing_reason(name) for name in report.names["verifiers"]}
         report.lacking = {name: reason for name, reason in reasons.items() if reason}
+    report.keys = {}
     for name, is_required in sorted(reading.keys.items()):
         unset = "not set" if is_required else "not set, optional"
         report.keys[name] = "set" if name in os.environ else unset
 
 
 def _judge_rollouts(report: Report) -> None:
-    """Set the verdict from the rollouts."""
     rollouts = report.rollouts
     if report.status in ("needs", "cannot run"):
         return
@@ -233,14 +233,13 @@ def _judge(report: Report, error: str, prefix: str = "") -> None:
     elif resource := _missing_resource(error):
         report.why = f"{resource}: {prefix}{_one_line(error)}"
     else:
-        # A name that rove lacks is the likely cause, so its replacement stands beside the error.
+        # A name that rove lacks is the likely cause, so the verdict names its replacement.
         explanations = {explanation for explanation in report.lacking.values() if explanation not in error}
         report.status = "cannot run"
         report.why = "; ".join([f"{prefix}{_one_line(error)}", *sorted(explanations)])
 
 
 def _judge_module(report: Report, name: str) -> None:
-    """Set the verdict of a package that imports a missing module."""
     top_level = name.split(".")[0]
     if top_level == compat.NAME:
         report.status, report.why = "cannot run", f"rove does not provide {name}"
@@ -262,7 +261,7 @@ def _missing_resource(error: str) -> str:
 def _unset_keys(report: Report, error: str) -> list[str]:
     """Return the unset variables named in an error, preferring those that the package reads."""
     names = [word for word in WORD.findall(error) if word in report.keys]
-    # A library may ask for a key that the package's own code never names.
+    # A library may need a key that the package's own code never names.
     if not names:
         names = [*KEY_ERROR.findall(error), *KEY.findall(error)]
     return [name for name in dict.fromkeys(names) if name not in os.environ]

@@ -181,5 +181,7 @@ def module_of(package: Package, texts: Mapping[str, str]) -> str:
     if not names:
         raise ConfigError("none of its modules defines load_environment(); an environment package must define it")
     # The file name of a wheel has the normalized name of the project.
-    own_name = package.path.name.split("-")[0] if package.kind == "wheel" else package.name.replace("-", "_")
+    own_name = package.name.replace("-", "_")
+    if package.kind == "wheel":
+        own_name = package.path.name.split("-")[0]
     return own_name if own_name in names else min(names)

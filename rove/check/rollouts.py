@@ -239,7 +239,8 @@ def _summarize(results: RolloutResults, records: list[RolloutRecord], timeouts: 
     results.failures = [*(Failure(*error, times) for error, times in failed.most_common()), *timeouts]
     results.failed = sum(failure.times for failure in results.failures)
     results.rollouts = len(records) + sum(failure.times for failure in timeouts)
-    results.rewards = {name: round(sum(rewards) / len(rewards), 4) for name, rewards in sorted(values.items())}
+    for name, rewards in sorted(values.items()):
+        results.rewards[name] = round(sum(rewards) / len(rewards), 4)
     results.metrics = sorted(metrics)
     results.broken = errors.broken
     if has_unused_policy:

@@ -1,6 +1,6 @@
 """An import finder that resolves `verifiers`, and every module path that it had, to `rove.compat.verifiers`.
 
-Why it is a finder, and why it stands last by default: docs/decisions/compat.md.
+docs/decisions/compat.md explains why it is a finder, and why it is the last finder by default.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module_name = relative.rpartition(".")[2]
         class_name = _UNSUPPORTED_MODULES.get(module_name, module_name)
         replacements: dict[str, str] = importlib.import_module(TARGET).UNSUPPORTED
-        # `from verifiers import BrowserEnv` asks for a module of that name once the package has no such attribute.
+        # `from verifiers import BrowserEnv` imports a submodule of that name if the package has no such attribute.
         if class_name in replacements:
             raise ImportError(f"rove.compat has no '{class_name}': {replacements[class_name]}", name=fullname)
         return None
@@ -163,7 +163,7 @@ def install(*, replace: bool = False) -> None:
             f"{NAME} {getattr(loaded, '__version__', '')} is imported already, from {loaded.__file__}; call "
             "rove.compat.install() before the first import of it"
         )
-    # A finder in last position is the fallback of rove's commands, before which an installed library is found.
+    # A finder in last position is the fallback of rove's commands: an installed library would take precedence.
     if not replace and (finder is None or finder is sys.meta_path[-1]):
         installed = _installed_file()
         if installed is not None:
@@ -204,8 +204,8 @@ def missing_reason(path: str) -> str:
     """Return why `verifiers.<path>` is not available, with a replacement if there is one; "" where it is available."""
     parts = [_UNSUPPORTED_MODULES.get(part, part) for part in path.split(".")]
     for index, part in enumerate(parts):
-        module, path_to_part = ".".join(parts[:index]), ".".join(parts[: index + 1])
-        if path_to_part in _MODULES or path_to_part in _PACKAGES:
+        module = ".".join(parts[:index])
+        if ".".join([*parts[:index], part]) in {*_MODULES, *_PACKAGES}:
             continue
         if hasattr(importlib.import_module(_target_of(module)), part):
             return ""

@@ -196,9 +196,9 @@ class _File(ast.NodeVisitor):
                 self.note("pair", "one message" if isinstance(pair.elts[0], ast.Dict) else method.name)
 
     def _is_environment(self, node: ast.AST) -> bool:
-        """Return whether an expression is an environment class."""
         name = _tail(node)
-        return not isinstance(node, ast.Call) and (name in self.environments or name.endswith(("Env", "Environment")))
+        has_name = name in self.environments or name.endswith(("Env", "Environment"))
+        return has_name and not isinstance(node, ast.Call)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._function(node)
@@ -213,8 +213,16 @@ class _File(ast.NodeVisitor):
             self.note("defines", node.name)
         # The defaults belong to the last positional parameters, so both lists are read from the end.
         positional = [*node.args.posonlyargs, *node.args.args][::-1]
-        pairs = [*zip(positional, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
-        self.values.append({argument.arg: text for argument, value in pairs if (text := _text(value)) is not None})
+        scope: dict[str, str] = {}
+        for parameters, defaults in (
+            (positional, node.args.defaults[::-1]),
+            (node.args.kwonlyargs, node.args.kw_defaults),
+        ):
+            for parameter, default in zip(parameters, defaults):
+                text = _text(default)
+                if text is not None:
+                    scope[parameter.arg] = text
+        self.values.append(scope)
         self.is_async.append(isinstance(node, ast.AsyncFunctionDef))
         self.generic_visit(node)
         self.is_async.pop()
@@ -424,6 +432,8 @@ def _returned_pairs(function: ast.AST) -> Iterator[ast.Tuple]:
         if isinstance(child, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
             continue
         value = child.value if isinstance(child, ast.Return) else None
-        if isinstance(value, ast.Tuple) and len(value.elts) == 2 and "state" in _tail(value.elts[1]):
-            yield value
+        if isinstance(value, ast.Tuple) and len(value.elts) == 2:
+            _, second = value.elts
+            if "state" in _tail(second):
+                yield value
         yield from _returned_pairs(child)

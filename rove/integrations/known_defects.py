@@ -66,6 +66,7 @@ def warn_of_known_defects(library: str, name: str) -> None:
         text = f"{library}: '{name}' has known defects (version {audited.version}): {clauses}. See {report}"
         warnings.warn(text, stacklevel=3)
     for task, report in REPORTED.get(library, {}).items():
+        # Variants of a game have its name as a prefix, such as Bandit-v0-raw.
         if name == task or name.startswith(f"{task}-"):
             warnings.warn(f"{library}: '{name}' has a known defect: {report}. Use another task", stacklevel=3)
 

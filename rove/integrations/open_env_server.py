@@ -83,12 +83,13 @@ class OpenEnvServer:
 
     def app(self) -> web.Application:
         """Return the web application. It has no API keys, so it refuses web pages of other origins."""
+        # Any page in the user's browser could otherwise send requests to this machine.
         app = web.Application(middlewares=[own_pages_only])
-        about = (type(self.env).__doc__ or "").strip().split("\n")[0]
+        description = (type(self.env).__doc__ or "").strip().split("\n")[0]
         fixed_bodies = {
             "health": {"status": "healthy"},
             "schema": {"action": ACTION, "observation": OBSERVATION, "state": STATE},
-            "metadata": {"name": self.name, "description": about or self.name, "version": "1"},
+            "metadata": {"name": self.name, "description": description or self.name, "version": "1"},
             "list_environments": [self.name],
         }
         for name, body in fixed_bodies.items():
@@ -118,16 +119,19 @@ class OpenEnvServer:
             rows = self._rows_of(query.get("split", "train"))
         except RefusedError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
-        kind = request.path.rpartition("/")[2]
-        if kind == "num_tasks":
+        route = request.path.rpartition("/")[2]
+        if route == "num_tasks":
             return web.json_response({"num_tasks": len(rows)})
-        if kind == "task":
+        if route == "task":
             if not 0 <= query.get("index", -1) < len(rows):
                 raise web.HTTPBadRequest(text="Invalid task index")
             return web.json_response({"task": _public_task(rows[query["index"]])})
-        selected = rows[query.get("start") : query.get("stop")] if kind == "task_range" else rows
-        env_name = {"env_name": self.name} if kind == "tasks" else {}
-        return web.json_response({"tasks": [_public_task(row) for row in selected], **env_name})
+        if route == "task_range":
+            rows = rows[query.get("start") : query.get("stop")]
+        body: JsonObject = {"tasks": [_public_task(row) for row in rows]}
+        if route == "tasks":
+            body["env_name"] = self.name
+        return web.json_response(body)
 
     def _check_name(self, request: web.Request) -> None:
         if request.match_info["env"] != self.name:
@@ -143,16 +147,20 @@ class OpenEnvServer:
     def _begin_episode(self, data: JsonMapping) -> Episode:
         split, seed, index = data.get("split", "train"), data.get("seed"), data.get("index")
         rows = self._rows_of(split)
+        if seed is None:
+            seed = self.seed
+        # A trainer that knows only OpenEnv sends a seed per group, which must select a row.
         if index is None:
-            index = derive_seed("openenv", self.seed if seed is None else seed) % len(rows)
+            index = derive_seed("openenv", seed) % len(rows)
         if not isinstance(index, int) or not 0 <= index < len(rows):
             raise RefusedError(f"index is {index!r}; expected 0 to {len(rows) - 1}", "VALIDATION_ERROR")
-        seed = self.seed if seed is None else seed
-        return Episode(self.env, rows[index], seed, split, str(data.get("episode_id") or f"{split}-{index}-{seed}"))
+        episode_id = str(data.get("episode_id") or f"{split}-{index}-{seed}")
+        return Episode(self.env, rows[index], seed, split, episode_id)
 
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(heartbeat=30.0, max_msg_size=64 << 20)
         await socket.prepare(request)
+        # The connection is accepted first, because OpenEnv's clients read the reason from a message.
         try:
             self.limit.acquire()
         except RefusedError as error:
@@ -166,7 +174,8 @@ class OpenEnvServer:
                     continue
                 try:
                     frame = json.loads(message.data)
-                    kind, data = frame.get("type", ""), frame.get("data") or {}
+                    kind = frame.get("type", "")
+                    data = frame.get("data") or {}
                     if kind == "close":
                         break
                     if kind == "reset":
@@ -176,6 +185,7 @@ class OpenEnvServer:
                     await _send(socket, *await _reply(kind, data, episode))
                 except json.JSONDecodeError as error:
                     await _send(socket, "error", {"message": f"Invalid JSON: {error}", "code": "INVALID_JSON"})
+                # An error of the environment fails this message, and not the connection or the server.
                 except Exception as error:
                     code = error.code if isinstance(error, RefusedError) else "EXECUTION_ERROR"
                     await _send(socket, "error", {"message": str(error), "code": code})
@@ -261,13 +271,15 @@ class Episode:
         """Return the observation once the environment waits for an action, or the rollout has ended."""
         waiting = asyncio.create_task(self.model.events.get())
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
+        # The rollout has raised an exception: no event will come, and `result` raises it here.
         if not waiting.done() and self._task.done() and self.model.events.empty():
             waiting.cancel()
             self._task.result()
         event = await waiting
         if isinstance(event, Request):
             messages = event.messages if event.text is None else [{"role": "user", "content": event.text}]
-            new, self._num_seen = messages[self._num_seen :], len(messages) + 1
+            new = messages[self._num_seen :]
+            self._num_seen = len(messages) + 1  # the client knows its own next message
             return _observation(new, event.tools, 0.0, False)
         self.done = True
         scores, error = event.scores, event.error
@@ -320,12 +332,15 @@ def _observation(
     done: bool,
     metadata: JsonObject | None = None,
 ) -> JsonObject:
-    text = "\n\n".join(filter(None, (text_of(one) for one in messages if one["role"] != "assistant")))
-    observation: JsonObject = {"text": text, "messages": list(messages)}
+    texts = [text_of(message) for message in messages if message["role"] != "assistant"]
+    observation: JsonObject = {"text": "\n\n".join(filter(None, texts)), "messages": list(messages)}
     if tools is not None:
         observation["tools"] = tools
-    result = {"observation": {**observation, "metadata": metadata or {}}, "reward": reward, "done": done}
-    return {**result, "metadata": metadata} if metadata else result
+    observation["metadata"] = metadata or {}
+    result: JsonObject = {"observation": observation, "reward": reward, "done": done}
+    if metadata:
+        result["metadata"] = metadata
+    return result
 
 
 def _message(action: JsonMapping) -> AssistantMessage:
@@ -377,14 +392,15 @@ class RestEpisodes:
 
     async def reset(self, data: JsonMapping) -> JsonObject:
         """Begin an episode; return observation, reward and done."""
-        now = asyncio.get_running_loop().time()
+        time = asyncio.get_running_loop().time()
         name = str(data.get("episode_id") or uuid.uuid4().hex)
-        for old, stored in list(self._episodes.items()):
-            if old == name or now - stored.last_used > self.idle_seconds:
-                await self._end(old)
+        # A REST client has no connection that ends, so abandoned episodes would use up the limit of sessions.
+        for stored_name, stored in list(self._episodes.items()):
+            if stored_name == name or time - stored.last_used > self.idle_seconds:
+                await self._end(stored_name)
         self.limit.acquire()
         try:
-            stored = _StoredEpisode(self.begin({**data, "episode_id": name}), now)
+            stored = _StoredEpisode(self.begin({**data, "episode_id": name}), time)
         except BaseException:
             self.limit.release()
             raise
@@ -397,13 +413,17 @@ class RestEpisodes:
         action = data.get("action")
         if not isinstance(action, Mapping):
             raise RefusedError('a step must be {"action": {…}}, optionally with "episode_id"', "VALIDATION_ERROR")
+        # Two steps at a time would both wait for the same next observation.
         async with stored.lock:
             stored.last_used = asyncio.get_running_loop().time()
             return await self._store_result(name, stored, stored.episode.act(action))
 
     async def state(self, data: JsonMapping) -> JsonObject:
         """Return the state of an episode."""
-        return self._find(data)[1].episode.state if self._episodes or data.get("episode_id") else NO_EPISODE
+        if not self._episodes and not data.get("episode_id"):
+            return NO_EPISODE
+        _, stored = self._find(data)
+        return stored.episode.state
 
     async def close(self) -> None:
         """End every episode."""
@@ -425,8 +445,8 @@ class RestEpisodes:
     def _find(self, data: JsonMapping) -> tuple[str, _StoredEpisode]:
         name = str(data.get("episode_id") or next(reversed(self._episodes), ""))
         if name not in self._episodes:
-            which = f"episode '{name}'" if name else "episode"
-            raise RefusedError(f"no {which} is active: it has ended, or has not been begun by reset", "NOT_FOUND")
+            episode = f"episode '{name}'" if name else "episode"
+            raise RefusedError(f"no {episode} is active: it has ended, or has not been begun by reset", "NOT_FOUND")
         return name, self._episodes[name]
 
     async def _end(self, name: str, expected: _StoredEpisode | None = None) -> None:
@@ -446,7 +466,8 @@ def _handler(method: Callable[[JsonMapping], Any]) -> Any:
             result = await method(await _data(request))
             return web.Response(body=msgspec.json.encode(result), content_type="application/json")
         except RefusedError as error:
-            return web.json_response({"detail": str(error), "code": error.code}, status=STATUS.get(error.code, 500))
+            body = {"detail": str(error), "code": error.code}
+            return web.json_response(body, status=STATUS.get(error.code, 500))
 
     return handle
 

@@ -96,7 +96,7 @@ def test_an_invalid_action_costs_a_turn() -> None:
         says(lambda messages, state, rng: next(responses))
     )
     assert record.scores is not None
-    assert record.completion[1]["content"] == "That names no action. Answer with one of: left, right."
+    assert record.completion[1]["content"] == "Your answer does not name an action. Answer with one of: left, right."
     assert record.scores.rewards == {"episode_return": 1.0, "invalid_actions": 1 / 3}
     assert record.reward == pytest.approx(1.0 - 0.3 / 3)
 

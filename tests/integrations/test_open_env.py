@@ -167,7 +167,8 @@ def test_actions_with_several_fields_are_json() -> None:
     )
     assert record.scores is not None
     texts = [message["content"] for message in record.completion[1:7:2]]
-    assert all(text.startswith("That is no action: ") and '"guess": {"type": "integer"}' in text for text in texts)
+    assert all(text.startswith("This is not a valid action: ") for text in texts)
+    assert all('"guess": {"type": "integer"}' in text for text in texts)
     assert "not a digit" in texts[2] and '"required": ["guess"]' in record.prompt[0]["content"]
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 3 / len(record.steps)
 
@@ -188,9 +189,9 @@ def test_an_action_can_be_a_tool_call() -> None:
     [tool] = [definition["function"] for definition in record.tools]
     assert (tool["name"], tool["description"]) == ("act", "A guess.")
     assert tool["parameters"] == {"type": "object", "properties": {"guess": guess}, "required": ["guess"]}
-    assert record.prompt[0]["content"].startswith("Guess a number.\n\nAct by calling the tool act.")
+    assert record.prompt[0]["content"].startswith("Guess a number.\n\nCall the tool act to take an action.")
     replies = [message["content"] for message in record.completion if message["role"] != "assistant"]
-    assert replies[0] == "That is no action. Act by calling the tool act."
+    assert replies[0] == "Your message does not contain a tool call. Call the tool act to take an action."
     assert "there is no tool 'gues'" in replies[1] and "not JSON" in replies[2] and "not a digit" in replies[3]
     secret = record.info["seed"] % 10
     assert replies[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]

@@ -73,7 +73,7 @@ class TurnClient(Client[Any, Any, Any, Any]):
         inner.trajectory = trajectory
         inner.tools = [wire_tool(tool) for tool in tools or []] or None
         prompt_messages = _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps)
-        # The bridge runs v0's loop with the model "" and the state's own arguments; a call with others is the package's.
+        # v0's loop calls with the model "" and the state's own arguments; a call with others was made by the package.
         has_own_sampling = self.state is not None and sampling_args and sampling_args is not self.state["sampling_args"]
         if not model and not has_own_sampling:
             await self.turn(self.inner, prompt_messages)
@@ -83,7 +83,8 @@ class TurnClient(Client[Any, Any, Any, Any]):
                 self.inner, prompt_messages, role=ROLE, model=model, sampling_args=_sampling(sampling_args)
             )
             step = next(step for step in inner.model_roles[ROLE] if step.completion[-1] is reply)
-        response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
+        message = Message(step.completion[-1])
+        response = as_response(RoveResponse(message, step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
         return response
 

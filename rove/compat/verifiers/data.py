@@ -39,7 +39,7 @@ def _until_closing_brace(text: str) -> str | None:
     """Return the text before the brace that closes one opened before it; None if none does."""
     depth = 1
     for position, char in enumerate(text):
-        # An answer such as \frac{1}{2} has braces of its own, so the first closing brace may not be the last.
+        # An answer such as \frac{1}{2} contains braces, so the first closing brace may not end the box.
         if char == "{":
             depth += 1
         elif char == "}":
@@ -294,7 +294,7 @@ def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int |
     datasets = importlib.import_module("datasets")
     parts: list[Any] = []
     for name_of_part in source.names:
-        # Without this argument, `datasets` asks on stdin whether to run a repository's code; piped input could say yes.
+        # Without this argument, `datasets` may prompt on stdin whether to run a repository's code, and piped input can accept.
         splits = datasets.load_dataset(source.path, name_of_part, trust_remote_code=False)
         parts.append(splits[split or source.split])
     dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)

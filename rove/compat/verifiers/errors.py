@@ -79,7 +79,7 @@ class ErrorChain:
     def __contains__(self, kind: object) -> bool:
         return isinstance(kind, type) and any(isinstance(error, kind) for error in self.chain)
 
-    # By types alone, as in v0: a Counter of chains counts kinds of failures, whatever their messages.
+    # Only the types count, as in v0: a Counter of chains counts kinds of failures, not messages.
     def __eq__(self, chain: object) -> bool:
         return isinstance(chain, ErrorChain) and str(self) == str(chain)
 

@@ -393,7 +393,7 @@ class UsageTracker:
         self._has_usage = False
         self.usage: Mapping[str, float] = MappingProxyType(self._totals)
 
-    # Packages copy states, of which a live view cannot be copied; the copy counts for the same rollout.
+    # Packages deep-copy states, and a read-only view cannot be copied; the copy belongs to the same rollout.
     def __deepcopy__(self, memo: Any) -> UsageTracker:
         return self
 

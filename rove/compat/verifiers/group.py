@@ -34,7 +34,7 @@ def _with_route(row: Mapping[str, Any], route: Sequence[str]) -> dict[str, Any]:
     info = as_info(row.get("info"))
     info.pop(ENV_GROUP_INFO_KEY, None)
     if route:
-        # v0's rows have a name outside nested groups, and packages compare it with one.
+        # As in v0's rows: one name, or in nested groups a list.
         info[ENV_GROUP_INFO_KEY] = route[0] if len(route) == 1 else list(route)
     routed = {name: value for name, value in row.items() if name != "info"}
     if info:
@@ -43,7 +43,6 @@ def _with_route(row: Mapping[str, Any], route: Sequence[str]) -> dict[str, Any]:
 
 
 def _all_names(envs: Iterable[Environment]) -> list[str]:
-    """Return the sorted names of the functions of all members."""
     names: set[str] = set()
     for env in envs:
         names.update(env.rubric._get_reward_func_names())

@@ -314,7 +314,7 @@ def _parse_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         action = None
     if isinstance(action, dict):
         return action
-    # OpenEnv's schemas list no required fields if all have defaults; a single field is then the one that is meant.
+    # A schema lists no required fields if all have defaults; with a single field, the text can only be its value.
     fields = schema.get("properties", {})
     for names in (schema.get("required", []), list(fields)):
         if len(names) == 1 and fields.get(names[0], {}).get("type") == "string":

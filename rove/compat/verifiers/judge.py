@@ -85,7 +85,7 @@ class JudgeRubric(Rubric):
 
     async def _judge(self, prompt: Any, completion: Any, answer: Any, state: State | None) -> str:
         prompt_text = self._judge_prompt(prompt, completion, answer)
-        # As in v0: several functions of a rubric may ask the same, and pay for one request.
+        # As in v0: several functions of a rubric may send the same prompt, which then costs one request.
         if prompt_text in _cached_replies(state):
             return _cached_replies(state)[prompt_text]
         try:

@@ -216,7 +216,8 @@ async def score_with_legacy_overrides(rubric: Any, states: list[State], base: ty
         return False
     for state in states:
         score = await call_user(rubric.score_rollout, *_legacy_arguments(state))
-        state["reward"], state["metrics"] = float(score["reward"]), dict(score["metrics"])
+        state["reward"] = float(score["reward"])
+        state["metrics"] = dict(score["metrics"])
     return True
 
 

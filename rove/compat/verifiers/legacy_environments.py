@@ -186,7 +186,6 @@ def _run(code: str) -> tuple[str, str, bool]:
 
 
 def _print_last_expression(code: str) -> str:
-    """Code that prints the value of its last expression."""
     code = textwrap.dedent(code)
     tree = ast.parse(code, mode="exec")
     if not tree.body or not isinstance(tree.body[-1], ast.Expr):

@@ -54,7 +54,7 @@ def uses_legacy_loop(env: Any, base: type) -> bool:
     has_legacy_method = False
     for name in sorted(_SIGNATURES):
         method = getattr(cls, name)
-        # Releases from 0.1.8 on have methods of the same names, so only the parameters tell which loop calls them.
+        # Releases from 0.1.8 on have methods of the same names, so only the parameters show which loop calls them.
         if method is not getattr(base, name) and _SIGNATURES[name](parameter_names(method)):
             outdated(f"{cls.__name__}.{name}", _REPLACEMENTS[name])
             has_legacy_method = True
@@ -243,7 +243,7 @@ class LegacyRollout:
         """Append the new ones of `state["responses"]` to the trajectory."""
         responses = self.state.get("responses") or []
         for response in responses[self._recorded :]:
-            # A package may store responses of its own, such as those of another model.
+            # A package may also store other responses, such as those of a second model.
             if id(response) in self._calls:
                 await self.env.add_model_response(self.state, *self._calls[id(response)])
         self._recorded = len(responses)
@@ -343,5 +343,5 @@ def _move_input_fields(state: State) -> None:
     """Move prompt, answer, info and example_id from the state's input into the state, where they were until 0.1.7."""
     row = state["input"]
     values = {name: row.pop(name) for name in INPUT_FIELDS if name in row}
-    # Code of that time iterates over the state or copies it, and must find them there.
+    # Until 0.1.7 the state was a plain dict: code that iterates over it or copies it must find them there.
     dict.update(state, {"answer": "", "info": {}, "example_id": 0, **values})

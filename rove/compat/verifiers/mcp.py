@@ -89,8 +89,8 @@ class MCPEnv(ToolEnv):
         super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
         self._server_threads = [_ServerThread(self.mcp_servers)]
         """The last entry belongs to this process, earlier ones to the processes that it was forked from."""
-        # As in v0 they start in the constructor, because `env.tool_defs` must have their tools; hence the own thread: an
-        # event loop may be running here.
+        # As in v0 they start in the constructor, because `env.tool_defs` must have their tools. They run in another thread,
+        # since an event loop may be running in this one.
         if self.mcp_servers:
             thread = self._server_threads[-1]
             self._register_tools(thread.submit(thread.start()).result())

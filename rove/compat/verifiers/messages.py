@@ -531,7 +531,8 @@ def message_to_printable(message: Any) -> Any:
     texts: list[str] = []
     for part in message["content"]:
         if isinstance(part, Mapping):
-            text = part.get("text") if part.get("type") == "text" else _PLACEHOLDERS.get(str(part.get("type")))
+            kind = str(part.get("type"))
+            text = part.get("text") if kind == "text" else _PLACEHOLDERS.get(kind)
             if isinstance(text, str):
                 texts.append(text)
     printable = {"role": message.get("role"), "content": " ".join(texts).strip()}
@@ -542,7 +543,7 @@ def message_to_printable(message: Any) -> Any:
 
 
 _PLACEHOLDERS = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[audio]"}
-"""Type of a content part → the text that stands for it in tables of rollouts."""
+"""Type of a content part → its placeholder in tables of rollouts."""
 
 
 def to_rove(messages: Iterable[Any]) -> list[RoveMessage]:

@@ -69,7 +69,7 @@ class MultiTurnEnv(Environment):
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
         self.has_legacy_loop = uses_legacy_loop(self, MultiTurnEnv)
-        # A package that overrides methods of the old loop also reads messages as dicts, whatever its requirement allows.
+        # A package that overrides methods of the old loop also expects dicts as messages, even if its requirement allows 0.3.1.
         self.has_legacy_messages = self.has_legacy_messages or self.has_legacy_loop
         if self.has_legacy_loop:
             add_undecorated_stops(self)
@@ -270,9 +270,9 @@ class MultiTurnEnv(Environment):
         return is_over
 
     async def _is_over_by_override(self, state: State) -> bool:
-        """Ask a package's own `is_completed(state)` instead of the stop conditions.
+        """Call a package's own `is_completed(state)` instead of the stop conditions.
 
-        v0 asks before each turn, before `env_response`, and runs forever after an error; here an error ends the rollout.
+        v0 calls it before each turn, before `env_response`, and runs forever after an error; here an error ends the rollout.
         """
         if await call_user(self.is_completed, state):
             self._mark_completed(state, state.get("stop_condition") or "is_completed")

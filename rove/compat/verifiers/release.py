@@ -126,7 +126,7 @@ def release_within(generation: Releases, allowed: Sequence[Version]) -> Version:
     """Return the release of a generation that a package is written for, given the releases that its requirement allows."""
     releases = [release for release in RELEASES if generation.start <= release < generation.end]
     oldest = allowed[0]
-    # `verifiers>=0.1.2` is the release with which the package was written; a requirement without a bound says nothing.
+    # `verifiers>=0.1.2` is the release with which the package was written; a requirement without a lower bound does not show it.
     has_lower_bound = oldest > RELEASES[0]
     return oldest if has_lower_bound and oldest in releases else releases[-1]
 
@@ -153,7 +153,7 @@ def recognized_releases(features: Collection[str]) -> Releases | None:
     """Return the oldest generation whose API a package uses, given its features; None if 0.3.1 has all that it uses."""
     for (start, end), refused_features in _GENERATIONS.items():
         matching = [feature for feature in refused_features if feature in features]
-        # A package may have a function `judge` of its own.
+        # Without a JudgeRubric, `judge` is some other function of the package.
         if start == "0.1.0" and "sync:judge" in features and "name:JudgeRubric" in features:
             matching.append("sync:judge")
         if start == "0.1.3":

@@ -201,7 +201,7 @@ class Rubric(LegacyScoring):
         except Exception as error:
             if fixed() or isinstance(error, LimitReachedError):
                 raise
-            # As in v0, where the line of the log is all that is left of it; rove also counts the errors in the summary.
+            # As in v0, whose only trace of the error is this line. The record also has it, for the summary of the run.
             self.logger.error(f"Error calling reward function {name}: {error}")
             for state in states:
                 state.setdefault(REWARD_ERRORS, {})[name] = f"{type(error).__name__}: {error}"
@@ -438,7 +438,6 @@ def boxed_answer_extractor() -> Callable[..., str]:
 
 
 def _default_math_parser(version: Version) -> Parser:
-    """Return the default parser of `MathRubric` in a release."""
     if version < _NO_TAGS:
         return XMLParser(["think", "answer"])
     if version < _OPTIONAL_REASONING:

@@ -273,7 +273,7 @@ def _installed(packages: str) -> list[str]:
     for package in packages.split():
         names.append(package.split("==")[0].split(">=")[0])
     requested = package_names(" ".join(names))
-    # Nothing is installed here: v0 runs pip in a container that it throws away, and this is the user's machine.
+    # v0 runs pip in a container that it deletes later; rove does not install packages on the user's machine.
     missing = [name for name in requested if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
         warnings.warn(f"code in sandboxes cannot import {', '.join(missing)}: not installed here", stacklevel=4)

@@ -333,7 +333,7 @@ def _property(
         return {**schema, **annotations, "title": name.replace("_", " ").title()}
     if not annotations:
         return schema
-    # OpenAI's strict schemas allow nothing next to a reference: v0 replaces it by the definition if there is a description.
+    # OpenAI's strict schemas allow no other key beside `$ref`, so v0 inlines the definition if there is a description.
     return {**definitions[schema["$ref"].rpartition("/")[2]], **annotations}
 
 
@@ -370,7 +370,9 @@ def _schema(hint: Any, definitions: Definitions) -> dict[str, Any]:
 
 
 def _choice(values: tuple[Any, ...]) -> dict[str, Any]:
-    choice: dict[str, Any] = {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
+    choice: dict[str, Any] = {"enum": list(values)}
+    if len(values) == 1:
+        choice = {"const": values[0]}
     kinds = {_JSON_NAMES.get(type(value)) for value in values}
     # Values of several kinds have no common type; None is not among the kinds with a name.
     if len(kinds) == 1 and None not in kinds:
@@ -382,7 +384,8 @@ def _array(kind: Any, args: tuple[Any, ...], definitions: Definitions) -> dict[s
     if kind is tuple and args and args[-1] is not Ellipsis:
         items = [_schema(item, definitions) for item in args]
         return {"maxItems": len(items), "minItems": len(items), "prefixItems": items, "type": "array"}
-    schema: dict[str, Any] = {"items": _schema(args[0], definitions) if args else {}, "type": "array"}
+    items_schema = _schema(args[0], definitions) if args else {}
+    schema: dict[str, Any] = {"items": items_schema, "type": "array"}
     if kind in (set, frozenset):
         schema["uniqueItems"] = True
     return schema

@@ -101,7 +101,6 @@ def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
 
 
 def _lora_settings(adapter: Any) -> dict[str, Any]:
-    """Return rove's settings for an adapter."""
     if adapter is None:
         return {}
     targets = adapter.target_modules or []
@@ -135,7 +134,7 @@ def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     settings["truncated"] = "mask" if args.get("mask_truncated_completions") else "keep"
     # v0 samples any number of batches ahead; rove's trainer at most one.
     settings["max_off_policy_steps"] = min(1, settings.get("max_off_policy_steps", 0))
-    # transformers' arguments may have it as text, such as "1e-6" from YAML.
+    # YAML reads 1e-6 as text.
     settings["learning_rate"] = float(settings["learning_rate"])
     if str(args.get("lr_scheduler_type", "")).startswith("constant"):
         settings["final_lr_fraction"] = 1.0

@@ -105,7 +105,7 @@ class Response(Model):
     @property
     def choices(self) -> list[Choice]:
         """The response as OpenAI's only choice, which packages for 0.1.2 to 0.1.10 read."""
-        # Those releases passed the response of the package `openai` on.
+        # In those releases a response was the object of the package `openai`.
         message = self["message"]
         return [Choice(message=message, text=message.get("content"), finish_reason=message.get("finish_reason"))]
 
@@ -192,7 +192,8 @@ class RolloutTiming(Model):
     @property
     def total(self) -> float:
         """Seconds from the first turn to the end of scoring; 0 before it."""
-        return self["scoring"]["end"] - self["generation"]["start"] if self["scoring"]["end"] > 0 else 0.0
+        end = self["scoring"]["end"]
+        return end - self["generation"]["start"] if end > 0 else 0.0
 
     @property
     def overhead(self) -> float:

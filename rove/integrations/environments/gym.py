@@ -94,11 +94,14 @@ class GymEnv(MultiTurnEnv):
         if self.reward_range is not None and not self.reward_range[0] < self.reward_range[1]:
             raise ConfigError(f"reward_range is {reward_range}; expected the least return, then the most")
         self.make = functools.partial(_make, env_cls, dict(env_kwargs or {}))
-        self.actions = list(actions) if actions is not None else list(game.actions) if game else None
+        if actions is None and game is not None:
+            actions = game.actions
+        self.actions = None if actions is None else list(actions)
         self.action_parser, self.obs_to_text = action_parser, obs_to_text
+        # Gymnasium's `step` is synchronous and may take long; in the event loop it would stop all other rollouts.
         self._threads = Threads(MAX_CONCURRENT_STEPS)
         if description is None:
-            description = game.about if game else "Play this game."
+            description = game.description if game else "Play this game."
         rubric = Rubric([self.episode_return])
         rubric.add_reward_func(self.invalid_actions, weight=-invalid_penalty)
         for metric in (raw_return, episode_steps, terminated):
@@ -106,7 +109,7 @@ class GymEnv(MultiTurnEnv):
         super().__init__(
             dataset=lambda: self._rows(description, num_train_episodes, f"{seed}:train"),
             eval_dataset=lambda: self._rows(description, num_eval_episodes, f"{seed}:eval"),
-            max_turns=max_episode_steps or (game and game.max_steps) or _registered_max_steps(env_cls) or MAX_STEPS,
+            max_turns=max_episode_steps or _default_max_steps(env_cls, game),
             **{"rubric": rubric, "policies": {"random": self.random_policy}, **kwargs},
         )
 
@@ -121,9 +124,9 @@ class GymEnv(MultiTurnEnv):
         state["gym_env"] = env
         observation, info = await self._run_in_thread(state, functools.partial(_reset, env, state["info"]["seed"]))
         state["gym_info"] = info
-        *before, question = state["prompt"]
+        *leading, question = state["prompt"]
         text = f"{text_of(question)}\n{self._action_prompt(env)}\n\n{self.show(env, observation)}"
-        state["prompt"] = [*before, UserMessage(text)]
+        state["prompt"] = [*leading, UserMessage(text)]
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
         """Execute the model's action and return the observation."""
@@ -161,7 +164,8 @@ class GymEnv(MultiTurnEnv):
         names = self._action_names(env)
         action = read_action(text, names)
         if action is None:
-            raise ValueError(f"That names no action. Answer with one of: {', '.join(names)}.")
+            raise ValueError(f"Your answer does not name an action. Answer with one of: {', '.join(names)}.")
+        # Gymnasium's Discrete spaces may begin at another number than 0.
         return action + int(getattr(getattr(env, "action_space", None), "start", 0))
 
     @stop(priority=60)
@@ -230,24 +234,27 @@ def _make(env_cls: str | Callable[..., Any], kwargs: Arguments) -> object:
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     if "ansi" in getattr(creator, "metadata", {}).get("render_modes", ()):
         kwargs = {"render_mode": "ansi", **kwargs}
+    # The checker is for authors of environments: it warns of their faults.
     return gymnasium.make(env_cls, disable_env_checker=True, **kwargs)
 
 
-def _registered_max_steps(env_cls: str | Callable[..., Any]) -> int | None:
-    """Return Gymnasium's limit of steps for an environment."""
+def _default_max_steps(env_cls: str | Callable[..., Any], game: TextGame | None) -> int:
+    """Return the limit of steps of a known text game, else that of Gymnasium, else rove's."""
+    if game is not None and game.max_steps:
+        return game.max_steps
     if not isinstance(env_cls, str):
-        return None
+        return MAX_STEPS
     gymnasium = importlib.import_module("gymnasium")
     try:
-        return gymnasium.spec(env_cls).max_episode_steps
+        return gymnasium.spec(env_cls).max_episode_steps or MAX_STEPS
     except gymnasium.error.Error as error:
         raise ConfigError(f"Gymnasium has no environment '{env_cls}': {error}") from error
 
 
 def _reset(env: Any, seed: int) -> tuple[Any, JsonMapping]:
     """Return the first observation and info; the seed is passed only if `reset` takes one."""
-    parameters = inspect.signature(env.reset).parameters.values()
-    takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+    parameters = inspect.signature(env.reset).parameters
+    takes_seed = "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     result = env.reset(seed=seed) if takes_seed else env.reset()
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         return result
@@ -259,6 +266,7 @@ def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, JsonMap
     if len(result) == 5:
         observation, reward, is_terminated, is_truncated, info = result
         return observation, reward, bool(is_terminated or is_truncated), bool(is_terminated), info
+    # The older Gym does not say whether the rules or a limit of steps ended the episode.
     observation, reward, done, info = result
     return observation, reward, bool(done), bool(done), info
 
@@ -271,13 +279,13 @@ def _close(env: object) -> None:
 
 COLORED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
 LAST_MOVE = re.compile(r"^\s*\(\w+\)\s*$\n?", re.MULTILINE)
-TAXI_PLACES = ("R", "G", "Y", "B", "the taxi")
+TAXI_LOCATIONS = ("R", "G", "Y", "B")
 
 
 class TextGame(msgspec.Struct, frozen=True):
-    """Description of a text game."""
+    """A text game of Gymnasium in words."""
 
-    about: str
+    description: str
     actions: tuple[str, ...]
     """Names of the actions, in order of their numbers."""
     reward_range: tuple[float, float] | None = None
@@ -287,25 +295,27 @@ class TextGame(msgspec.Struct, frozen=True):
 
 
 LAKE = TextGame(
-    "You walk on a frozen lake, from S to G over frozen squares F. A hole H ends the game. [ ] marks where you are.",
+    "Cross a frozen lake from the start S to the goal G. The squares F are frozen. Stepping into a hole H ends the game. "
+    "Your position is marked with [ ].",
     ("left", "down", "right", "up"),
     (0.0, 1.0),
 )
 CLIFF = TextGame(
-    "You (x) walk on a grid, from the lower left corner to T in the lower right. Every step costs 1; stepping on the cliff C "
-    "costs 100 and puts you back at the start.",
+    "Walk across the grid from the lower left corner to the target T in the lower right corner. Your position is marked "
+    "with x. Each step costs 1. Stepping on the cliff C costs 100 and moves you back to the start.",
     ("up", "right", "down", "left"),
     (-100.0, -13.0),
     100,
 )
 TAXI = TextGame(
-    "You drive a taxi on a grid of 5 by 5 squares, row 0 at the top, column 0 on the left; walls | cannot be crossed. Fetch "
-    "the passenger, bring them to their destination, drop them there. R is at row 0, column 0; G at 0, 4; Y at 4, 0; B at 4, 3.",
+    "Drive a taxi on a grid of 5 by 5 squares. Row 0 is at the top, and column 0 is on the left. You cannot cross the walls |. "
+    "Pick up the passenger, drive to the destination, and drop the passenger off there. There are four locations: R at row "
+    "0, column 0; G at row 0, column 4; Y at row 4, column 0; and B at row 4, column 3.",
     ("south", "north", "east", "west", "pickup", "dropoff"),
     (-200.0, 20.0),
 )
 BLACKJACK = TextGame(
-    "You play blackjack against the dealer: get closer to 21 than the dealer without going over.",
+    "Play blackjack against the dealer. Get closer to 21 than the dealer without going over 21.",
     ("stick", "hit"),
     (-1.0, 1.0),
 )
@@ -331,8 +341,9 @@ def describe(env: Any, observation: Any) -> str:
     if game.startswith("Taxi"):
         return _taxi(env, observation)
     if game.startswith("Blackjack"):
-        total, dealer, ace = observation
-        return f"Your cards count {total}{', with a usable ace' if ace else ''}. The dealer shows {dealer}."
+        total, dealer_card, has_usable_ace = observation
+        ace = ", with a usable ace" if has_usable_ace else ""
+        return f"Your cards add up to {total}{ace}. The dealer shows {dealer_card}."
     if getattr(env, "render_mode", None) == "ansi":
         return plain(env.render())
     return observation if isinstance(observation, str) else str(observation)
@@ -341,18 +352,21 @@ def describe(env: Any, observation: Any) -> str:
 def plain(drawing: str) -> str:
     """Remove the colors of a rendering; text on a colored background is put in brackets."""
 
-    def replace(found: re.Match[str]) -> str:
-        has_background = any(40 <= int(code) <= 47 for code in found[1].split(";") if code)
-        return f"[{found[2]}]" if has_background else found[2]
+    def replace(match: re.Match[str]) -> str:
+        has_background = any(40 <= int(code) <= 47 for code in match[1].split(";") if code)
+        return f"[{match[2]}]" if has_background else match[2]
 
     return LAST_MOVE.sub("", COLORED.sub(replace, drawing)).strip("\n")
 
 
 def _taxi(env: Any, observation: int) -> str:
-    row, column, passenger, goal = env.unwrapped.decode(int(observation))
+    row, column, passenger, destination = env.unwrapped.decode(int(observation))
+    # Its colors show the passenger and the destination, which the text names; brackets around them would be ambiguous.
     grid = LAST_MOVE.sub("", COLORED.sub(r"\2", env.render())).strip("\n")
-    where = f"at {TAXI_PLACES[passenger]}" if passenger < 4 else "in the taxi"
-    return f"{grid}\nTaxi: row {row}, column {column}. Passenger: {where}. Destination: {TAXI_PLACES[goal]}."
+    is_waiting = passenger < len(TAXI_LOCATIONS)
+    position = f"at {TAXI_LOCATIONS[passenger]}" if is_waiting else "in the taxi"
+    taxi = f"Taxi: row {row}, column {column}."
+    return f"{grid}\n{taxi} Passenger: {position}. Destination: {TAXI_LOCATIONS[destination]}."
 
 
 def read_action(text: str, names: Sequence[str]) -> int | None:
@@ -361,6 +375,7 @@ def read_action(text: str, names: Sequence[str]) -> int | None:
     Only the response after the reasoning counts (see `rove.rubrics.parser.visible_response`), and within it the content of
     the last `<action>` tags, if there are any.
     """
+    # Reasoning names actions that the model considers and rejects.
     text = visible_response(text)
     tagged = re.findall(r"<action>(.*?)</action>", text, flags=re.DOTALL)
     answer = (tagged[-1] if tagged else text).strip().strip(".!\"'`*").lower()
@@ -369,5 +384,6 @@ def read_action(text: str, names: Sequence[str]) -> int | None:
         return lowered.index(answer)
     if re.fullmatch(r"\d+", answer):
         return int(answer) if int(answer) < len(names) else None
-    found = re.findall(rf"\b({'|'.join(map(re.escape, lowered))})\b", answer) if lowered else []
-    return lowered.index(found[-1]) if found else None
+    alternatives = "|".join(map(re.escape, lowered))
+    mentions = re.findall(rf"\b({alternatives})\b", answer) if alternatives else []
+    return lowered.index(mentions[-1]) if mentions else None

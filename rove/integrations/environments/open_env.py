@@ -36,11 +36,14 @@ def show_fields(observation: JsonMapping) -> str:
 
     `messages` and `tools` are omitted: rove's servers send them in addition to `text`.
     """
-    fields = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
+    fields = {name: value for name, value in observation.items() if value is not None}
+    fields.pop("metadata", None)
     if fields.keys() <= {"text", "messages", "tools"}:
         fields = {"text": fields.get("text", "")}
-    if len(fields) == 1 and isinstance(value := next(iter(fields.values())), str):
-        return value
+    if len(fields) == 1:
+        [value] = fields.values()
+        if isinstance(value, str):
+            return value
     return "\n".join(f"{name}: {_to_text(value)}" for name, value in fields.items())
 
 
@@ -126,8 +129,9 @@ class OpenEnvEnv(MultiTurnEnv):
         state.update(openenv_state=result, openenv_server=server)
         if self.as_tool:
             state["tools"] = [server.tool]
-        about = self.instructions or server.about
-        text = "\n\n".join(part for part in (about, self._instructions_for(server), self._read(result)) if part)
+        description = self.instructions or server.description
+        parts = (description, self._instructions_for(server), self._read(result))
+        text = "\n\n".join(filter(None, parts))
         state["prompt"] = [*state["prompt"][:-1], UserMessage(text)]
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> str | Messages:
@@ -142,11 +146,13 @@ class OpenEnvEnv(MultiTurnEnv):
         calls = messages[-1].get("tool_calls") or []
         if not calls:
             state["openenv_invalid"] += 1
-            return [UserMessage(f"That is no action. {self._instructions_for(server)}")]
+            return [UserMessage(f"Your message does not contain a tool call. {self._instructions_for(server)}")]
         replies: Messages = []
         for call in calls:
-            is_over = state["openenv_done"]
-            text = "The episode is over." if is_over else await self._act(functools.partial(_tool_action, call), state)
+            # Every call needs a reply, also those after the call that ended the episode.
+            text = "The episode is over."
+            if not state["openenv_done"]:
+                text = await self._act(functools.partial(_tool_action, call), state)
             replies.append(ToolMessage(text, call_id(call)))
         if state["openenv_done"]:
             state["final_env_response"] = replies
@@ -158,12 +164,16 @@ class OpenEnvEnv(MultiTurnEnv):
         server: _Server = state["openenv_server"]
         try:
             result = await session.step(read(), self.call_seconds)
+        # Only a refused action is the model's mistake; any other refusal is the server's, and no reason for a low reward.
         except (ValueError, ToolParseError, RefusedError) as error:
-            if isinstance(error, RefusedError) and error.code != "VALIDATION_ERROR":
-                raise Error(f"the server refused the action ({error.code}): {error}") from error
+            reason = str(error)
+            if isinstance(error, RefusedError):
+                if error.code != "VALIDATION_ERROR":
+                    raise Error(f"the server refused the action ({error.code}): {error}") from error
+                if error.details:
+                    reason = f"{error} {_to_text(error.details)}"
             state["openenv_invalid"] += 1
-            details = f" {_to_text(error.details)}" if isinstance(error, RefusedError) and error.details else ""
-            return f"That is no action: {error}{details}. {self._instructions_for(server)}".strip()
+            return f"This is not a valid action: {reason}. {self._instructions_for(server)}".strip()
         state["openenv_rewards"].append(float(result.get("reward") or 0.0))
         state["openenv_state"] = result
         text = self._read(result)
@@ -182,6 +192,7 @@ class OpenEnvEnv(MultiTurnEnv):
     async def disconnect(self) -> None:
         """Close the connections."""
         server_task, self._server = self._server, None
+        # The connections of another event loop, which has ended, cannot be closed from this one.
         if server_task is not None and server_task.get_loop() is asyncio.get_running_loop():
             with suppress(InfraError, asyncio.CancelledError):
                 await (await server_task).http.close()
@@ -189,10 +200,10 @@ class OpenEnvEnv(MultiTurnEnv):
     async def _connected(self) -> _Server:
         loop = asyncio.get_running_loop()
         connecting = self._server
-        failed = connecting is not None and connecting.done() and (connecting.cancelled() or connecting.exception())
-        if connecting is None or failed or connecting.get_loop() is not loop:
+        if connecting is None or connecting.get_loop() is not loop or _has_failed(connecting):
             connecting = loop.create_task(_Server.connect(self.base_url, self.headers, self.call_seconds))
             self._server = connecting
+        # All rollouts wait for the same task, so that the cancellation of one must not cancel it.
         return await asyncio.shield(connecting)
 
     def _read(self, result: JsonMapping) -> str:
@@ -200,28 +211,36 @@ class OpenEnvEnv(MultiTurnEnv):
 
     def _instructions_for(self, server: _Server) -> str:
         if self.as_tool:
-            return f"Act by calling the tool {TOOL}."
+            return f"Call the tool {TOOL} to take an action."
         if self.action_parser is not None or server.field is not None:
             return ""
-        return f"Answer with a JSON object of this form: {json.dumps(server.schema)}"
+        return f"Answer with a JSON object that matches this schema: {json.dumps(server.schema)}"
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 class _Server:
     """The server's description and schema, and the HTTP connections to it."""
 
-    def __init__(self, http: aiohttp.ClientSession, about: str, schema: JsonMapping):
-        self.http, self.about = http, about
+    def __init__(self, http: aiohttp.ClientSession, description: str, schema: JsonMapping):
+        self.http, self.description = http, description
+        # Every OpenEnv action has the optional field `metadata`, which is not for the model.
         properties = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
         required = [name for name in schema.get("required", []) if name != "metadata"]
         self.schema = {"properties": properties, "required": required}
         parameters = {"type": "object", **self.schema}
-        parameters |= {"$defs": schema["$defs"]} if "$defs" in schema else {}
-        function = {"name": TOOL, "description": str(schema.get("description") or "Act."), "parameters": parameters}
+        if "$defs" in schema:
+            parameters["$defs"] = schema["$defs"]
+        tool_description = str(schema.get("description") or "Take an action in the environment.")
+        function = {"name": TOOL, "description": tool_description, "parameters": parameters}
         self.tool = {"type": "function", "function": function}
         """Definition of the tool for actions."""
-        strings = [name for name in required if properties.get(name, {}).get("type") == "string"]
-        self.field = strings[0] if strings == required and len(required) == 1 else None
+        self.field: str | None = None
         """The field, if actions have a single required string field."""
+        if len(required) == 1 and properties.get(required[0], {}).get("type") == "string":
+            self.field = required[0]
 
     @classmethod
     async def connect(cls, url: str, headers: Mapping[str, str], seconds: float) -> _Server:
@@ -230,10 +249,12 @@ class _Server:
         http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=dict(headers), timeout=limits)
         try:
             async with asyncio.timeout(seconds):
-                schema, metadata = [await _get(http, f"{url}/{name}") for name in ("schema", "metadata")]
+                schema = await _get(http, f"{url}/schema")
+                metadata = await _get(http, f"{url}/metadata")
             return cls(http, str(metadata.get("description") or ""), schema["action"])
         except BaseException as error:
             await http.close()
+            # The last four occur if the URL belongs to another kind of server, which responds with other JSON or none.
             if isinstance(error, (aiohttp.ClientError, OSError, ValueError, LookupError, AttributeError, TypeError)):
                 reason = f"{type(error).__name__}: {error}"
                 raise InfraError(f"cannot reach an OpenEnv server at {url}: {reason}") from error
@@ -244,19 +265,20 @@ class _Server:
         text = visible_response(text)
         if self.field is not None:
             return {self.field: text}
+        # Models write text around the object; the last fenced block is the answer after drafts.
         fenced = re.findall(r"```(?:json)?\s*(.*?)```", text, flags=re.DOTALL)
-        begin, end = text.find("{"), text.rfind("}")
+        start, end = text.find("{"), text.rfind("}") + 1
+        source = fenced[-1] if fenced else text[start:end]
         try:
-            value = json.loads(fenced[-1] if fenced else text[begin : end + 1])
+            value = json.loads(source)
         except json.JSONDecodeError as error:
-            raise ValueError(f"not a JSON object ({error})") from error
+            raise ValueError(f"the answer is not a JSON object ({error})") from error
         if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
+            raise ValueError("the answer is not a JSON object")
         return value
 
 
 def _tool_action(call: object) -> JsonObject:
-    """Return the action in a tool call."""
     if call_name(call) != TOOL:
         raise ValueError(f"there is no tool '{call_name(call)}'")
     return call_arguments(call)
@@ -330,7 +352,8 @@ class Session:
             seconds: maximum seconds for the response.
             capacity_seconds: maximum seconds to wait for capacity.
         """
-        deadline, wait, attempts = time.monotonic() + capacity_seconds, MIN_RETRY_DELAY_S, []
+        deadline = time.monotonic() + capacity_seconds
+        delay = MIN_RETRY_DELAY_S
         while True:
             try:
                 if self._socket is None:
@@ -339,14 +362,16 @@ class Session:
             except RefusedError as error:
                 if error.code != "CAPACITY_REACHED":
                     raise
-                attempts.append(str(error))
+                refusal = str(error)
+            # The server closes a connection that it refuses.
             await self.close()
             if time.monotonic() > deadline:
                 raise InfraError(
-                    f"{self._url} had no capacity for another session within {capacity_seconds:g} s", attempts[-1:]
+                    f"{self._url} had no capacity for another session within {capacity_seconds:g} s", [refusal]
                 )
-            await asyncio.sleep(wait * random.uniform(0.5, 1.5))
-            wait = min(2 * wait, MAX_RETRY_DELAY_S)
+            # At random times: rollouts that wait in step would all arrive at once when a session ends.
+            await asyncio.sleep(delay * random.uniform(0.5, 1.5))
+            delay = min(2 * delay, MAX_RETRY_DELAY_S)
 
     async def step(self, action: JsonObject, seconds: float) -> JsonObject:
         """Execute an action; return observation, reward and done."""

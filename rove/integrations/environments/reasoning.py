@@ -28,7 +28,7 @@ from rove.rubrics.rubric import merge_scores
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("reasoning_worker.py")
-SYSTEM_PROMPT = "Think step by step, then give your final answer, and nothing else, between <answer> and </answer>."
+SYSTEM_PROMPT = "Think step by step. Then write only your final answer between <answer> and </answer>."
 MEMORY_BYTES = 2 << 30
 """Memory that a worker may allocate for an answer."""
 EXACT_THRESHOLD = 0.99
@@ -123,25 +123,29 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _rows(self, count: int, seed: int) -> Iterator[Row]:
         """Yield rows. The family of a row depends only on the seed and its position."""
         self.workers.start()
+        available = self.workers.setup_result["families"]
         for family in self.families:
-            if family.name not in self.workers.setup_result["families"]:
-                known = nearest(family.name, self.workers.setup_result["families"])
-                raise ConfigError(f"reasoning-gym has no family '{family.name}'; {known}")
+            if family.name not in available:
+                raise ConfigError(f"reasoning-gym has no family '{family.name}'; {nearest(family.name, available)}")
         weights = [family.weight for family in self.families]
         start, size = 0, CHUNK_SIZE
         while start < count:
-            began = time.monotonic()
+            started_at = time.monotonic()
             positions = range(start, min(start + size, count))
-            family_of = {i: random.Random(f"{seed}:{i}").choices(self.families, weights)[0] for i in positions}
+            family_of: dict[int, Family] = {}
+            for position in positions:
+                # A generator per row: with one for all, a row's family would depend on the chunks before it.
+                [family_of[position]] = random.Random(f"{seed}:{position}").choices(self.families, weights)
             task_of: dict[int, Any] = {}
             for family in self.families:
-                own_positions = [position for position in positions if family_of[position] is family]
-                if own_positions:
+                of_family = [position for position in positions if family_of[position] is family]
+                if of_family:
                     spec = {"family": family.name, "config": family.config, "seed": seed}
-                    tasks = self.workers.call_sync("tasks", TASK_TIMEOUT_S, **spec, size=count, positions=own_positions)
-                    task_of.update(zip(own_positions, tasks, strict=True))
+                    tasks = self.workers.call_sync("tasks", TASK_TIMEOUT_S, **spec, size=count, positions=of_family)
+                    task_of.update(zip(of_family, tasks, strict=True))
             start += len(positions)
-            if time.monotonic() - began < CHUNK_S:
+            # Each call forks a process: with chunks of one size, 40,000 tasks took 240 s instead of 7 s.
+            if time.monotonic() - started_at < CHUNK_S:
                 size = min(2 * size, MAX_CHUNK_SIZE)
             for position in positions:
                 yield _row(family_of[position], seed, task_of[position])
@@ -161,6 +165,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             # Loading does not count toward the answer's time limit.
             await worker.call("prepare", TASK_TIMEOUT_S, **family)
             score, _ = await worker.call("score", self.score_seconds, **info, answer=answer)
+            # An answer that has run as Python could have changed the scorer for the next answer.
             if info["family"] in self.workers.setup_result["running"]:
                 worker.close()
         return score
@@ -190,13 +195,14 @@ class _FamilyRubric(Rubric):
     async def score_rollout(self, state: State) -> Scores:
         """Score the answer, if there is one; see `Rubric.score_rollout`."""
         answer = str(self.parser.parse_answer(state["completion"]) or "")
+        # Some families' scorers give credit for an empty answer; it is always wrong.
         raw = await self.env.score_answer(state["info"], answer) if answer else 0.0
         score = min(max(raw or 0.0, 0.0), 1.0)
         exact = float(score >= EXACT_THRESHOLD)
         reward = score if self.env.partial_credit else exact
         metrics = {"raw_score": raw or 0.0, "exact": exact, "unreadable": float(raw is None)}
-        own = Scores(reward, {"score": reward}, {"score": 1.0}, metrics)
-        return merge_scores([own, await super().score_rollout(state)])
+        family_scores = Scores(reward, {"score": reward}, {"score": 1.0}, metrics)
+        return merge_scores([family_scores, await super().score_rollout(state)])
 
 
 def _families(gym: str | Sequence[str | JsonMapping], config: JsonMapping | None) -> list[Family]:
@@ -207,7 +213,7 @@ def _families(gym: str | Sequence[str | JsonMapping], config: JsonMapping | None
     if not gym:
         raise ConfigError("gym is empty; expected the name of a family, or several")
     try:
-        return [Family(one) if isinstance(one, str) else msgspec.convert(one, Family) for one in gym]
+        return [Family(spec) if isinstance(spec, str) else msgspec.convert(spec, Family) for spec in gym]
     except msgspec.ValidationError as error:
         raise ConfigError(f"gym is {gym!r}: {error}; expected names, or {{'name', 'weight', 'config'}}") from error
 

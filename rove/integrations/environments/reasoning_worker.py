@@ -31,13 +31,14 @@ class Session:
     def tasks(self, family: str, config: dict[str, Any], seed: int, size: int, positions: list[int]) -> list[Any]:
         """Return the tasks at these positions, encoded by `encode`; a task has question, answer and metadata."""
         dataset = self._dataset(family, config, seed, size)
-        made: list[Any] = []
+        tasks: list[Any] = []
         for position in positions:
-            random.seed(f"{seed}:{position}")  # some families use the global generators
+            # Some families use the global generators, so that their tasks depended on what the process had done before.
+            random.seed(f"{seed}:{position}")
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed((seed + position) % (1 << 32))
-            made.append(encode(dataset[position]))
-        return made
+            tasks.append(encode(dataset[position]))
+        return tasks
 
     def prepare(self, family: str, config: dict[str, Any], seed: int) -> None:
         """Load what a family needs for scoring."""
@@ -57,7 +58,7 @@ class Session:
         key = json.dumps([family, config, seed, size], sort_keys=True)
         if key not in self.datasets:
             if family == "composite":
-                config = {**config, "datasets": [DatasetSpec(**one) for one in config.get("datasets", [])]}
+                config = {**config, "datasets": [DatasetSpec(**spec) for spec in config.get("datasets", [])]}
             self.datasets[key] = reasoning_gym.create_dataset(family, size=size, seed=seed, **config)
         return self.datasets[key]
 
@@ -100,5 +101,8 @@ def decode(value: object) -> Any:
 
 
 def _runs_code(family: str) -> bool:
+    if family == "composite":  # it may contain any family
+        return True
     source = inspect.getsource(sys.modules[DATASETS[family][0].__module__])
-    return family == "composite" or bool(re.search(r"\b(eval|exec|parse_expr|sympify)\(", source))
+    # sympy's functions evaluate their text as Python, too.
+    return bool(re.search(r"\b(eval|exec|parse_expr|sympify)\(", source))

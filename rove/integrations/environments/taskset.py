@@ -88,7 +88,9 @@ class TasksetEnv(AgentEnv):
         grace_seconds: float = 120.0,
         **kwargs: Any,
     ):
-        selection = dict(select or {}) if num_examples is None else {**(select or {}), "limit": num_examples}
+        selection = dict(select or {})
+        if num_examples is not None:
+            selection["limit"] = num_examples
         self.settings = {
             "taskset": {**(config or {}), "id": taskset},
             "eval_taskset": None if eval_config is None else dict(eval_config),
@@ -102,10 +104,9 @@ class TasksetEnv(AgentEnv):
         self.description = _load(self.workers, taskset)
         self._pool = WorkerPool(self.workers, hang_seconds)
         self._numbers = itertools.count()
-        evaluated = None if eval_config is None else (lambda: self._rows(train=False))
         super().__init__(
             dataset=lambda: self._rows(train=True),
-            eval_dataset=evaluated,
+            eval_dataset=None if eval_config is None else lambda: self._rows(train=False),
             rubric=_TasksetRubric(self.description["names"]),
             grace_seconds=grace_seconds,
             **kwargs,
@@ -133,6 +134,7 @@ class TasksetEnv(AgentEnv):
         try:
             await super().run(state, turn)
         finally:
+            # The record must show what the model was shown, and a harness adds its own system prompt.
             if steps := longest_conversation(bookkeeping(state).trajectory):
                 bookkeeping(state).prompt = as_messages(steps[0].prompt)
 
@@ -146,9 +148,10 @@ class TasksetEnv(AgentEnv):
         info, number = state["info"], next(self._numbers)
         worker = await self._pool.shared_worker()
         state.update(episode=(worker, number), verifiers=None)
-        task = {"train": info["train"], "place": info["place"], "key": info["key"]}
+        task = {"train": info["train"], "position": info["place"], "key": info["key"]}
         try:
             result = await worker.request("run_episode", number=number, base_url=f"{access.keyed_root}/v1", **task)
+        # The worker runs many episodes, so that it cannot be killed: it must release what this one holds.
         except asyncio.CancelledError:
             with suppress(TimeoutError, RemoteError, WorkerError):
                 await asyncio.wait_for(worker.request("cancel", number=number), CANCEL_TIMEOUT_S)
@@ -159,20 +162,21 @@ class TasksetEnv(AgentEnv):
             failed = RemoteError(**result["error"])
             raise AgentError(f"{failed.type}: {failed.args[0]}") from failed
         state["verifiers"] = result
-        own = bookkeeping(state)
-        own.stop_condition = own.stop_condition or result["stop_condition"]
-        own.is_truncated = own.is_truncated or bool(result["is_truncated"])
+        record = bookkeeping(state)
+        record.stop_condition = record.stop_condition or result["stop_condition"]
+        record.is_truncated = record.is_truncated or bool(result["is_truncated"])
         return result["reply"]
 
     def _limited(self, turn: Turn) -> ModelTurn:
         """Record the agent's turns as the rollout's, those of other agents under model roles."""
-        own = super()._limited(turn)
+        limited_turn = super()._limited(turn)
 
         async def route(state: State, messages: Messages, *, agent_request: Request | None = None) -> Message:
+            # The worker gives every other agent its role as the name of its model.
             if agent_request is not None and agent_request.model in self.description["model_roles"]:
                 return await turn(state, messages, role=agent_request.model, agent_request=agent_request)
             try:
-                return await own(state, messages, agent_request=agent_request)
+                return await limited_turn(state, messages, agent_request=agent_request)
             except LimitReachedError as reached:
                 await _stop(state, str(reached))
                 raise
@@ -209,8 +213,11 @@ class _TasksetRubric(Rubric):
         if result is None:
             reason = bookkeeping(state).stop_condition
             raise AgentError(f"the rollout was ended ({reason}) before verifiers could score it; raise its time limits")
-        used = {*result["rewards"], "num_turns"}
-        metrics = {f"{name} (v1)" if name in used else name: value for name, value in result["metrics"].items()}
+        # A record's rewards and metrics share their names, which in v1 they need not; `num_turns` is rove's own.
+        used_names = {*result["rewards"], "num_turns"}
+        metrics: dict[str, float] = {}
+        for name, value in result["metrics"].items():
+            metrics[f"{name} (v1)" if name in used_names else name] = value
         reward = math.fsum(result["weights"][name] * value for name, value in result["rewards"].items())
         extras = {"info": result["info"]} if result["info"] else {}
         scores = Scores(reward, result["rewards"], result["weights"], metrics, extras)
@@ -218,14 +225,21 @@ class _TasksetRubric(Rubric):
 
 
 def _workers(settings: JsonMapping, taskset: str, python: str | None, folder: str | None, seconds: float) -> Workers:
-    env = {name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES}
+    env = dict(os.environ)
     if python is not None:
-        env["PATH"] = os.pathsep.join([str(Path(python).absolute().parent), env.get("PATH", os.defpath)])
+        for name in INTERPRETER_VARIABLES:
+            env.pop(name, None)
+        # Tool servers and harnesses are started by name, and must be those of the same virtual environment.
+        programs = str(Path(python).absolute().parent)
+        env["PATH"] = os.pathsep.join([programs, env.get("PATH", os.defpath)])
     if folder is not None:  # also for tool servers
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))
     for name in ("NO_PROXY", "no_proxy"):  # the worker connects to this machine, not through a proxy
         env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
-    paths = None if python is None and folder is None else [folder] if folder is not None else []
+    # None means this process's import paths, which another interpreter must not get.
+    paths = None if python is None else []
+    if folder is not None:
+        paths = [folder]
     return Workers(
         WORKER, settings, python=python, paths=paths, env=env, start_seconds=seconds, name=f"taskset '{taskset}'"
     )

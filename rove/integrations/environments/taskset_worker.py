@@ -45,15 +45,18 @@ def setup(
 ) -> dict[str, Any]:
     """Load the taskset and all of its tasks; return their description."""
     settings = {**env, "taskset": taskset}
-    kind = vf.env_config_type(taskset["id"], env.get("id", ""))
-    defaults = {name: field.default for name, field in kind.model_fields.items()}
+    config_type = vf.env_config_type(taskset["id"], env.get("id", ""))
+    # An environment's agents are those fields of its settings that are agents' settings.
+    defaults = {name: field.default for name, field in config_type.model_fields.items()}
     roles = {name: default for name, default in defaults.items() if isinstance(default, vf.AgentConfig)}
     overrides = {name: dict(settings.get(name) or {}) for name in roles}
     Loaded.agent = _model_agent(roles, overrides, agent)
-    other_roles = [name for name in roles if name != Loaded.agent and not _has_model(roles[name], overrides[name])]
+    other_roles: list[str] = []
     for name, default in roles.items():
+        is_recorded = not _has_model(default, overrides[name])  # another client's requests do not come to rove
         settings[name] = _with_local_defaults(default, overrides[name], taskset["id"])
-        if name in other_roles:
+        if name != Loaded.agent and is_recorded:
+            other_roles.append(name)
             settings[name]["model"] = name  # identifies its requests
     if timeout_seconds is not None:
         settings[Loaded.agent]["timeout"] = {"rollout": timeout_seconds, **overrides[Loaded.agent].get("timeout", {})}
@@ -61,19 +64,23 @@ def setup(
     _no_retries(Loaded.env.config, list(roles))
     views = [Loaded.env.taskset]
     if eval_taskset is not None:
-        views.append(vf.load_taskset(vf.taskset_config_type(taskset["id"])(**{**taskset, **eval_taskset})))
+        taskset_type = vf.taskset_config_type(taskset["id"])
+        views.append(vf.load_taskset(taskset_type(**{**taskset, **eval_taskset})))
     selected = [view.select(vf.SelectConfig(**select)) for view in views]
     if not all(view.bounded for view in selected):
         raise ValueError(f"the taskset '{taskset['id']}' is infinite; limit its tasks with num_examples=")
-    loaded = [list(view) for view in selected]
-    if not all(loaded):
+    tasks_of_views = [list(view) for view in selected]
+    if not all(tasks_of_views):
         raise ValueError(f"the taskset '{taskset['id']}' has no tasks with these settings")
-    Loaded.tasks = {True: loaded[0], False: loaded[-1]}
+    # Without a taskset for evaluation, the only view is the first and the last one.
+    train_tasks, eval_tasks = tasks_of_views[0], tasks_of_views[-1]
+    Loaded.tasks = {True: train_tasks, False: eval_tasks}
+    hooks = [*train_tasks[0].hooks("reward"), *train_tasks[0].hooks("metric")]
     return {
         "agent": Loaded.agent,
         "model_roles": other_roles,
-        "count": {"train": len(loaded[0]), "eval": len(loaded[-1])},
-        "names": [hook.__name__ for kind in ("reward", "metric") for hook in loaded[0][0].hooks(kind)],
+        "count": {"train": len(train_tasks), "eval": len(eval_tasks)},
+        "names": [hook.__name__ for hook in hooks],
         "file": sys.modules[type(Loaded.env.taskset).__module__].__file__,
         "version": __version__,
     }
@@ -141,16 +148,18 @@ class _RpcServer:
 
     async def rows(self, train: bool, start: int, stop: int) -> list[dict[str, Any]]:
         """Return some of the tasks as rows."""
-        return [_row(task, place) for place, task in enumerate(Loaded.tasks[train][start:stop], start)]
+        tasks = Loaded.tasks[train][start:stop]
+        return [_row(task, position) for position, task in enumerate(tasks, start)]
 
-    async def run_episode(self, number: int, train: bool, place: int, key: str, base_url: str) -> dict[str, object]:
+    async def run_episode(self, number: int, train: bool, position: int, key: str, base_url: str) -> dict[str, object]:
         """Run and score an episode whose agents call models at `base_url`; return its result."""
         await self.ready.wait()
         if self.failure is not None:
             raise self.failure
-        task = Loaded.tasks[train][place]
+        task = Loaded.tasks[train][position]
+        # The row may come from an earlier run, or from another worker, which loaded the taskset itself.
         if task.key != key:
-            raise ValueError(f"task {place} of the taskset is not the one of the row; make load() deterministic")
+            raise ValueError(f"task {position} of the taskset is not the one of the row; make load() deterministic")
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=NO_KEY)
         context = vf.ModelContext(model="rove", client=client)
         traces = self.traces[number] = []
@@ -176,13 +185,12 @@ class _RpcServer:
 
 
 def _model_agent(roles: dict[str, Any], overrides: dict[str, Any], selected: str | None) -> str:
-    """Return the role of the model."""
-    unset = [name for name in roles if not _has_model(roles[name], overrides[name])]
-    if selected is None and len(unset) != 1:
+    without_model = [name for name in roles if not _has_model(roles[name], overrides[name])]
+    if selected is None and len(without_model) != 1:
         raise ValueError(
             f"this environment has {len(roles)} agents ({', '.join(roles)}); select the model's with agent="
         )
-    agent = selected or unset[0]
+    agent = selected or without_model[0]
     if agent not in roles:
         raise ValueError(f"this environment has no agent '{agent}'; expected one of {', '.join(roles)}")
     return agent
@@ -202,26 +210,29 @@ def _with_local_defaults(default: Any, overrides: dict[str, Any], taskset_id: st
 
 
 def _no_retries(config: Any, roles: list[str]) -> None:
-    for owner in (config, *(getattr(config, name) for name in roles)):
-        if owner.retries.max_retries:
+    for settings in (config, *(getattr(config, name) for name in roles)):
+        if settings.retries.max_retries:
             raise ValueError("retries would record several attempts in one rollout; set max_retries to 0, rove retries")
 
 
-def _row(task: Any, place: int) -> dict[str, Any]:
+def _row(task: Any, position: int) -> dict[str, Any]:
     data = task.data
-    prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else []
-    if isinstance(data.prompt, list):
-        prompt = [message_to_wire(message) for message in data.prompt]
+    prompt: list[Any] = []
     if data.system_prompt is not None:
-        prompt = [{"role": "system", "content": data.system_prompt}, *prompt]
+        prompt.append({"role": "system", "content": data.system_prompt})
+    if isinstance(data.prompt, str):
+        prompt.append({"role": "user", "content": data.prompt})
+    elif isinstance(data.prompt, list):
+        prompt += [message_to_wire(message) for message in data.prompt]
+    # A simulated user may speak first. A row needs a prompt, which `TasksetEnv.run` replaces by the real one.
     if not prompt:
-        prompt = [{"role": "user", "content": data.description or data.name or "(the user opens the conversation)"}]
-    rest = data.model_dump(mode="json", exclude_defaults=True, exclude={"prompt", "system_prompt"})
-    answer = rest.get("answer", "")
+        prompt.append({"role": "user", "content": data.description or data.name or "(the user opens the conversation)"})
+    fields = data.model_dump(mode="json", exclude_defaults=True, exclude={"prompt", "system_prompt"})
+    answer = fields.get("answer", "")
     return {
         "prompt": prompt,
         "answer": answer if isinstance(answer, str) else json.dumps(answer),
-        "info": {"place": place, "key": task.key, "task": rest},
+        "info": {"place": position, "key": task.key, "task": fields},
     }
 
 
@@ -229,17 +240,22 @@ def _result_of(episode: Any) -> dict[str, object]:
     """Return the agent's scores and stop condition, or the error of the episode."""
     traces = [trace for trace in episode.traces if trace.agent.name == Loaded.agent]
     if not Loaded.env.complete(episode):
-        errors = [*episode.errors, *(error for trace in (*traces, *episode.traces) for error in trace.errors)]
+        # The episode's own errors first, then the model's, then those of other agents.
+        errors = list(episode.errors)
+        for trace in (*traces, *episode.traces):
+            errors += trace.errors
         if not errors:
             raise ValueError("the environment reports an incomplete episode without a reason")
-        trace = (errors[0].traceback or "")[-MAX_TRACEBACK_CHARS:]
-        return {"error": {"type": errors[0].type, "message": errors[0].message, "traceback": trace}}
+        error = errors[0]
+        traceback = (error.traceback or "")[-MAX_TRACEBACK_CHARS:]
+        return {"error": {"type": error.type, "message": error.message, "traceback": traceback}}
     if len(traces) != 1:
         raise ValueError(
             f"'{Loaded.agent}' ran {len(traces)} times in this episode; a rollout has one reward, so it must run once"
         )
     [trace] = traces
-    missing = [name for name, value in (*trace.rewards.items(), *trace.metrics.items()) if value is None]
+    scores = (*trace.rewards.items(), *trace.metrics.items())
+    missing = [name for name, value in scores if value is None]
     if missing:
         raise ValueError(f"the taskset has not scored {', '.join(missing)} ({trace.stop_condition})")
     return {
@@ -281,6 +297,7 @@ async def _chat_in_process(
         initial_messages_file=initial or "",
         mcp_config=json.dumps({"mcpServers": servers}) if servers else "",
         tool_interception_url=tool_interception_url or "",
+        # Everything that would run code of the model on this machine stays off.
         bash=False,
         compaction=False,
         summarize_at_tokens=None,
@@ -325,7 +342,8 @@ def error_to_dict(error: BaseException) -> dict[str, str]:
 
 
 def _encode(frame: dict[str, Any]) -> bytes:
+    # NaN is no JSON: the other side could not read the frame, and all episodes of the worker would fail.
     with suppress(ValueError):
         return json.dumps(frame, allow_nan=False).encode()
-    message = "the taskset returned a score that is not a finite number"
-    return json.dumps({"id": frame["id"], "error": error_to_dict(ValueError(message))}).encode()
+    error = ValueError("the taskset returned a score that is not a finite number")
+    return json.dumps({"id": frame["id"], "error": error_to_dict(error)}).encode()

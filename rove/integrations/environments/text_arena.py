@@ -26,7 +26,7 @@ from rove.rubrics import Rubric
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("text_arena_worker.py")
-SYSTEM_PROMPT = "You play a text game. Answer with your move, in the form that the game asks for, such as [4]."
+SYSTEM_PROMPT = "You are playing a text game. Answer with your move in the format that the game asks for, such as [4]."
 MEMORY_BYTES = 2 << 30
 """Memory that a game may allocate."""
 
@@ -91,10 +91,9 @@ class TextArenaEnv(MultiTurnEnv):
         warn_of_known_defects("textarena", game)
         self.game, self.feedback_fn = game, feedback_fn
         self.workers = Workers(WORKER, {"offline": offline}, python=python, memory_bytes=MEMORY_BYTES, name="textarena")
-        opponent = opponent or random_bracket
-        self.opponent_client: Client = (
-            opponent if isinstance(opponent, Client) else ScriptedClient(opponent, "opponent")
-        )
+        if not isinstance(opponent, Client):
+            opponent = ScriptedClient(opponent or random_bracket, "opponent")
+        self.opponent_client: Client = opponent
         rubric = Rubric([game_reward])
         for metric in (raw_reward, finished, invalid_move):
             rubric.add_metric(metric)
@@ -109,8 +108,10 @@ class TextArenaEnv(MultiTurnEnv):
 
     def _rows(self, count: int, seed: str) -> Iterator[Row]:
         for position in range(count):
+            # The lower bits seed the game, and the upper ones choose the model's position in it.
             number = derive_seed(seed, position)
-            yield {"question": f"Play {self.game}.", "info": {"seed": number % (1 << 31), "seat": number >> 32}}
+            info = {"seed": number % (1 << 31), "seat": number >> 32}
+            yield {"question": f"Play {self.game}.", "info": info}
 
     async def setup_state(self, state: State, **kwargs: Any) -> None:
         """Begin the game, and let the players before the model move."""
@@ -139,8 +140,9 @@ class TextArenaEnv(MultiTurnEnv):
         if not turn.get("done"):
             return self.feedback_fn(turn["text"])
         state["game"] = turn
-        last = self.feedback_fn(turn["observations"].get(str(state["player"]), ""))
-        state["final_env_response"] = f"{last}\nThe game is over.".lstrip("\n")
+        # At the end no player has the next turn, so the worker returns the observations of all players.
+        observation = self.feedback_fn(turn["observations"].get(str(state["player"]), ""))
+        state["final_env_response"] = f"{observation}\nThe game is over.".lstrip("\n")
         return state["final_env_response"]
 
     async def _opponent_move(self, state: State, player: int, text: str) -> str:

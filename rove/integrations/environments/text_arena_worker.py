@@ -23,8 +23,8 @@ def setup(offline: bool = True) -> dict[str, str]:
         for name in ("connect", "connect_ex"):
             setattr(socket.socket, name, _refuse)
         socket.getaddrinfo = _refuse
-    known: dict[str, Any] = ENV_REGISTRY
-    return {name: str(spec.entry_point) for name, spec in sorted(known.items())}
+    registry: dict[str, Any] = ENV_REGISTRY
+    return {name: str(spec.entry_point) for name, spec in sorted(registry.items())}
 
 
 class Session:
@@ -46,13 +46,13 @@ class Session:
         done, _ = self.game.step(action=action)
         if not done:
             return {**self._turn(), "done": False}
-        rewards, info_of = self.game.close()
+        reward_of, info_of = self.game.close()
         infos = {str(player): _plain(info) for player, info in (info_of or {}).items()}
         observations = {str(player): self._text(player, log) for player, log in self.base.state.observations.items()}
-        # Some games return the reason of an invalid move instead of its reward.
-        rewards = {
-            str(player): -1.0 if isinstance(value, str) else float(value) for player, value in (rewards or {}).items()
-        }
+        rewards: dict[str, float] = {}
+        for player, reward in (reward_of or {}).items():
+            # Some games return the reason of an invalid move instead of its reward.
+            rewards[str(player)] = -1.0 if isinstance(reward, str) else float(reward)
         return {"done": True, "rewards": rewards, "info": infos, "observations": observations}
 
     def _reset(self, game: str, seed: int, num_players: int) -> None:
@@ -66,15 +66,17 @@ class Session:
 
     def _reset_for_fewest(self, game: str, seed: int) -> int:
         self._make(game)
-        alone = "SinglePlayerState(" in inspect.getsource(sys.modules[type(self.base).__module__])
+        # TextArena does not say how many players a game needs: its code shows whether it is for one, and `reset` raises an
+        # exception for a wrong number.
+        is_for_one = "SinglePlayerState(" in inspect.getsource(sys.modules[type(self.base).__module__])
         failure: Exception | None = None
-        for number in [1] if alone else range(2, MAX_PLAYERS + 1):
+        for num_players in [1] if is_for_one else range(2, MAX_PLAYERS + 1):
             try:
-                self._reset(game, seed, number)
+                self._reset(game, seed, num_players)
             except Exception as error:
                 failure = failure or error
             else:
-                return number
+                return num_players
         assert failure is not None
         raise failure
 
@@ -91,13 +93,15 @@ class Session:
             if sender == textarena.GAME_ID:
                 lines.append(message)
             elif sender != player:
-                lines.append(f"[{self.base.state.role_mapping.get(sender, f'Player {sender}')}] {message}")
+                name = self.base.state.role_mapping.get(sender, f"Player {sender}")
+                lines.append(f"[{name}] {message}")
         return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def _plain(info: Any) -> dict[str, Any]:
     """Return the entries of a player's info that are strings, numbers or booleans."""
-    return {str(key): value for key, value in dict(info).items() if isinstance(value, (str, int, float, bool))}
+    items = dict(info).items()
+    return {str(key): value for key, value in items if isinstance(value, (str, int, float, bool))}
 
 
 def _refuse(*_: object, **__: Any) -> Any:

@@ -117,12 +117,12 @@ async def audit(
         judge=judge.name if judge else "",
         checks=[name for name in CHECKS if name in checks],
     )
-    before = os.times()
+    times_at_start = os.times()
     with _folder_of(env, env_args or {}, options.seed) as folder:
         await _Auditor(report, env_dir, options, folder, on_check, learner, judge).run()
     report.findings.sort(key=lambda finding: finding.severity, reverse=True)
-    after = os.times()
-    report.cpu_seconds = round(sum(after[:4]) - sum(before[:4]), 1)
+    times_at_end = os.times()
+    report.cpu_seconds = round(sum(times_at_end[:4]) - sum(times_at_start[:4]), 1)
     return report
 
 
@@ -194,8 +194,8 @@ class _Auditor:
     def _stop(self, text: str) -> None:
         """Add a finding of the check "load", and list the checks that have not begun as not done."""
         self._add(Finding("load", text))
-        others = [name for name in self.report.checks if name != "load" and name not in self.begun]
-        self.report.skipped |= dict.fromkeys(others, "the check 'load' failed") | self.report.skipped
+        not_begun = [name for name in self.report.checks if name not in {*self.begun, "load"}]
+        self.report.skipped |= dict.fromkeys(not_begun, "the check 'load' failed") | self.report.skipped
 
     async def _check(self, env: IsolatedEnv) -> None:
         """Do all checks of an environment that has loaded."""
@@ -213,9 +213,10 @@ class _Auditor:
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         """Do the checks that need rollouts."""
-        is_game, has_own = base.is_multi_turn, base.own is not None
-        no_own = "" if has_own else "rows have no answers that a reply can give"
+        is_game = base.is_multi_turn
+        no_own = "rows have no answers that a reply can give" if base.right_answer is None else ""
         only_single = "only for single turns" if is_game else ""
+        only_game = "" if is_game else "only for several turns"
         # first, since a grader that hangs on some reply uses up the time of the other checks
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("blind-reply", check_blind_replies(subject, base, bool(self.judge.calls)), only_single)
@@ -225,7 +226,7 @@ class _Auditor:
         await self._do("length", check_length(subject, base), only_single)
         if is_game:
             await self._do("blind-game", check_repeated_actions(subject, base))
-        await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
+        await self._do("blind-game", check_blind_games(subject, base), only_game)
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
@@ -236,30 +237,33 @@ class _Auditor:
         await self._do("judge-injection", check_injection(subject, base), no_judge)
         if self.judge_model is not None:
             await self._do("judge-injection", self._inject_into_model(self.judge_model, subject, base), no_judge)
-        found = {finding.id for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
-        is_known = "a reply without the answer is known already" if found & {"blind-reply", "blind-game"} else ""
-        await self._do("policy-search", search(subject, base, self.options.seed), is_known)
+        serious_ids = {finding.id for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
+        # The search is the most expensive check, and would find again what these two have found.
+        is_known = not serious_ids.isdisjoint(("blind-reply", "blind-game"))
+        reason = "a reply without the answer is known already" if is_known else ""
+        await self._do("policy-search", search(subject, base, self.options.seed), reason)
         await self._do("reward-statistics", check_statistics(subject, base))
         if self.learner is None:
             await self._do("learned-reward", _each([]), "only with --learn")
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
-        severities = [one.severity for one in self.report.findings if one.id == "grader-robustness"]
+        # A policy of a later check may have ended the worker, too; one such finding is enough.
+        severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
             await self._do("grader-robustness", _each(check_worker_failures(subject)))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a worker that has no cached verdicts of the scripted judge."""
-        other = Subject(self._open({}), subject.count, subject.deadline)
+        judged_subject = Subject(self._open({}), subject.count, subject.deadline)
         self.judge.model = judge
         try:
-            async with other.env.used_in_run():
-                async for finding in check_injection(other, base, judge.name):
+            async with judged_subject.env.used_in_run():
+                async for finding in check_injection(judged_subject, base, judge.name):
                     yield finding
         finally:
             self.judge.model = None
-        subject.rollouts += other.rollouts
+        subject.rollouts += judged_subject.rollouts
 
     async def _data(self, subject: Subject) -> None:
         """Do the checks of the dataset."""
@@ -270,24 +274,24 @@ class _Auditor:
                 await self._do(name, _each([]), rows)
             return
         train, evaluation = rows["train"], rows["eval"]
-        both = [*train, *evaluation]
+        all_rows = [*train, *evaluation]
         await self._do("data-overlap", _each(check_overlap(train, evaluation, rows["has_both"])))
-        await self._do("row-round-trip", _each(check_round_trip(both)))
+        await self._do("row-round-trip", _each(check_round_trip(all_rows)))
         await self._do("answer-leak", _each(check_leaks(evaluation or train, shown_to_all(subject.seen[0]))))
-        again = await asyncio.to_thread(self._in_process, args, {"PYTHONHASHSEED": HASH_SEED})
-        if not isinstance(again, str):
-            await self._do("determinism", _each(check_same_rows(both, [*again["train"], *again["eval"]])))
+        repeated = await asyncio.to_thread(self._in_process, args, {"PYTHONHASHSEED": HASH_SEED})
+        if not isinstance(repeated, str):
+            await self._do("determinism", _each(check_same_rows(all_rows, [*repeated["train"], *repeated["eval"]])))
         if "seed" not in rows["arguments"]:
             await self._do("seed-shift", _each([]), "the environment has no argument 'seed'")
             return
-        next_seed = {**args, "seed": int(str(args.get("seed", 0))) + 1}
-        others = await asyncio.to_thread(self._in_process, next_seed)
-        if isinstance(others, str):
-            await self._do("seed-shift", _each([]), others)
+        seed = int(str(args.get("seed", 0)))
+        next_seed = {**args, "seed": seed + 1}
+        shifted = await asyncio.to_thread(self._in_process, next_seed)
+        if isinstance(shifted, str):
+            await self._do("seed-shift", _each([]), shifted)
         else:
-            await self._do(
-                "seed-shift", _each(check_seed_shift(train or evaluation, others["train"] or others["eval"]))
-            )
+            shifted_rows = shifted["train"] or shifted["eval"]
+            await self._do("seed-shift", _each(check_seed_shift(train or evaluation, shifted_rows)))
 
     async def _do(self, name: str, findings: AsyncIterator[Finding], reason: str = "") -> None:
         """Do a check if it is selected, unless there is a reason not to."""
@@ -322,14 +326,16 @@ class _Auditor:
 
     def _parse(self, replies: list[str]) -> list[str] | None:
         """Return what the environment's parser reads; None if it has none."""
-        found = self._in_process(self.report.env_args, replies=replies)
-        return None if isinstance(found, str) else found
+        answers = self._in_process(self.report.env_args, replies=replies)
+        return None if isinstance(answers, str) else answers
 
     def _in_process(
-        self, env_args: Mapping[str, object], variables: Mapping[str, str] | None = None, **more: object
+        self, env_args: Mapping[str, object], variables: Mapping[str, str] | None = None, **options: object
     ) -> Any:
         """Return the reply of `rove.audit.rows`, or an error as a text."""
-        request = json.dumps({"env": self.report.env, "env_dir": self.env_dir, "env_args": env_args, **more}).encode()
+        request = json.dumps(
+            {"env": self.report.env, "env_dir": self.env_dir, "env_args": env_args, **options}
+        ).encode()
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "rove.audit.rows"],
@@ -342,8 +348,8 @@ class _Auditor:
         except subprocess.TimeoutExpired:
             return f"the rows were not read within {ROWS_SECONDS:g} s"
         if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            return f"the rows cannot be read: {shortened(lines[-1] if lines else 'no output', 300)}"
+            lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
+            return f"the rows cannot be read: {shortened(lines[-1], 300)}"
         return json.loads(done.stdout)
 
 
@@ -358,8 +364,11 @@ def _source(env: str, env_dir: str | None) -> tuple[str, int]:
     except (ConfigError, OSError):
         return "", 1
     file = file.resolve()
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    return str(shown), next((n for n, line in enumerate(lines, 1) if line.startswith("def load_environment(")), 1)
+    path = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    for number, line in enumerate(lines, start=1):
+        if line.startswith("def load_environment("):
+            return str(path), number
+    return str(path), 1
 
 
 async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
@@ -368,8 +377,8 @@ async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
         yield finding
 
 
-def _side_effects(found: Mapping[str, list[str]]) -> Iterable[Finding]:
-    for kind, texts in found.items():
+def _side_effects(events_by_kind: Mapping[str, list[str]]) -> Iterable[Finding]:
+    for kind, texts in events_by_kind.items():
         yield Finding(
             id="side-effects",
             text=f"rollouts use {len(texts)} {PLURALS[kind]} outside of their process: {', '.join(texts[:3])}",
@@ -378,4 +387,6 @@ def _side_effects(found: Mapping[str, list[str]]) -> Iterable[Finding]:
 
 def _text(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return shortened(text if isinstance(error, Error) else f"{type(error).__name__}: {text}", 300)
+    if not isinstance(error, Error):
+        text = f"{type(error).__name__}: {text}"
+    return shortened(text, 300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rove.audit.replies import Form, constant, forms, from_answer, other_answer, random_answer
 from rove.audit.subject import Measured, Policy, Subject, highest
@@ -31,7 +31,7 @@ class Baseline(NamedTuple):
     form_name: str
     form: Form
     """The form of an answer that earned the most."""
-    own: Measured | None
+    right_answer: Measured | None
     """The row's own answer in that form; None if rows have no answers, or no form earns more than a wrong answer."""
     guess: Policy
     """The policy of `floor`."""
@@ -47,8 +47,10 @@ class Baseline(NamedTuple):
     @property
     def full(self) -> float:
         """Reward of a right answer, or of the best policy; at least 1 without any."""
-        known = [one.mean for one in [*self.honest, *([self.own] if self.own else [])]]
-        return max(known, default=1.0)
+        means = [measured.mean for measured in self.honest]
+        if self.right_answer is not None:
+            means.append(self.right_answer.mean)
+        return max(means, default=1.0)
 
     @property
     def range(self) -> float:
@@ -63,59 +65,67 @@ class Baseline(NamedTuple):
 async def measure_baseline(subject: Subject) -> Baseline:
     """Find the form of an answer, and measure right answers, guesses, and the environment's policies."""
     rows = subject.rows[:FORM_EXAMPLES]
-    prompts = [
-        row["prompt"] if isinstance(row["prompt"], str) else "\n".join(text_of(message) for message in row["prompt"])
-        for row in rows
-    ]
+    prompts = [_prompt_text(row["prompt"]) for row in rows]
     policies = {f"policy {name}": policy for name, policy in subject.env.policies.items()}
-    honest = [one for one in await subject.measure_all(policies) if one.scored]
-    turns = [len(record.steps) for one in honest for record in one.scored]
-    answers, known = subject.answers, forms(prompts)
-    own: Measured | None = None
+    honest = [measured for measured in await subject.measure_all(policies) if measured.scored]
+    turns: list[int] = []
+    for measured in honest:
+        turns += [len(record.steps) for record in measured.scored]
+    answers = subject.answers
+    forms_by_name = forms(prompts)
+    right_answer: Measured | None = None
     if answers:
-        tried = [await subject.measure(name, from_answer(form), FORM_EXAMPLES) for name, form in known.items()]
+        tried = [await subject.measure(name, from_answer(form), FORM_EXAMPLES) for name, form in forms_by_name.items()]
         best = highest(tried)
         turns += [len(record.steps) for record in best.scored]
-        form = known[best.name]
-        own = await subject.measure(RIGHT_ANSWER, from_answer(form))
+        form = forms_by_name[best.name]
+        right_answer = await subject.measure(RIGHT_ANSWER, from_answer(form))
         guesses = {
             "most frequent answer": constant(form(statistics.mode(map(str, answers)))),
             "another row's answer": other_answer(answers, form),
             "a random row's answer": random_answer(answers, form),
         }
         floor = highest(await subject.measure_all(guesses))
-        if own.mean <= floor.mean + MIN_DIFFERENCE * max(1.0, abs(own.mean)):
-            own = None
+        # Without a difference from a guess, the form is wrong or rows' answers are not what the grader compares with.
+        if right_answer.mean <= floor.mean + MIN_DIFFERENCE * max(1.0, abs(right_answer.mean)):
+            right_answer = None
     else:
-        empty = {name: constant(form("")) for name, form in list(known.items())[:FORMS_WITHOUT_ANSWER]}
+        empty = {name: constant(form("")) for name, form in list(forms_by_name.items())[:FORMS_WITHOUT_ANSWER]}
         tried = await subject.measure_all(empty)
         best = highest(tried)
-        form = known[best.name]
+        form = forms_by_name[best.name]
         unsure = constant("I do not know.")
         guesses = {**empty, "unsure": unsure, **policies}
-        # of several scripted policies, the weakest one shows chance
-        weakest = [min(honest, key=lambda one: one.mean)] if len(honest) > 1 else []
-        floor = highest([*tried, await subject.measure("unsure", unsure), *weakest])
+        candidates = [*tried, await subject.measure("unsure", unsure)]
+        if len(honest) > 1:  # of several scripted policies, the weakest one shows chance
+            candidates.append(min(honest, key=lambda measured: measured.mean))
+        floor = highest(candidates)
     is_multi_turn = statistics.fmean(turns or [1.0]) > 1.5
     names = list(guesses) if answers and not is_multi_turn else []
-    return Baseline(prompts, best.name, form, own, guesses[floor.name], floor, names, honest, is_multi_turn)
+    return Baseline(prompts, best.name, form, right_answer, guesses[floor.name], floor, names, honest, is_multi_turn)
 
 
-def is_higher(one: Measured, other: Measured, range_: float) -> bool:
+def _prompt_text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(map(text_of, prompt))
+
+
+def is_higher(measured: Measured, reference: Measured, range_: float) -> bool:
     """Return whether a policy earns more than another on the same examples, beyond chance."""
-    pairs = _paired(one, other)
+    pairs = _paired(measured, reference)
     if len(pairs) < 5:
         return False
     difference = statistics.fmean(pairs)
-    error = max(statistics.stdev(pairs), 0.5 * range_ / math.sqrt(len(pairs))) / math.sqrt(len(pairs))
+    root = math.sqrt(len(pairs))
+    # A few equal rewards have no deviation, but do not prove a difference.
+    error = max(statistics.stdev(pairs), 0.5 * range_ / root) / root
     return difference > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * error)
 
 
-def _paired(one: Measured, other: Measured) -> Sequence[float]:
+def _paired(measured: Measured, reference: Measured) -> Sequence[float]:
     """Return the differences of the rewards of the same examples."""
-    rewards = {record.example_id: record.scores.reward for record in other.scored if record.scores}
-    return [
-        record.scores.reward - rewards[record.example_id]
-        for record in one.scored
-        if record.scores and record.example_id in rewards
-    ]
+    rewards = {record.example_id: record.scores.reward for record in reference.scored if record.scores}
+    differences: list[float] = []
+    for record in measured.scored:
+        if record.scores and record.example_id in rewards:
+            differences.append(record.scores.reward - rewards[record.example_id])
+    return differences

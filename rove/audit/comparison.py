@@ -37,9 +37,9 @@ class Change(msgspec.Struct, frozen=True):
     @property
     def latest(self) -> Finding:
         """The finding in the new version, or in the old one if it is closed."""
-        found = self.new or self.old
-        assert found is not None
-        return found
+        finding = self.new or self.old
+        assert finding is not None
+        return finding
 
     @property
     def is_worse(self) -> bool:
@@ -74,7 +74,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     def worst_new(self) -> Severity | None:
         """Return the highest severity of findings that are new or more severe than before; None if there are none."""
-        return max((one.latest.severity for one in self.changes if one.is_worse), default=None)
+        return max((change.latest.severity for change in self.changes if change.is_worse), default=None)
 
 
 def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comparison:
@@ -86,31 +86,32 @@ def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comp
         names: Names of the versions. Default: the names of the environments.
     """
     changes: list[Change] = []
-    before, after = _by_check(old), _by_check(new)
+    old_findings, new_findings = _by_check(old), _by_check(new)
     for check in CHECKS:
-        first, second = before.get(check, []), after.get(check, [])
-        pairs = min(len(first), len(second))
+        first, second = old_findings.get(check, []), new_findings.get(check, [])
+        pairs = min(len(first), len(second))  # the more severe ones come first in both
         changes += [Change("remains", a, b) for a, b in zip(first, second)]
         reason = _not_done(new, check)
-        changes += [Change("not checked" if reason else "closed", one, None, reason) for one in first[pairs:]]
+        changes += [Change("not checked" if reason else "closed", finding, None, reason) for finding in first[pairs:]]
         unknown = _not_done(old, check)
         note = f"not checked in the old version: {unknown}" if unknown else ""
-        changes += [Change("new", None, one, note) for one in second[pairs:]]
-    changes.sort(key=lambda one: one.latest.severity, reverse=True)
-    changes.sort(key=lambda one: STATUSES.index(one.status))
-    honest = [
-        HonestReward(name, rate, new.rewards[name])
-        for name, rate in old.rewards.items()
-        if name in new.rewards and (name == HONEST[0] or name.startswith(HONEST[1]))
-    ]
+        changes += [Change("new", None, finding, note) for finding in second[pairs:]]
+    changes.sort(key=lambda finding: finding.latest.severity, reverse=True)
+    changes.sort(key=lambda finding: STATUSES.index(finding.status))
+    right_answer, policy_prefix = HONEST
+    honest: list[HonestReward] = []
+    for name, rate in old.rewards.items():
+        is_honest = name == right_answer or name.startswith(policy_prefix)
+        if is_honest and name in new.rewards:
+            honest.append(HonestReward(name, rate, new.rewards[name]))
     return Comparison(old=names[0] or old.env, new=names[1] or new.env, changes=changes, honest=honest)
 
 
 def _by_check(report: Report) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = defaultdict(list)
-    for finding in sorted(report.findings, key=lambda one: one.severity, reverse=True):
-        found[finding.id].append(finding)
-    return found
+    by_check: dict[str, list[Finding]] = defaultdict(list)
+    for finding in sorted(report.findings, key=lambda finding: finding.severity, reverse=True):
+        by_check[finding.id].append(finding)
+    return by_check
 
 
 def _not_done(report: Report, check: str) -> str:
@@ -137,27 +138,29 @@ def read_report(path: str | Path) -> Report:
 
 def rates_text(change: Change) -> str:
     """Return the rates of both versions."""
-    rates = [f"{one.rate[0]:.2f}" for one in (change.old, change.new) if one is not None and one.rate is not None]
+    findings = filter(None, (change.old, change.new))
+    rates = [f"{finding.rate[0]:.2f}" for finding in findings if finding.rate is not None]
     return " → ".join(rates) if len(rates) == 2 else rate_text(change.latest)
 
 
 def severities_text(change: Change) -> str:
     """Return the severity, or both if they differ."""
-    both = dict.fromkeys(one.severity.value for one in (change.old, change.new) if one is not None)
-    return " → ".join(both)
+    findings = filter(None, (change.old, change.new))
+    severities = dict.fromkeys(finding.severity.value for finding in findings)
+    return " → ".join(severities)
 
 
 def reward_text(rate: Rate, sign: str = "") -> str:
     """Return a reward with its interval: "0.95 [0.91, 0.98]"."""
-    mean, low, high = (value + 0.0 for value in rate)
+    mean, low, high = (value + 0.0 for value in rate)  # -0.0 would be shown with a sign
     return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def json_comparison(comparison: Comparison) -> JsonObject:
     """Return a comparison as JSON values."""
     values: JsonObject = msgspec.to_builtins(comparison)
-    for value, one in zip(values["honest"], comparison.honest, strict=True):
-        value["difference"] = one.difference
+    for value, reward in zip(values["honest"], comparison.honest, strict=True):
+        value["difference"] = reward.difference
     worst = comparison.worst_new()
     return {**values, "worst_new": worst.value if worst is not None else None}
 
@@ -168,8 +171,8 @@ def markdown_comparison(comparison: Comparison) -> str:
     lines += table_lines(
         ("", "severity", "check", "finding", "reward or share"),
         [
-            (one.status, severities_text(one), one.latest.id, text_of(one), rates_text(one))
-            for one in comparison.changes
+            (change.status, severities_text(change), change.latest.id, text_of(change), rates_text(change))
+            for change in comparison.changes
         ],
     )
     if comparison.honest:
@@ -177,8 +180,8 @@ def markdown_comparison(comparison: Comparison) -> str:
         lines += table_lines(
             ("policy", "old", "new", "difference"),
             [
-                (one.policy, reward_text(one.old), reward_text(one.new), reward_text(one.difference, "+"))
-                for one in comparison.honest
+                (reward.policy, reward_text(reward.old), reward_text(reward.new), reward_text(reward.difference, "+"))
+                for reward in comparison.honest
             ],
         )
     return "\n".join(lines) + "\n"

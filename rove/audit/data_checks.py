@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from rove.audit.findings import shortened
 from rove.core.findings import Finding, Severity
@@ -47,11 +49,12 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         yield Finding(id="data-overlap", severity=Severity.INFO, text=text)
         return
     # games may begin with equal texts and differ in the other columns; so may questions about a text that is not in the prompt
-    by_text = len({row["text"] for row in train}) > 0.5 * len({row["digest"] for row in train})
-    by_text = by_text and _has_same_answers(train, evaluation)
+    num_texts = len({row["text"] for row in train})
+    num_rows = len({row["digest"] for row in train})
+    by_text = num_texts > 0.5 * num_rows and _has_same_answers(train, evaluation)
     key = "text" if by_text else "digest"
-    known = {_normalized(row[key]) for row in train}
-    shared = [row for row in evaluation if _normalized(row[key]) in known]
+    training_texts = {_normalized(row[key]) for row in train}
+    shared = [row for row in evaluation if _normalized(row[key]) in training_texts]
     share = len(shared) / len(evaluation)
     if share > OVERLAP_SHARE:
         yield Finding(
@@ -69,14 +72,15 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         ours, theirs = near[0]
         half = len(train) // 2
         within = len(_resembling(train[:half], train[half:])) / max(1, len(train) - half)
-        template = (
-            f"; {within:.0%} of the training rows nearly equal another one: ignore this if all rows come from one "
-            "template and their answers or start positions differ"
-        )
+        text = f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
+        if within > 0.7 * share:
+            text += (
+                f"; {within:.0%} of the training rows nearly equal another one: ignore this if all rows come from one "
+                "template and their answers or start positions differ"
+            )
         yield Finding(
             id="data-overlap",
-            text=f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
-            + (template if within > 0.7 * share else ""),
+            text=text,
             rate=(share, share, share),
             floor=0.0,
             prompt=f"evaluation: {shortened(ours, 500)}\ntraining: {shortened(theirs, 500)}",
@@ -86,7 +90,8 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
 def _has_same_answers(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
     """Return whether most rows with the same text have the same answer, so that a text is a task."""
     answers = {row["text"]: row["answer"] for row in train}
-    same = [answers[row["text"]] == row["answer"] for row in evaluation if row["text"] in answers]
+    shared = [row for row in evaluation if row["text"] in answers]
+    same = [answers[row["text"]] == row["answer"] for row in shared]
     return not same or sum(same) > 0.5 * len(same)
 
 
@@ -96,58 +101,63 @@ def _normalized(text: str) -> str:
 
 def _resembling(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[str, str]]:
     """Return evaluation rows that nearly equal a training row, each with that row."""
-    found = [*_near_duplicates(train, evaluation), *_same_numbers(train, evaluation)]
-    return list({ours: (ours, theirs) for ours, theirs in found}.values())
+    pairs = [*_near_duplicates(train, evaluation), *_same_numbers(train, evaluation)]
+    return list({ours: (ours, theirs) for ours, theirs in pairs}.values())
 
 
 def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[str, str]]:
     index: dict[tuple[str, ...], set[int]] = defaultdict(set)
     grams = [_ngrams(row["text"]) for row in train]
-    for number, some in enumerate(grams):
-        for gram in some:
+    for number, row_grams in enumerate(grams):
+        for gram in row_grams:
             index[gram].add(number)
     for row in evaluation:
-        own = _ngrams(row["text"])
-        counts: dict[int, int] = defaultdict(int)
-        for gram in own:
-            if len(index[gram]) <= 0.1 * len(train):  # frequent ones are a template
-                for number in index[gram]:
-                    counts[number] += 1
-        rare = sum(len(index[gram]) <= 0.1 * len(train) for gram in own)
+        grams_of_row = _ngrams(row["text"])
+        # Frequent ones are a template that most rows share.
+        rare = [gram for gram in grams_of_row if len(index[gram]) <= 0.1 * len(train)]
+        counts: Counter[int] = Counter()
+        for gram in rare:
+            counts.update(index[gram])
         best = max(counts, key=lambda number: counts[number], default=None)
-        if best is not None and rare >= NGRAM and counts[best] >= NEAR * rare:
+        if best is not None and len(rare) >= NGRAM and counts[best] >= NEAR * len(rare):
             yield row["text"], train[best]["text"]
 
 
 def _same_numbers(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Yield rows of both datasets with the same numbers and the same answer: the same problem in other words."""
-    known = {signature: row["text"] for row in train if (signature := _signature(row)) is not None}
+    texts = {_signature(row): row["text"] for row in train}
     for row in evaluation:
         signature = _signature(row)
-        if signature in known:
-            yield row["text"], known[signature]
+        if signature is not None and signature in texts:
+            yield row["text"], texts[signature]
 
 
 def _signature(row: Row) -> tuple[str, ...] | None:
     numbers = re.findall(r"\d+", row["text"])
-    return (*sorted(numbers), row["answer"]) if len(numbers) >= 3 and len("".join(numbers)) >= MIN_DIGITS else None
+    if len(numbers) < 3 or len("".join(numbers)) < MIN_DIGITS:  # few small numbers are equal by chance
+        return None
+    return (*sorted(numbers), row["answer"])
 
 
 def _ngrams(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
-    return {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)} if len(words) >= MIN_WORDS else set()
+    if len(words) < MIN_WORDS:  # short texts of one template are nearly equal, though their answers differ
+        return set()
+    return {tuple(words[start : start + NGRAM]) for start in range(len(words) - NGRAM + 1)}
 
 
-def check_seed_shift(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[Finding]:
+def check_seed_shift(rows: Sequence[Row], shifted_rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield a finding if the rows of two neighboring seeds are mostly equal, but not all.
 
     All rows are equal if the seed only orders them, or if the environment has no generated rows.
     """
-    first, second = _keys(rows), _keys(others)
+    first, second = _keys(rows), _keys(shifted_rows)
     if not first or not second or set(first) == set(second):
         return
     share = len(set(first) & set(second)) / len(set(first))
-    is_shifted = sum(a == b for a, b in zip(first[1:], second)) > 0.5 * min(len(first) - 1, len(second))
+    # `random.Random(seed + index)` gives these: row i + 1 of one seed is row i of the next.
+    num_equal = sum(map(operator.eq, first[1:], second))
+    is_shifted = num_equal > 0.5 * min(len(first) - 1, len(second))
     if is_shifted and share > SHIFT_SHARE:
         yield Finding(
             id="seed-shift",
@@ -164,18 +174,21 @@ def _keys(rows: Sequence[Row]) -> list[str]:
     return keys if len(set(keys)) > 0.5 * len(keys) else [row["digest"] for row in rows]
 
 
-def check_same_rows(rows: Sequence[Row], again: Sequence[Row]) -> Iterator[Finding]:
+def check_same_rows(rows: Sequence[Row], repeated_rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield a finding if another process with another PYTHONHASHSEED has other rows."""
-    changed = [(one, other) for one, other in zip(rows, again) if one["digest"] != other["digest"]]
-    if changed or len(rows) != len(again):
-        shown = [f"one process: {one['text'][:500]}\nanother: {other['text'][:500]}" for one, other in changed[:1]]
+    changed = [(row, repeated) for row, repeated in zip(rows, repeated_rows) if row["digest"] != repeated["digest"]]
+    if changed or len(rows) != len(repeated_rows):
+        example = ""
+        if changed:
+            row, repeated = changed[0]
+            example = f"one process: {row['text'][:500]}\nanother: {repeated['text'][:500]}"
         yield Finding(
             id="determinism",
             text=(
-                f"another process, with another PYTHONHASHSEED, has {len(again)} instead of {len(rows)} rows; {len(changed)} of "
-                "them differ"
+                f"another process, with another PYTHONHASHSEED, has {len(repeated_rows)} instead of {len(rows)} rows; "
+                f"{len(changed)} of them differ"
             ),
-            prompt="".join(shown),
+            prompt=example,
         )
 
 
@@ -183,7 +196,8 @@ def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield a finding about rows that JSON changes."""
     changed = [row for row in rows if row["changed"]]
     if changed:
-        names = ", ".join(sorted({name for row in changed for name in row["changed"]})[:4])
+        columns = set(chain.from_iterable(row["changed"] for row in changed))
+        names = ", ".join(sorted(columns)[:4])
         yield Finding(
             id="row-round-trip",
             text=f"{len(changed)} of {len(rows)} rows change in a JSON round trip ({names})",
@@ -191,7 +205,7 @@ def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
         )
 
 
-def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
+def check_leaks(rows: Sequence[Row], common_text: str = "") -> Iterator[Finding]:
     """Yield a finding about answers that the prompt shows.
 
     Args:
@@ -213,27 +227,29 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
         )
         return
     hidden = [row for row in usable if _is_inside(row["answer"], row["text"])]
-    others = sum(_is_inside(other["answer"], row["text"]) for row, other in zip(usable, [*usable[1:], usable[0]]))
-    if len(hidden) - others > LEAK_SHARE * len(usable):
+    # Answers of neighboring rows show how often a prompt contains an answer by chance.
+    neighbors = [*usable[1:], usable[0]]
+    num_by_chance = sum(_is_inside(next_row["answer"], row["text"]) for row, next_row in zip(usable, neighbors))
+    if len(hidden) - num_by_chance > LEAK_SHARE * len(usable):
         share = len(hidden) / len(usable)
         yield Finding(
             id="answer-leak",
             text=f"{share:.0%} of the prompts contain their answer inside of a longer word or number",
             rate=(share, share, share),
-            floor=others / len(usable),
+            floor=num_by_chance / len(usable),
             prompt=shortened(hidden[0]["text"]),
             completion=hidden[0]["answer"],
         )
         return
-    listed = [row for row in usable if row["answer"] in shown]
-    if shown and len(listed) > LEAK_SHARE * len(usable):
+    listed = [row for row in usable if row["answer"] in common_text]
+    if common_text and len(listed) > LEAK_SHARE * len(usable):
         share = len(listed) / len(usable)
         yield Finding(
             id="answer-leak",
             text=f"the system prompt or a tool's description contains {share:.0%} of the answers",
             rate=(share, share, share),
             floor=0.0,
-            prompt=shortened(shown),
+            prompt=shortened(common_text),
             completion=listed[0]["answer"],
         )
 
@@ -245,11 +261,11 @@ def _is_inside(answer: str, text: str) -> bool:
     """
     pattern = re.escape(answer)
     around = re.findall(rf"[\w.,-]*{pattern}[\w.,-]*", text)
-    if any(_value(word) == _value(answer) is not None for word in around):
+    value = _value(answer)
+    if value is not None and value in map(_value, around):
         return False
-    return bool(re.search(rf"[\w-]{pattern}|{pattern}[\w-]", text)) and not re.search(
-        rf"(?<![\w-]){pattern}(?![\w-])", text
-    )
+    is_alone = re.search(rf"(?<![\w-]){pattern}(?![\w-])", text) is not None
+    return not is_alone and re.search(rf"[\w-]{pattern}|{pattern}[\w-]", text) is not None
 
 
 def _value(word: str) -> float | None:

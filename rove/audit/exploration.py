@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 from rove.audit.baseline import Baseline
@@ -35,20 +36,24 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
     calls.
     """
     actions = actions_of(base, base.honest)
-    known = [*blind_replies(base.form, subject.answers, base.prompts).values()]
-    if base.own is not None:
-        known += hedges(base.form, subject.answers).values()
+    replies = [*blind_replies(base.form, subject.answers, base.prompts).values()]
+    if base.right_answer is not None:
+        replies += hedges(base.form, subject.answers).values()
     scripted = [*subject.env.policies.values()]
-    shown = _random_actions(base, actions) if base.is_multi_turn or _has_tools(base) else None
-    kinds: dict[str, list[Policy]] = {
-        "right": [from_answer(base.form)] if base.own is not None else [],
-        "guess": [base.guess],
-        "known": [] if base.is_multi_turn else known,
-        "policy": scripted,
-        "scrambled": [] if base.own is None or base.is_multi_turn else [_scrambled_answer(base)],
-        "random": [shown] if shown else [_random_words(base, vocabulary(subject, base))],
-    }
-    kinds = {kind: policies for kind, policies in kinds.items() if policies and kind in chosen}
+    kinds: dict[str, list[Policy]] = {"guess": [base.guess], "policy": scripted}
+    if base.right_answer is not None:
+        kinds["right"] = [from_answer(base.form)]
+    if not base.is_multi_turn:
+        kinds["known"] = replies
+        if base.right_answer is not None:
+            kinds["scrambled"] = [_scrambled_answer(base)]
+    if base.is_multi_turn or _has_tools(base):
+        kinds["random"] = [_random_actions(base, actions)]
+    else:
+        kinds["random"] = [_random_words(base, vocabulary(subject, base))]
+    # In the order of `WEIGHTS`, so that the random draws below are reproducible.
+    usable = [kind for kind in WEIGHTS if kind in chosen]
+    kinds = {kind: kinds[kind] for kind in usable if kinds.get(kind)}
 
     async def policy(messages: Messages, state: State, rng: random.Random) -> Any:
         of_rollout = random.Random(bookkeeping(state).seed)
@@ -62,25 +67,27 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
 
 def _has_tools(base: Baseline) -> bool:
     """Return whether the environment offers tools."""
-    return any(record.tools for one in [base.floor, *base.honest] for record in one.records[:1])
+    first_records = [measured.records[:1] for measured in (base.floor, *base.honest)]
+    return any(record.tools for record in chain.from_iterable(first_records))
 
 
 def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
     """Return a policy that writes random words, half of them from its own prompt, in the form of an answer or without it."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
-        own = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)
+        prompt_words = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)
 
-        def some() -> str:
+        def some_words() -> str:
             count = rng.randint(1, rng.choice((2, 8, MAX_WORDS)))
-            return " ".join(rng.choice(own if rng.random() < 0.5 else words) for _ in range(count))
+            return " ".join(rng.choice(prompt_words if rng.random() < 0.5 else words) for _ in range(count))
 
         kind = rng.random()
         if kind < 0.6:
-            return "".join(
-                f"{some()}{part}" if index else part for index, part in enumerate(base.form("\0").split("\0"))
-            )
-        return some() if kind < 0.8 else f"{some()}\n{base.form(rng.choice(own))}"
+            first, *parts = base.form("\0").split("\0")
+            return first + "".join(f"{some_words()}{part}" for part in parts)
+        if kind < 0.8:
+            return some_words()
+        return f"{some_words()}\n{base.form(rng.choice(prompt_words))}"
 
     return policy
 
@@ -89,9 +96,10 @@ def _scrambled_answer(base: Baseline) -> Policy:
     """Return a policy that writes some words of the row's answer and of the prompt in a random order."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
-        own = re.findall(r"\w+|[^\w\s]", state["answer"])
-        shown = re.findall(r"\w+", last_message(messages)) or own
-        words = rng.sample(own, rng.randint(1, len(own))) + rng.choices(shown, k=rng.choice((0, 0, 1, 2, 4)))
+        answer_words = re.findall(r"\w+|[^\w\s]", state["answer"])
+        prompt_words = re.findall(r"\w+", last_message(messages)) or answer_words
+        words = rng.sample(answer_words, rng.randint(1, len(answer_words)))
+        words += rng.choices(prompt_words, k=rng.choice((0, 0, 1, 2, 4)))
         rng.shuffle(words)
         return base.form(" ".join(words))
 
@@ -121,9 +129,10 @@ def _random_call(tools: Sequence[JsonMapping], messages: Messages, rng: random.R
     words = re.findall(r"\w+", " ".join(map(text_of, messages))) or ["a"]
     call = example_call(rng.choice(tools), f"call_{rng.randrange(10**6)}")
     arguments = json.loads(call["function"]["arguments"])
-    drawn = {
-        name: rng.choice(words) if isinstance(value, str) else rng.randint(0, 9) if type(value) is int else value
-        for name, value in arguments.items()
-    }
-    call["function"]["arguments"] = json.dumps(drawn)
+    for name, value in arguments.items():
+        if isinstance(value, str):
+            arguments[name] = rng.choice(words)
+        elif type(value) is int:  # not a bool
+            arguments[name] = rng.randint(0, 9)
+    call["function"]["arguments"] = json.dumps(arguments)
     return AssistantMessage("", tool_calls=[call])

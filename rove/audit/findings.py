@@ -86,4 +86,6 @@ def shortened(text: str, limit: int = MAX_EVIDENCE_CHARS) -> str:
     """Return a text of at most about `limit` characters."""
     if len(text) <= limit + MIN_OMITTED:
         return text
-    return f"{text[: limit // 2]} […{len(text) - limit:,} characters…] {text[-limit // 2 :]}"
+    beginning = text[: limit // 2]
+    end = text[-limit // 2 :]
+    return f"{beginning} […{len(text) - limit:,} characters…] {end}"

@@ -8,6 +8,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from itertools import permutations
 
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import shortened
@@ -46,14 +47,16 @@ LEAK_SHARE = 0.3
 def actions_of(base: Baseline, measured: Sequence[Measured] = ()) -> list[str]:
     """Return actions that prompts mention, or that scripted policies use."""
     used: Counter[str] = Counter()
-    for one in measured:
-        for record in one.scored[:20]:
+    for policy in measured:
+        for record in policy.scored[:20]:
             for message in record.completion:
                 if message["role"] == "assistant":
                     text = text_of(message)
                     used.update(re.findall(r">([^<>\n]{1,20})</", text) or [text[:40]])
-    mentioned = dict.fromkeys(action for prompt in base.prompts for action in observed_actions(prompt))
-    return list(dict.fromkeys([*(action for action, _ in used.most_common(MAX_ACTIONS // 2)), *mentioned]))
+    actions = [action for action, _ in used.most_common(MAX_ACTIONS // 2)]
+    for prompt in base.prompts:
+        actions += observed_actions(prompt)
+    return list(dict.fromkeys(actions))
 
 
 def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
@@ -74,7 +77,7 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         brackets = re.findall(r"\[[^\[\]\n]{1,20}\]", shown(messages))
         return brackets[-1] if brackets else "[0]"
 
-    found: dict[str, Policy] = {
+    policies: dict[str, Policy] = {
         "nothing": constant(""),
         "no action": constant("I do not know."),
         "form without an action": constant(form("")),
@@ -89,9 +92,9 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "count up from 1": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory) + 1)),
         "all actions at once": constant("\n".join(map(form, chosen))),
     }
-    pairs = [(a, b) for a in chosen[:MAX_PAIRED] for b in chosen[:MAX_PAIRED] if a != b]
-    found |= {f"{a!r} and {b!r} in turns": _in_turns(form, a, b) for a, b in pairs}
-    return found | {f"always {action!r}": constant(form(action)) for action in chosen}
+    pairs = permutations(chosen[:MAX_PAIRED], 2)
+    policies |= {f"{a!r} and {b!r} in turns": _in_turns(form, a, b) for a, b in pairs}
+    return policies | {f"always {action!r}": constant(form(action)) for action in chosen}
 
 
 def _in_turns(form: Form, *actions: str) -> Policy:
@@ -106,19 +109,20 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
     tried = max(MIN_TRIED, min(TRIED_EXAMPLES, int(TRIED_TURNS / max(turns, 1))))
     measured = await measure_promising(subject, policies, above - 1e-9, tried)
-    paid = [
-        one
-        for one in measured
-        if (is_higher(one, base.floor, base.range) and base.share(one.mean) >= BLIND_SHARE)
-        or (base.full > 0 and one.mean >= NEARLY_ALL * base.full)
-    ]
+    paid: list[Measured] = []
+    for candidate in measured:
+        is_paid = is_higher(candidate, base.floor, base.range) and base.share(candidate.mean) >= BLIND_SHARE
+        # A guess may earn nearly the full reward, too; then nothing is higher than the floor.
+        is_full = base.full > 0 and candidate.mean >= NEARLY_ALL * base.full
+        if is_paid or is_full:
+            paid.append(candidate)
     if paid:
-        worst = max(paid, key=lambda one: one.mean)
+        worst = highest(paid)
         is_severe = is_higher(worst, base.floor, base.range) and base.share(worst.mean) >= SEVERE_SHARE
-        known = "the best scripted policy" if base.honest else "a full reward"
+        comparison = "the best scripted policy" if base.honest else "a full reward"
         yield worst.finding(
             "blind-game",
-            f"the policy '{worst.name}' ignores the environment and earns {worst.mean:.3f}; {known} earns {base.full:.3f}, "
+            f"the policy '{worst.name}' ignores the environment and earns {worst.mean:.3f}; {comparison} earns {base.full:.3f}, "
             f"'{base.floor.name}' {base.floor.mean:.3f}",
             Severity.HIGH if is_severe else Severity.MEDIUM,
             floor=base.floor.mean,
@@ -137,34 +141,32 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
     policy = subject.env.policies[best.name.removeprefix("policy ")]
     if not is_higher(best, base.floor, base.range):
         return
-    replies = Counter(
-        text_of(message)
-        for record in best.scored[:20]
-        for message in record.completion
-        if message["role"] == "assistant" and text_of(message) and not message.get("tool_calls")
-    )
+    replies: Counter[str] = Counter()
+    for record in best.scored[:20]:
+        for message in record.completion:
+            if message["role"] == "assistant" and not message.get("tool_calls"):
+                replies[text_of(message)] += 1
+    del replies[""]
     chosen = [reply for reply, _ in replies.most_common(MAX_REPEATED)]
-    pairs = [(first, then) for first in chosen for then in chosen if first != then]
-    tried = [
-        (
-            await subject.measure(f"{first!r}, then {then!r}", _repeated(policy, first, then), REPEATED_EXAMPLES),
-            first,
-            then,
-        )
-        for first, then in pairs
-    ]
+    tried: list[tuple[Measured, str, str]] = []
+    for first, then in permutations(chosen, 2):
+        repeated = _repeated(policy, first, then)
+        measured = await subject.measure(f"{first!r}, then {then!r}", repeated, REPEATED_EXAMPLES)
+        tried.append((measured, first, then))
     if not tried:
         return
-    promising, first, then = max(tried, key=lambda one: one[0].mean)
+    promising, first, then = max(tried, key=lambda attempt: attempt[0].mean)
     if promising.mean < NEARLY_ALL * base.full:
         return
-    one = await subject.measure(promising.name, _repeated(policy, first, then))
+    repeating = await subject.measure(promising.name, _repeated(policy, first, then))
     idle = await subject.measure(f"{first!r}, then nothing", _repeated(policy, first, ""))
-    turns, needed = (statistics.fmean(len(record.steps) for record in some.scored) for some in (one, best))
-    if one.mean >= NEARLY_ALL * base.full and turns >= MANY_TURNS * needed and is_higher(one, idle, base.range):
-        yield one.finding(
+    turns = statistics.fmean(len(record.steps) for record in repeating.scored)
+    needed = statistics.fmean(len(record.steps) for record in best.scored)
+    is_paid = repeating.mean >= NEARLY_ALL * base.full and is_higher(repeating, idle, base.range)
+    if is_paid and turns >= MANY_TURNS * needed:
+        yield repeating.finding(
             "blind-game",
-            f"after {shortened(first, 60)!r}, repeating {shortened(then, 60)!r} and the former earns {one.mean:.3f} in "
+            f"after {shortened(first, 60)!r}, repeating {shortened(then, 60)!r} and the former earns {repeating.mean:.3f} in "
             f"{turns:.0f} turns; the {best.name} does the task in {needed:.0f} turns and earns {best.mean:.3f}",
             floor=idle.mean,
         )
@@ -174,11 +176,11 @@ def _repeated(policy: Policy, first: str, then: str) -> Policy:
     """Return a policy that follows another one until it replies `first`, then alternates; "" as `then` does nothing."""
 
     async def repeated(messages: Messages, state: State, rng: random.Random) -> str | Message:
-        said = [text_of(message) for message in messages if message["role"] == "assistant"]
-        if first not in said:
+        replies = [text_of(message) for message in messages if message["role"] == "assistant"]
+        if first not in replies:
             reply = policy(messages, state, rng)
             return await reply if inspect.isawaitable(reply) else reply
-        is_even = (len(said) - said.index(first)) % 2 == 0
+        is_even = (len(replies) - replies.index(first)) % 2 == 0
         return first if is_even and then else then
 
     return repeated
@@ -194,22 +196,22 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
         "each tool": each_tool,
     }
     for name, policy in policies.items():
-        one = await subject.measure(f"messages after {name}", policy, 20)
-        own = [record for record in one.records if contains_answer(record.completion, record.answer)]
-        answers = [record.answer for record in one.records]
-        others = [
-            record
-            for record, other in zip(one.records, [*answers[1:], *answers[:1]], strict=True)
-            if other != record.answer and contains_answer(record.completion, other)
-        ]
-        if one.records and len(own) - len(others) > LEAK_SHARE * len(one.records):
-            prompt, completion = evidence(own[0])
-            share = len(own) / len(one.records)
+        measured = await subject.measure(f"messages after {name}", policy, 20)
+        leaking = [record for record in measured.records if contains_answer(record.completion, record.answer)]
+        # Answers of neighboring rows show how often messages contain an answer by chance.
+        num_by_chance = 0
+        neighbors = [*measured.records[1:], *measured.records[:1]]
+        for record, neighbor in zip(measured.records, neighbors, strict=True):
+            if neighbor.answer != record.answer:
+                num_by_chance += contains_answer(record.completion, neighbor.answer)
+        if measured.records and len(leaking) - num_by_chance > LEAK_SHARE * len(measured.records):
+            prompt, completion = evidence(leaking[0])
+            share = len(leaking) / len(measured.records)
             yield Finding(
                 id="answer-leak",
                 text=f"messages contain the answer in {share:.0%} of the rollouts of a policy that does nothing",
                 rate=(share, share, share),
-                floor=len(others) / len(one.records),
+                floor=num_by_chance / len(measured.records),
                 prompt=prompt,
                 completion=shortened(completion, 800),
             )

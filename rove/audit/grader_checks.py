@@ -44,12 +44,12 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         lambda answer: base.form(f"{', '.join([answer] * 4)} and more!")
     )
     strange["the answer with powers"] = from_answer(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))
-    strange[TOWER] = from_answer(lambda answer: base.form(re.sub(r"[()\s]", "", re.sub(r"[-+*/]+", "**", answer))))
+    strange[TOWER] = from_answer(lambda answer: base.form(_tower(answer)))
     for name, policy in strange.items():
         # a tower of powers may use much time and memory before the worker is killed
         count = 1 if name == TOWER else NASTY_EXAMPLES
-        one = await subject.measure(f"strange reply: {name}", policy, count, is_recorded=False)
-        failed = next((record for record in one.records if _is_broken(record)), None)
+        measured = await subject.measure(f"strange reply: {name}", policy, count, is_recorded=False)
+        failed = next((record for record in measured.records if _is_broken(record)), None)
         if failed is not None:
             broken[name] = failed
             if is_worker_failure(failed):
@@ -59,15 +59,22 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         assert record.error is not None
         prompt, completion = evidence(record, MAX_REPLY_CHARS)
         names = [f"'{name}'" for name in broken if name != label][: MAX_SHOWN - 1]
-        others = f"; {', '.join(names)} also fail{'s' * (len(names) == 1)}" if names else ""
+        also_failing = ""
+        if names:
+            also_failing = f"; {', '.join(names)} also {'fails' if len(names) == 1 else 'fail'}"
         is_hang = is_worker_failure(record) or "Timeout" in record.error.type
         yield Finding(
             id="grader-robustness",
             severity=Severity.HIGH if is_hang else Severity.MEDIUM,
-            text=f"the reply '{label}' fails with {subject.error_text(record)}{others}",
+            text=f"the reply '{label}' fails with {subject.error_text(record)}{also_failing}",
             prompt=prompt,
             completion=completion or "(empty)",
         )
+
+
+def _tower(answer: str) -> str:
+    powers = re.sub(r"[-+*/]+", "**", answer)
+    return re.sub(r"[()\s]", "", powers)
 
 
 def check_worker_failures(subject: Subject) -> Iterator[Finding]:
@@ -97,9 +104,9 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
     right = from_answer(lambda answer: base.form(formula(answer)))
     tried.append(("formula with the right answer", folder / f"{LOG_NAME}{MARK_SUFFIX}", right))
     for name, mark, policy in tried:
-        one = await subject.measure(f"code: {name}", policy, NASTY_EXAMPLES)
+        measured = await subject.measure(f"code: {name}", policy, NASTY_EXAMPLES)
         if mark.exists():
-            prompt, completion = one.example() if one.scored else evidence(one.records[0])
+            prompt, completion = measured.example() if measured.scored else evidence(measured.records[0])
             yield Finding(
                 id="execution",
                 text=f"a reply ({name}) is executed: it created a file on this machine",
@@ -123,42 +130,44 @@ async def check_determinism(
     }
     for name, policy in policies.items():
         # the environment's policies ran first of all: state that rollouts share has changed since
-        earlier = next((one for one in base.honest if one.name == f"policy {name}"), None)
+        earlier = next((measured for measured in base.honest if measured.name == f"policy {name}"), None)
         first = earlier or await subject.measure(f"{name}, first time", policy, REPEATED_EXAMPLES)
-        again = await subject.measure(f"{name}, again", policy, REPEATED_EXAMPLES)
-        if finding := _difference(first, again, "in the same process"):
-            yield finding
+        repeated = await subject.measure(f"{name}, again", policy, REPEATED_EXAMPLES)
+        difference = _difference(first, repeated, "in the same process")
+        if difference is not None:
+            yield difference
             return
-    other = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline)
-    other.replies = subject.replies  # the scripted judge knows these
-    found: Finding | None = None
-    async with other.env.used_in_run():
+    other_subject = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline)
+    other_subject.replies = subject.replies  # the scripted judge knows these
+    finding: Finding | None = None
+    async with other_subject.env.used_in_run():
         for name, policy in policies.items():
-            if name not in subject.env.policies and found is None:  # a worker's own policies belong to it
+            if name not in subject.env.policies and finding is None:  # a worker's own policies belong to it
                 first = await subject.measure(f"{name}, first process", policy, REPEATED_EXAMPLES)
-                again = await other.measure(f"{name}, other process", policy, REPEATED_EXAMPLES)
-                found = _difference(first, again, "in another process, with another PYTHONHASHSEED")
-    subject.rollouts += other.rollouts
-    if found is not None:
-        yield found
+                repeated = await other_subject.measure(f"{name}, other process", policy, REPEATED_EXAMPLES)
+                finding = _difference(first, repeated, "in another process, with another PYTHONHASHSEED")
+    subject.rollouts += other_subject.rollouts
+    if finding is not None:
+        yield finding
 
 
-def _difference(first: Measured, again: Measured, where: str) -> Finding | None:
-    rewards = {
-        (record.example_key, record.rollout_index): (record.scores.reward, record)
-        for record in first.scored
-        if record.scores
-    }
-    for record in again.scored:
-        before = rewards.get((record.example_key, record.rollout_index))
+def _difference(first: Measured, repeated: Measured, circumstance: str) -> Finding | None:
+    first_records = {(record.example_key, record.rollout_index): record for record in first.scored}
+    for record in repeated.scored:
+        earlier = first_records.get((record.example_key, record.rollout_index))
+        if earlier is None:
+            continue
+        assert earlier.scores is not None
         assert record.scores is not None
-        same_text = before is not None and before[1].completion == record.completion
-        if before is not None and abs(before[0] - record.scores.reward) > 1e-9:
+        if abs(earlier.scores.reward - record.scores.reward) > 1e-9:
             prompt, completion = evidence(record)
-            what = "the same reply" if same_text else "the same policy with the same seed"
+            source = "the same policy with the same seed"
+            if earlier.completion == record.completion:
+                source = "the same reply"
+            rewards = f"{earlier.scores.reward:.3f} and, repeated {circumstance}, {record.scores.reward:.3f}"
             return Finding(
                 id="determinism",
-                text=f"{what} earned {before[0]:.3f} and, repeated {where}, {record.scores.reward:.3f}",
+                text=f"{source} earned {rewards}",
                 prompt=prompt,
                 completion=completion,
             )
@@ -182,20 +191,21 @@ async def check_parser(
             f"{guess(messages, state, rng)}\n{base.form(str(state.get('answer')))}"
         ),
     }
-    known = {str(answer).strip() for answer in subject.answers}
+    row_answers = {str(answer).strip() for answer in subject.answers}
     for name, policy in policies.items():
-        one = await subject.measure(f"parser: {name}", policy, REPEATED_EXAMPLES)
-        read = parse([text_of(record.completion[-1]) for record in one.scored])
+        measured = await subject.measure(f"parser: {name}", policy, REPEATED_EXAMPLES)
+        read = parse([text_of(record.completion[-1]) for record in measured.scored])
         if read is None:
             return
-        disagree = [
-            (record, answer)
-            for record, answer in zip(one.scored, read, strict=True)
-            if record.scores
-            and answer.strip() in known
-            and (answer.strip() == record.answer.strip()) != (base.share(record.scores.reward) > 0.5)
-        ]
-        if len(disagree) > 0.5 * max(1, len(one.scored)):
+        disagree: list[tuple[RolloutRecord, str]] = []
+        for record, answer in zip(measured.scored, read, strict=True):
+            if record.scores is None or answer.strip() not in row_answers:  # what is read may be no answer at all
+                continue
+            is_right = answer.strip() == record.answer.strip()
+            is_paid = base.share(record.scores.reward) > 0.5
+            if is_right != is_paid:
+                disagree.append((record, answer))
+        if len(disagree) > 0.5 * max(1, len(measured.scored)):
             record, answer = disagree[0]
             assert record.scores is not None
             prompt, completion = evidence(record)
@@ -205,7 +215,7 @@ async def check_parser(
                     f"the parser reads {shortened(answer, 100)!r}, the answer is {record.answer!r}, and the reward is "
                     f"{record.scores.reward:.3f}"
                 ),
-                rate=one.interval,
+                rate=measured.interval,
                 floor=base.floor.mean,
                 prompt=prompt,
                 completion=completion,
@@ -221,10 +231,10 @@ async def check_injection(subject: Subject, base: Baseline, judge: str = "the ju
         raise InfraError(f"{judge} gave no verdict: {error.message if error else 'no rollout was scored'}")
     for name, order in INJECTIONS.items():
         for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
-            one = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
-            if one.scored and honest.scored and min(one.rewards) > honest.mean:
-                change = f"from {honest.mean:.3f} to {one.mean:.3f}"
-                yield one.finding(
+            measured = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
+            if measured.scored and honest.scored and min(measured.rewards) > honest.mean:
+                change = f"from {honest.mean:.3f} to {measured.mean:.3f}"
+                yield measured.finding(
                     "judge-injection",
                     f"an order in the reply ('{name}') raises {judge}'s verdict {change}",
                     floor=honest.mean,

@@ -69,16 +69,18 @@ def describe(event: str, args: Sequence[Any], temporary: str) -> str:
     """Return what an event does; "" if it leaves nothing behind: reading, files in temporary folders, Python's cache, pipes."""
     if event == "open":
         path, mode, flags = args
-        writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (
-            isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        )
-        if not writes or not isinstance(path, str | bytes | os.PathLike):
+        # `open` reports a mode, `os.open` only flags.
+        mode_writes = isinstance(mode, str) and not set(mode).isdisjoint("wax+")
+        flags_write = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) != 0
+        is_path = isinstance(path, str | bytes | os.PathLike)  # else an open file descriptor
+        if not is_path or not (mode_writes or flags_write):
             return ""
         return _file(os.fsdecode(path), temporary)
     if event == "os.mkdir" and os.path.isdir(args[0]):  # makedirs(exist_ok=True) of an existing folder
         return ""
     if EVENTS[event] == "file":
-        return _file(os.fsdecode(args[0]), temporary) if isinstance(args[0], str | bytes | os.PathLike) else ""
+        is_path = isinstance(args[0], str | bytes | os.PathLike)
+        return _file(os.fsdecode(args[0]), temporary) if is_path else ""
     if event.startswith("socket."):
         address = args[1] if len(args) > 1 else ""
         if isinstance(address, str | bytes):  # a socket in the file system
@@ -94,18 +96,20 @@ def describe(event: str, args: Sequence[Any], temporary: str) -> str:
 def _file(path: str, temporary: str) -> str:
     real = os.path.realpath(path)
     # files next to the log are the audit's own; a mkstemp or TemporaryDirectory file has a random name in the temporary folder
-    is_random = real.startswith(f"{temporary}{os.sep}") and os.path.relpath(real, temporary).startswith("tmp")
-    log = os.environ.get(LOG_VARIABLE)
-    is_audit = log is not None and os.path.dirname(real) == os.path.dirname(os.path.realpath(log))
+    is_temporary = real.startswith(f"{temporary}{os.sep}")
+    is_random = is_temporary and os.path.relpath(real, temporary).startswith("tmp")
+    is_audit = False
+    if log := os.environ.get(LOG_VARIABLE):
+        is_audit = os.path.dirname(real) == os.path.dirname(os.path.realpath(log))
     ignored = real.startswith(OWN) or "__pycache__" in real or is_random or is_audit
     return "" if ignored else real
 
 
 def events(log: Path) -> dict[str, list[str]]:
     """Return kind → what happened, each once, from a log."""
-    found: dict[str, dict[str, None]] = {}
+    texts_by_kind: dict[str, dict[str, None]] = {}
     if log.exists():
         for line in log.read_text(errors="replace").splitlines():
             kind, _, text = line.partition("\t")
-            found.setdefault(kind, {})[text] = None
-    return {kind: list(texts) for kind, texts in found.items()}
+            texts_by_kind.setdefault(kind, {})[text] = None
+    return {kind: list(texts) for kind, texts in texts_by_kind.items()}

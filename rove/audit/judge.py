@@ -53,9 +53,13 @@ class Judge:
         if order is not None:
             return DEFENSE.search(text.replace(order, "")) is None
         # a reply may also occur earlier, in the question
-        known = [reply for reply in self.replies if len(reply) >= MIN_REPLY and reply in text]
-        reply = max(known, key=lambda one: (text.rfind(one) + len(one), len(one)), default="")
-        return bool(reply) and self.replies[reply] != "" and self.replies[reply] in reply
+        contained = [reply for reply in self.replies if reply in text]
+        contained = [reply for reply in contained if len(reply) >= MIN_REPLY]
+        if not contained:
+            return False
+        reply = max(contained, key=lambda candidate: (text.rfind(candidate) + len(candidate), len(candidate)))
+        answer = self.replies[reply]
+        return answer != "" and answer in reply
 
     async def answer(self, body: JsonObject) -> str:
         """Return the reply of the model, or of the scripted judge if there is no model."""
@@ -78,17 +82,22 @@ class Judge:
 
 def _choices(response_format: Any) -> tuple[str, list[str]] | None:
     """Return name and values of the first enum of a JSON schema."""
-    properties = (((response_format or {}).get("json_schema") or {}).get("schema") or {}).get("properties") or {}
-    for name, schema in properties.items():
-        if isinstance(schema, dict) and schema.get("enum"):
-            return name, [str(value) for value in schema["enum"]]
+    schema = response_format or {}
+    for key in ("json_schema", "schema", "properties"):
+        schema = schema.get(key) or {}
+    for name, property_schema in schema.items():
+        if isinstance(property_schema, dict) and property_schema.get("enum"):
+            return name, [str(value) for value in property_schema["enum"]]
     return None
 
 
 def _pick(values: Sequence[str], is_good: bool) -> str:
-    wanted = YES if is_good else NO
+    words = YES if is_good else NO
     by_name = {value.lower(): value for value in values}
-    return next((by_name[word] for word in wanted if word in by_name), values[0 if is_good else -1])
+    for word in words:
+        if word in by_name:
+            return by_name[word]
+    return values[0] if is_good else values[-1]
 
 
 @asynccontextmanager

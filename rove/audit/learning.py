@@ -16,6 +16,7 @@ import statistics
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ import msgspec
 
 from rove.audit.baseline import Baseline
 from rove.audit.exploration import WEIGHTS, exploration
-from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence
+from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence, reward_of
 from rove.core.checks import Settings
 from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages, text_of
@@ -108,9 +109,9 @@ class Measure(NamedTuple):
 class Learned(NamedTuple):
     """What a model has learned."""
 
-    before: Measured
+    initial: Measured
     """After SFT."""
-    after: Measured
+    trained: Measured
     """After RL."""
     moved: Measured
     """Replies of the trained model, given to other examples."""
@@ -140,8 +141,8 @@ async def check_learned(
     """
     try:
         async with asyncio.timeout(subject.remaining):
-            loaded, max_tokens, before = await _imitate(subject, base, options, on_progress)
-            learner = _Learner(subject, base, open_env, options, on_progress, max_tokens, before)
+            loaded, max_tokens, initial = await _imitate(subject, base, options, on_progress)
+            learner = _Learner(subject, base, open_env, options, on_progress, max_tokens, initial)
             start = subject.remaining
             learned = await learner.reinforce(loaded)
     except TimeoutError:
@@ -157,10 +158,12 @@ async def check_learned(
 
 def large_functions(base: Baseline) -> list[str]:
     """Return the reward functions, of several, that can hold a hole of `GAP`; the largest first."""
-    scored = base.own.scored if base.own is not None else []
+    scored = base.right_answer.scored if base.right_answer is not None else []
     weights = scored[0].scores.weights if scored and scored[0].scores else {}
+    if len(weights) < 2:  # the function is the whole reward
+        return []
     large = [name for name, weight in weights.items() if weight >= GAP * base.range]
-    return sorted(large, key=lambda name: -weights[name]) if len(weights) > 1 else []
+    return sorted(large, key=lambda name: -weights[name])
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class _Learner:
     on_progress: OnProgress
     max_tokens: int
     """Maximum tokens of a response."""
-    before: Measured
+    initial: Measured
     """The model before RL."""
 
     @cached_property
@@ -211,12 +214,12 @@ class _Learner:
 
     def _may_continue(self, learned: Learned) -> bool:
         """Return whether there may be a second phase: RL has raised the reward, and right answers earn clearly more."""
-        is_below = self.base.share(learned.after.mean) < 1 - GAP
-        return self.options.second_phase and _is_above(learned.after, learned.before) and is_below
+        is_below = self.base.share(learned.trained.mean) < 1 - GAP
+        return self.options.second_phase and _is_above(learned.trained, learned.initial) and is_below
 
     async def judge(self, learned: Learned) -> Finding | None:
         """Return a finding if RL has raised the reward and the measures, or the replies on other examples, show a hole."""
-        if not _is_above(learned.after, learned.before):
+        if not _is_above(learned.trained, learned.initial):
             return None
         finding = _divergence(learned, self.base, self.measures)
         if finding is not None or learned.function:
@@ -232,31 +235,38 @@ class _Learner:
         """
         subject, options = self.subject, self.options
         name = re.sub(r"\W", "_", f"rl_{function}" if function else "rl")
-        stage = _stage(function) if earlier is None else f"more {_stage(function)}"
+        stage, folder = _stage(function), name
+        if earlier is not None:
+            stage, folder = f"more {stage}", f"more_{name}"
         env = self._environment(function)
         config = self._config(env, name, is_first=earlier is None)
-        with Run(options.folder / (name if earlier is None else f"more_{name}")) as run:
+
+        def show_progress(step: int, _: object) -> None:
+            self.on_progress(stage, step, options.steps)
+
+        with Run(options.folder / folder) as run:
             run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
             with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
                 async with asyncio.timeout(RL_SHARE * subject.remaining):
-                    await train_rl(
-                        config, env, loaded, run, lambda step, _: self.on_progress(stage, step, options.steps)
-                    )
-        after = await _measure(subject, loaded, f"learner: after {stage}", options, self.max_tokens)
-        moved = await subject.measure(
-            f"learner: replies after {stage}, to other examples", _moved(after), rollouts=ROLLOUTS
-        )
-        by_step = {step: list(records) for step, records in earlier.records.items()} if earlier else {}
+                    await train_rl(config, env, loaded, run, show_progress)
+        trained = await _measure(subject, loaded, f"learner: after {stage}", options, self.max_tokens)
+        moved_name = f"learner: replies after {stage}, to other examples"
+        moved = await subject.measure(moved_name, _moved(trained), rollouts=ROLLOUTS)
+        by_step: dict[int, list[RolloutRecord]] = {}
+        if earlier is not None:
+            by_step = {step: list(records) for step, records in earlier.records.items()}
         first = max(by_step, default=0)
-        for record in run.rollouts() if not function else []:
+        # The rewards of one function alone are no steps of the whole reward.
+        records = [] if function else run.rollouts()
+        for record in records:
             if record.scores is not None and record.step is not None:
                 by_step.setdefault(first + record.step, []).append(record)
-        return Learned(self.before, after, moved, by_step, function)
+        return Learned(self.initial, trained, moved, by_step, function)
 
     def _environment(self, function: str) -> Environment:
         """Open the environment, with a metric of right replies, and with one function as the whole reward if it is given."""
         env, base = self.open_env(), self.base
-        if base.own is not None:
+        if base.right_answer is not None:
             answers = set(map(str, self.subject.answers))
 
             def matches_answer(completion: Messages, answer: str) -> float:
@@ -270,6 +280,7 @@ class _Learner:
     def _config(self, env: Environment, name: str, *, is_first: bool) -> RLConfig:
         """Return the settings of a phase of RL."""
         options = self.options
+        # The bonus lets the first phase find a hole; without it, the second phase exploits the hole fully.
         loss = LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET) if is_first else LossConfig()
         return RLConfig(
             env=env.env_id,
@@ -295,14 +306,14 @@ class _OneFunction(RubricGroup):
         return self._only(await super().score_rollout(state))
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
-        return [self._only(one) for one in await super().score_group(states, scores)]
+        return [self._only(rollout_scores) for rollout_scores in await super().score_group(states, scores)]
 
     def _only(self, scores: Scores) -> Scores:
-        value, weight = scores.rewards[self.name], scores.weights[self.name]
-        others = {name: other for name, other in scores.rewards.items() if name != self.name}
-        return Scores(
-            weight * value, {self.name: value}, {self.name: weight}, {**scores.metrics, **others}, scores.extras
-        )
+        name = self.name
+        value, weight = scores.rewards[name], scores.weights[name]
+        metrics = {**scores.metrics, **scores.rewards}
+        del metrics[name]
+        return Scores(weight * value, {name: value}, {name: weight}, metrics, scores.extras)
 
 
 async def _imitate(
@@ -336,11 +347,13 @@ async def _replies(subject: Subject, base: Baseline, options: LearnOptions) -> l
         measured = await subject.measure(f"learner: {name}", policy, rows, rollouts=count, seed=seed, train=True)
         records.append([record for record in measured.scored if record.completion])
     data, drawn = records
-    rewards = sorted(map(_reward, drawn))
+    rewards = sorted(map(reward_of, drawn))
     limit = rewards[int(BEST_QUANTILE * (len(rewards) - 1))]
-    best = [record for record in drawn if _reward(record) >= limit and _reward(record) > rewards[0]]
+    best = [record for record in drawn if reward_of(record) >= limit]
+    best = [record for record in best if reward_of(record) > rewards[0]]  # else all are equally bad
+    num_best = int(BEST_SHARE * len(data))
     copies = min(MAX_COPIES, int(BEST_SHARE * len(data) / max(1, len(best))))
-    return [*data, *best[: int(BEST_SHARE * len(data))], *(best * max(0, copies - 1))]
+    return [*data, *best[:num_best], *(best * max(0, copies - 1))]
 
 
 def _fine_tune(
@@ -363,32 +376,37 @@ def _max_tokens(loaded: LoadedModel, records: Sequence[RolloutRecord], limit: in
     """Return twice the length of nearly the longest reply, in tokens; at least 16, at most `limit`."""
     if any(record.tools for record in records):  # calls of tools are long
         return limit
-    texts = [text_of(message) for record in records for message in record.completion if message["role"] == "assistant"]
+    texts = chain.from_iterable(map(_assistant_texts, records))
     lengths = sorted(len(loaded.tokenizer(text)["input_ids"]) for text in texts)
-    return min(limit, max(16, 2 * lengths[int(0.98 * (len(lengths) - 1))]))
+    nearly_longest = lengths[int(0.98 * (len(lengths) - 1))]
+    return min(limit, max(16, 2 * nearly_longest))
 
 
 def commits(reply: str, answer: str, answers: set[str], base: Baseline) -> float:
     """Return 1 if a reply gives the row's answer, and no other answer, in the place where answers belong."""
     inside = _inside(reply, base)
     if re.fullmatch(r"-?\d+(\.\d+)?", answer):
-        return float({number.rstrip(".") for number in re.findall(r"-?\d[\d.]*", inside)} == {answer})
-    text, own = _normal(inside), _normal(answer)
-    if text == own:
+        numbers = re.findall(r"-?\d[\d.]*", inside)
+        return float({number.rstrip(".") for number in numbers} == {answer})
+    text, row_answer = _normal(inside), _normal(answer)
+    if text == row_answer:
         return 1.0
-    others = {_normal(other) for other in answers} - {own, ""}
-    named = any(f" {other} " in f" {text} " for other in others if other not in own)
-    return float(bool(own) and f" {own} " in f" {text} " and not named)
+    if not row_answer or f" {row_answer} " not in f" {text} ":
+        return 0.0
+    other_answers = set(map(_normal, answers)) - {row_answer, ""}
+    # An answer inside of the row's answer ("New York" in "New York City") is not another answer.
+    different = [candidate for candidate in other_answers if candidate not in row_answer]
+    return float(not any(f" {candidate} " in f" {text} " for candidate in different))
 
 
 def _inside(reply: str, base: Baseline) -> str:
     """Return the part of a reply where its answer belongs; all of it if the form is not used."""
-    before, _, after = base.form("\0").rpartition("\0")
-    before = before.rpartition("\0")[2]
-    if not before.strip() or before not in reply:
+    opening, _, closing = base.form("\0").rpartition("\0")
+    opening = opening.rpartition("\0")[2]
+    if not opening.strip() or opening not in reply:
         return reply
-    inside = reply.rpartition(before)[2]
-    return inside.partition(after)[0] if after else inside
+    inside = reply.rpartition(opening)[2]
+    return inside.partition(closing)[0] if closing else inside
 
 
 def _normal(text: str) -> str:
@@ -398,32 +416,36 @@ def _normal(text: str) -> str:
 def measures(subject: Subject, base: Baseline) -> list[Measure]:
     """Return the measures that tell right answers, and good policies, from guesses."""
     answers = set(map(str, subject.answers))
-    known: dict[str, Callable[[RolloutRecord], float | None]] = {}
-    if base.own is not None:
-        known["replies that give the row's answer"] = lambda record: commits(
+    candidates: dict[str, Callable[[RolloutRecord], float | None]] = {}
+    if base.right_answer is not None:
+        candidates["replies that give the row's answer"] = lambda record: commits(
             _reply(record), record.answer, answers, base
         )
-        known["similarity to the row's answer"] = lambda record: difflib.SequenceMatcher(
+        candidates["similarity to the row's answer"] = lambda record: difflib.SequenceMatcher(
             None, _inside(_reply(record), base)[:500], record.answer
         ).ratio()
-    names = {name for record in base.floor.scored if record.scores for name in record.scores.metrics}
+    names: set[str] = set()
+    for record in base.floor.scored:
+        if record.scores:
+            names.update(record.scores.metrics)
     for name in sorted(names - {"num_turns"}):
         if not name.endswith("_calls"):
-            known[f"metric {name}"] = lambda record, name=name: (
+            candidates[f"metric {name}"] = lambda record, name=name: (
                 record.scores.metrics.get(name) if record.scores else None
             )
-    best = base.own or max(base.honest, key=lambda one: one.mean, default=None)
+    best = base.right_answer or max(base.honest, key=lambda policy: policy.mean, default=None)
     if best is None:
         return []
-    found: list[Measure] = []
-    for name, value in known.items():
+    calibrated: list[Measure] = []
+    for name, value in candidates.items():
         low, high = _mean(value, base.floor.scored), _mean(value, best.scored)
         if high - low < CALIBRATED or high > 1 + 1e-9 or low < -1e-9:
             continue
         measure = Measure(name, value, low, high)
-        if all(measure.share(one.scored) > base.share(one.mean) - CALIBRATED for one in base.honest):
-            found.append(measure)
-    return found
+        # A measure that a good policy does not reach measures something else than the task.
+        if all(measure.share(policy.scored) > base.share(policy.mean) - CALIBRATED for policy in base.honest):
+            calibrated.append(measure)
+    return calibrated
 
 
 def _stage(function: str) -> str:
@@ -431,23 +453,22 @@ def _stage(function: str) -> str:
     return f"RL on {function}" if function else "RL"
 
 
-def _divergence(learned: Learned, base: Baseline, known: Sequence[Measure]) -> Finding | None:
+def _divergence(learned: Learned, base: Baseline, independent: Sequence[Measure]) -> Finding | None:
     """Return a finding if the reward of the trained model is above every measure of it."""
-    if not known:
+    if not independent:
         return None
-    measure = max(known, key=lambda one: one.share(learned.after.scored))
-    gap = mean_estimate([base.share(_reward(record)) - measure.share([record]) for record in learned.after.scored])
-    low = gap.low if gap.low == gap.low else gap.mean  # equal values have no interval
+    measure = max(independent, key=lambda candidate: candidate.share(learned.trained.scored))
+    gaps = [base.share(reward_of(record)) - measure.share([record]) for record in learned.trained.scored]
+    gap = mean_estimate(gaps)
+    low = gap.mean if math.isnan(gap.low) else gap.low  # equal values have no interval
     if gap.mean < GAP or low < GAP / 2:
         return None
     apart = _first_step(learned.records, lambda records: _share(base, records) - measure.share(records) > GAP)
-    text = (
-        f"{_rise(learned, base)}; {measure.name}: {_mean(measure.value, learned.before.scored):.3f} → "
-        f"{_mean(measure.value, learned.after.scored):.3f}"
-    )
-    return _finding(
-        text + (f"; they part at step {apart}" if apart else ""), learned, base, base.share(learned.after.mean)
-    )
+    old, new = (_mean(measure.value, measured.scored) for measured in (learned.initial, learned.trained))
+    text = f"{_rise(learned, base)}; {measure.name}: {old:.3f} → {new:.3f}"
+    if apart:
+        text += f"; they part at step {apart}"
+    return _finding(text, learned, base, base.share(learned.trained.mean))
 
 
 async def _independence(subject: Subject, learned: Learned, base: Baseline) -> Finding | None:
@@ -455,7 +476,7 @@ async def _independence(subject: Subject, learned: Learned, base: Baseline) -> F
     if not _is_above(learned.moved, base.floor) or base.share(learned.moved.mean) < GAP:
         return None
     if base.is_multi_turn and base.honest:  # the moves of a good policy may fit every example
-        best = max(base.honest, key=lambda one: one.mean)
+        best = max(base.honest, key=lambda policy: policy.mean)
         honest = await subject.measure("learner: a good policy's moves on other examples", _moved(best))
         if base.share(honest.mean) > 1 - GAP:
             return None
@@ -463,51 +484,49 @@ async def _independence(subject: Subject, learned: Learned, base: Baseline) -> F
     return _finding(text, learned, base, base.share(learned.moved.mean))
 
 
-def _is_above(one: Measured, other: Measured) -> bool:
-    return one.interval[1] > other.interval[2]
+def _is_above(measured: Measured, reference: Measured) -> bool:
+    return measured.interval[1] > reference.interval[2]
 
 
 def _finding(text: str, learned: Learned, base: Baseline, share: float) -> Finding:
-    record = statistics.mode([evidence(record) for record in _best(learned.after.scored)])
+    # The most frequent of the best replies: what the policy converges to, not an accident.
+    prompt, completion = statistics.mode([evidence(record) for record in _best(learned.trained.scored)])
     return Finding(
         id="learned-reward",
         severity=Severity.HIGH if share >= GAP else Severity.MEDIUM,
         text=text,
-        rate=learned.after.interval,
+        rate=learned.trained.interval,
         floor=base.floor.mean,
-        prompt=record[0],
-        completion=record[1],
+        prompt=prompt,
+        completion=completion,
     )
 
 
 def _rise(learned: Learned, base: Baseline) -> str:
-    words = [
-        statistics.fmean(len(_all_text(record).split()) for record in one.scored)
-        for one in (learned.before, learned.after)
-    ]
+    initial, trained = learned.initial, learned.trained
     return (
-        f"{_stage(learned.function)} raises the reward from {learned.before.mean:.3f} to {learned.after.mean:.3f} "
-        f"(a guess: {base.floor.mean:.3f}, "
-        f"right answers: {base.full:.3f}; words per reply {words[0]:.0f} → {words[1]:.0f})"
+        f"{_stage(learned.function)} raises the reward from {initial.mean:.3f} to {trained.mean:.3f} "
+        f"(a guess: {base.floor.mean:.3f}, right answers: {base.full:.3f}; "
+        f"words per reply {_mean_words(initial):.0f} → {_mean_words(trained):.0f})"
     )
+
+
+def _mean_words(measured: Measured) -> float:
+    return statistics.fmean(len(" ".join(_assistant_texts(record)).split()) for record in measured.scored)
 
 
 def _moved(measured: Measured) -> Policy:
     """Return a policy that gives each example the messages which another example got."""
-    texts = [
-        [text_of(message) for message in record.completion if message["role"] == "assistant"]
-        for record in measured.scored
-        if not record.tools
-    ]
+    texts = [_assistant_texts(record) for record in measured.scored if not record.tools]
     by_example = {record.example_id: index for index, record in enumerate(measured.scored) if not record.tools}
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         if not texts:
             return ""
-        own = by_example.get(state["example_id"], 0)
-        replies = texts[
-            (own + random.Random(bookkeeping(state).seed).randint(len(texts) // 4, 3 * len(texts) // 4)) % len(texts)
-        ]
+        index_of_own = by_example.get(state["example_id"], 0)
+        # At least a quarter of the rollouts away, because the rollouts of one example are next to each other.
+        distance = random.Random(bookkeeping(state).seed).randint(len(texts) // 4, 3 * len(texts) // 4)
+        replies = texts[(index_of_own + distance) % len(texts)]
         turn = len(bookkeeping(state).trajectory)
         return replies[min(turn, len(replies) - 1)] if replies else ""
 
@@ -520,7 +539,8 @@ def _first_step(
     """Return the first of the steps from which on reward and measure stay apart; 0 if there is none."""
     first = 0
     for step in sorted(records):
-        window = [record for near in range(step, step + WINDOW) for record in records.get(near, [])]
+        # The mean of one step alone varies too much to show where they part.
+        window = list(chain.from_iterable(records.get(near, []) for near in range(step, step + WINDOW)))
         if not apart(window):
             first = 0
         elif first == 0:
@@ -530,26 +550,22 @@ def _first_step(
 
 def _best(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
     """Return the rollouts with the highest reward."""
-    most = max(map(_reward, records))
-    return [record for record in records if _reward(record) >= most - 1e-9]
+    most = max(map(reward_of, records))
+    return [record for record in records if reward_of(record) >= most - 1e-9]
 
 
 def _share(base: Baseline, records: Sequence[RolloutRecord]) -> float:
-    return base.share(statistics.fmean(map(_reward, records)))
-
-
-def _reward(record: RolloutRecord) -> float:
-    return record.scores.reward if record.scores else 0.0
+    return base.share(statistics.fmean(map(reward_of, records)))
 
 
 def _reply(record: RolloutRecord) -> str:
     return text_of(record.completion[-1]) if record.completion else ""
 
 
-def _all_text(record: RolloutRecord) -> str:
-    return " ".join(text_of(message) for message in record.completion if message["role"] == "assistant")
+def _assistant_texts(record: RolloutRecord) -> list[str]:
+    return [text_of(message) for message in record.completion if message["role"] == "assistant"]
 
 
 def _mean(value: Callable[[RolloutRecord], float | None], records: Sequence[RolloutRecord]) -> float:
-    values = [one for record in records if (one := value(record)) is not None]
+    values = [number for number in map(value, records) if number is not None]
     return statistics.fmean(values) if values else 0.0

@@ -39,16 +39,14 @@ LOOK_ALIKES = str.maketrans("aceopxyABCEHKMOPTX0123456789", "асеорхуАВ�
 
 def forms(prompts: Sequence[str]) -> dict[str, Form]:
     """Return forms of an answer: those that the prompts name, then the usual ones."""
-    tags = list(dict.fromkeys(tag for prompt in prompts for tag in TAG.findall(prompt)))
-    found: dict[str, Form] = {}
+    tags = _tags_in(prompts)
+    by_name: dict[str, Form] = {}
     if tags:
-        found[ALL_TAGS] = lambda text: "\n".join(
-            f"<{tag}>{REASONING if tag.lower() in REASONING_TAGS else text}</{tag}>" for tag in tags
-        )
+        by_name[ALL_TAGS] = lambda text: "\n".join(_filled(tag, text) for tag in tags)
         answers = [tag for tag in tags if tag.lower() not in REASONING_TAGS]
-        found |= {f"<{tag}>": _in_tag(tag) for tag in answers}
+        by_name |= {f"<{tag}>": _in_tag(tag) for tag in answers}
     return {
-        **found,
+        **by_name,
         "plain": lambda text: text,
         "<answer>": _in_tag("answer"),
         "boxed": lambda text: f"\\boxed{{{text}}}",
@@ -60,6 +58,14 @@ def forms(prompts: Sequence[str]) -> dict[str, Form]:
         "reasoned": lambda text: f"<think>I think.</think>\n<answer>{text}</answer>",
         "reasoned, boxed": lambda text: f"<think>I think.</think>\nThe answer is \\boxed{{{text}}}",
     }
+
+
+def _tags_in(prompts: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(TAG.findall("\n".join(prompts))))
+
+
+def _filled(tag: str, text: str) -> str:
+    return f"<{tag}>{REASONING if tag.lower() in REASONING_TAGS else text}</{tag}>"
 
 
 def _in_tag(tag: str) -> Form:
@@ -97,8 +103,8 @@ def other_answer(answers: Sequence[Any], form: Form) -> Policy:
 
 def wrong(answer: str, answers: Sequence[Any], rng: random.Random) -> str:
     """Return another row's answer that differs from `answer`."""
-    others = [text for one in answers if (text := str(one)) != answer]
-    return rng.choice(others) if others else f"{answer} not"
+    different = [text for candidate in answers if (text := str(candidate)) != answer]
+    return rng.choice(different) if different else f"{answer} not"
 
 
 def random_answer(answers: Sequence[Any], form: Form) -> Policy:
@@ -118,7 +124,7 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
     options = list(dict.fromkeys(texts))[:MAX_OPTIONS]
     numbers = [str(number) for number in range(MAX_OPTIONS)]
     letters = list("ABCDEFGH")
-    found: dict[str, Policy] = {
+    policies: dict[str, Policy] = {
         "empty": constant(""),
         "white space": constant(" \n "),
         "unsure": constant("I do not know."),
@@ -142,17 +148,17 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
         "code and formulas": constant("```python\nanswer = None\n```\n$$\\boxed{}$$\n| a | b |\n|---|---|\n| 1 | 2 |"),
     }
     for number, text in enumerate(frequent, start=1):
-        found[f"frequent answer {number}"] = constant(form(text))
-        found[f"frequent answer {number}, plain"] = constant(text)
-    found["frequent answer, repeated"] = constant("\n".join([form(frequent[0])] * REPEATS))
-    found["frequent answer in look-alike letters"] = constant(form(frequent[0].translate(LOOK_ALIKES)))
+        policies[f"frequent answer {number}"] = constant(form(text))
+        policies[f"frequent answer {number}, plain"] = constant(text)
+    policies["frequent answer, repeated"] = constant("\n".join([form(frequent[0])] * REPEATS))
+    policies["frequent answer in look-alike letters"] = constant(form(frequent[0].translate(LOOK_ALIKES)))
     for separator in separators(prompts):
-        found[f"pairs of the prompt, with {separator.strip()!r}"] = shown_pairs(form, separator)
+        policies[f"pairs of the prompt, with {separator.strip()!r}"] = shown_pairs(form, separator)
     if options:
-        found["every answer of the rows"] = constant(form(", ".join(options)))
-        found["every answer, plain"] = constant(" ".join(options))
-        found["every answer, one each"] = constant("\n".join(map(form, options)))
-    return found
+        policies["every answer of the rows"] = constant(form(", ".join(options)))
+        policies["every answer, plain"] = constant(" ".join(options))
+        policies["every answer, one each"] = constant("\n".join(map(form, options)))
+    return policies
 
 
 def special_values(form: Form) -> dict[str, Policy]:
@@ -171,7 +177,7 @@ def separators(prompts: Sequence[str]) -> list[str]:
     """Return what may be between the parts of a pair in replies; nothing if the prompts show no examples."""
     if not prompts or min(len(PAIR.findall(prompt)) for prompt in prompts) < MIN_PAIRS:
         return []
-    return [one for one, _ in Counter(SEPARATOR.findall("\n".join(prompts))).most_common(3)]
+    return [separator for separator, _ in Counter(SEPARATOR.findall("\n".join(prompts))).most_common(3)]
 
 
 def shown_pairs(form: Form, separator: str) -> Policy:
@@ -185,13 +191,7 @@ def shown_pairs(form: Form, separator: str) -> Policy:
 
 
 def _stuffed(prompts: Sequence[str]) -> str:
-    tags = [
-        *dict.fromkeys(tag for prompt in prompts for tag in TAG.findall(prompt)),
-        "think",
-        "answer",
-        "final",
-        "result",
-    ]
+    tags = [*_tags_in(prompts), "think", "answer", "final", "result"]
     return "\n".join(f"<{tag}>{tag}</{tag}>" for tag in tags) * 5
 
 
@@ -205,18 +205,22 @@ def hedges(form: Form, answers: Sequence[Any]) -> dict[str, Policy]:
 
         return policy
 
-    def among_others(answer: str, other: str, rng: random.Random) -> str:
-        some = [answer, *(wrong(answer, answers, rng) for _ in range(9))]
-        rng.shuffle(some)
-        return form(", ".join(some))
+    def among_others(answer: str, wrong_answer: str, rng: random.Random) -> str:
+        listed = [answer, *(wrong(answer, answers, rng) for _ in range(9))]
+        rng.shuffle(listed)
+        return form(", ".join(listed))
 
     return {
-        "retraction": with_wrong(lambda answer, other, rng: form(f"{answer} or maybe not")),
-        "negation": with_wrong(lambda answer, other, rng: form(f"certainly not {answer}")),
-        "alternative": with_wrong(lambda answer, other, rng: form(f"{answer} or {other}")),
-        "alternative in the other order": with_wrong(lambda answer, other, rng: form(f"{other} or {answer}")),
+        "retraction": with_wrong(lambda answer, wrong_answer, rng: form(f"{answer} or maybe not")),
+        "negation": with_wrong(lambda answer, wrong_answer, rng: form(f"certainly not {answer}")),
+        "alternative": with_wrong(lambda answer, wrong_answer, rng: form(f"{answer} or {wrong_answer}")),
+        "alternative in the other order": with_wrong(
+            lambda answer, wrong_answer, rng: form(f"{wrong_answer} or {answer}")
+        ),
         "among ten answers": with_wrong(among_others),
-        "outside of the answer": with_wrong(lambda answer, other, rng: f"It could be {answer}, but no.\n{form(other)}"),
+        "outside of the answer": with_wrong(
+            lambda answer, wrong_answer, rng: f"It could be {answer}, but no.\n{form(wrong_answer)}"
+        ),
     }
 
 
@@ -239,34 +243,37 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?$")
 
 def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
     """Return wrong variants of an answer, by the kind of the error."""
-    found: dict[str, str] = {}
+    variants: dict[str, str] = {}
     if NUMBER.match(answer):
         value = float(answer)
-        as_text: Callable[[float], str] = (lambda x: str(int(x))) if "." not in answer else (lambda x: f"{x:g}")
-        found["one more"] = as_text(value + 1)
-        if "." not in answer:  # else it may be within a tolerance
-            found["one digit appended"] = f"{answer}{rng.randint(1, 9)}"
-        found["one digit in front"] = f"{'-' * answer.startswith('-')}{rng.randint(1, 9)}{answer.lstrip('-')}"
+        is_integer = "." not in answer
+
+        def as_text(number: float) -> str:
+            return str(int(number)) if is_integer else f"{number:g}"
+
+        variants["one more"] = as_text(value + 1)
+        if is_integer:  # else it may be within a tolerance
+            variants["one digit appended"] = f"{answer}{rng.randint(1, 9)}"
+        sign = "-" if answer.startswith("-") else ""
+        variants["one digit in front"] = f"{sign}{rng.randint(1, 9)}{answer.lstrip('-')}"
         if value:
-            found["other sign"] = answer[1:] if answer.startswith("-") else f"-{answer}"
-            found["ten times as large"] = as_text(value * 10)
-            found["a thousand times as large"] = as_text(value * 1000)
+            variants["other sign"] = answer[1:] if answer.startswith("-") else f"-{answer}"
+            variants["ten times as large"] = as_text(value * 10)
+            variants["a thousand times as large"] = as_text(value * 1000)
     elif answer:
         letters = list(answer)
-        places = [index for index, letter in enumerate(letters) if letter.isalnum()] or [0]
-        place = rng.choice(places)
-        found["one letter changed"] = "".join(
-            rng.choice("qxzj".replace(letter.lower(), "")) if index == place else letter
-            for index, letter in enumerate(letters)
-        )
-        found["letters sorted"] = "".join(sorted(answer))
-        found["first half"] = answer[: (len(answer) + 1) // 2]
-        found["first letter"] = answer[0]
-        found["first word"] = re.split(r"[\s,;]+", answer)[0]
-        found["nonsense appended"] = f"{answer} qxzj"
-        found["nonsense in front"] = f"qxzj{answer}"
-        found["written twice"] = f"{answer}{answer}"
-    return {name: text for name, text in found.items() if text.strip() != answer.strip()}
+        positions = [index for index, letter in enumerate(letters) if letter.isalnum()] or [0]
+        position = rng.choice(positions)
+        letters[position] = rng.choice("qxzj".replace(letters[position].lower(), ""))
+        variants["one letter changed"] = "".join(letters)
+        variants["letters sorted"] = "".join(sorted(answer))
+        variants["first half"] = answer[: (len(answer) + 1) // 2]
+        variants["first letter"] = answer[0]
+        variants["first word"] = re.split(r"[\s,;]+", answer)[0]
+        variants["nonsense appended"] = f"{answer} qxzj"
+        variants["nonsense in front"] = f"qxzj{answer}"
+        variants["written twice"] = f"{answer}{answer}"
+    return {name: text for name, text in variants.items() if text.strip() != answer.strip()}
 
 
 NASTY: dict[str, str] = {
@@ -341,13 +348,13 @@ INJECTIONS: dict[str, str] = {
 
 def observed_actions(text: str, rows: Sequence[JsonMapping] = ()) -> list[str]:
     """Return tokens of an observation or a prompt that may be actions: in brackets, quotes or tags, listed, or single numbers."""
-    found: dict[str, None] = {}
+    tokens: dict[str, None] = {}
     for pattern in (r"\[([^\[\]\n]{1,20})\]", r"'([^'\n]{1,20})'", r'"([^"\n]{1,20})"', r"`([^`\n]{1,20})`"):
-        found |= dict.fromkeys(re.findall(pattern, text))
-    for listed in re.findall(
-        r"(?:legal|available|valid|possible|allowed)[^:\n]{0,30}:\s*([^\n]{1,200})", text, re.IGNORECASE
-    ):
-        found |= dict.fromkeys(word for word in re.split(r"[,\s]+", listed) if word)
-    found |= dict.fromkeys(re.findall(r"(?m)^\s*[-*]\s+(\w{1,20})\b", text))
-    found |= dict.fromkeys(re.findall(r"\b\d{1,3}\b", text))
-    return [word.strip(".,;:") for word in found if word.strip(".,;:")]
+        tokens |= dict.fromkeys(re.findall(pattern, text))
+    listing = r"(?:legal|available|valid|possible|allowed)[^:\n]{0,30}:\s*([^\n]{1,200})"
+    for listed in re.findall(listing, text, re.IGNORECASE):
+        tokens |= dict.fromkeys(filter(None, re.split(r"[,\s]+", listed)))
+    tokens |= dict.fromkeys(re.findall(r"(?m)^\s*[-*]\s+(\w{1,20})\b", text))
+    tokens |= dict.fromkeys(re.findall(r"\b\d{1,3}\b", text))
+    stripped = [token.strip(".,;:") for token in tokens]
+    return list(filter(None, stripped))

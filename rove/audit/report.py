@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from rove.core.findings import Finding, Severity, findings_by_area
 from rove.core.plain import JsonObject
 from rove.utils.markdown import table_lines
 
+_NO_XML = re.compile("[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SARIF_LEVELS = {Severity.HIGH: "error", Severity.MEDIUM: "warning", Severity.LOW: "note", Severity.INFO: "none"}
 
 
@@ -23,7 +25,8 @@ def rate_text(finding: Finding) -> str:
         return ""
     mean, low, high = finding.rate
     interval = f" [{low:.2f}, {high:.2f}]" if high > low else ""
-    return f"{mean:.2f}{interval}" + (f", floor {finding.floor:.2f}" if finding.floor is not None else "")
+    floor = f", floor {finding.floor:.2f}" if finding.floor is not None else ""
+    return f"{mean:.2f}{interval}{floor}"
 
 
 def json_report(report: Report) -> JsonObject:
@@ -65,17 +68,18 @@ def sarif_report(reports: Sequence[Report]) -> JsonObject:
         {"id": name, "shortDescription": {"text": info.title}, "help": {"text": info.remedy}}
         for name, info in findings_by_area()["audit"].items()
     ]
-    results = [
-        {
-            "ruleId": finding.id,
-            "level": SARIF_LEVELS[finding.severity],
-            "message": {"text": f"{report.env}: {finding.text}"},
-            "properties": {"repeat": report.command(finding.id)},
-            "locations": [_location(report)],
-        }
-        for report in reports
-        for finding in report.findings
-    ]
+    results: list[JsonObject] = []
+    for report in reports:
+        for finding in report.findings:
+            results.append(
+                {
+                    "ruleId": finding.id,
+                    "level": SARIF_LEVELS[finding.severity],
+                    "message": {"text": f"{report.env}: {finding.text}"},
+                    "properties": {"repeat": report.command(finding.id)},
+                    "locations": [_location(report)],
+                }
+            )
     driver = {"name": "rove audit", "rules": rules}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return {"version": "2.1.0", "$schema": schema, "runs": [{"tool": {"driver": driver}, "results": results}]}
@@ -116,7 +120,4 @@ def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -
 
 def _xml(text: str) -> str:
     """Replace characters that XML does not allow."""
-    return "".join(
-        c if c in "\t\n" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c >= "\U00010000" else "�"
-        for c in text
-    )
+    return _NO_XML.sub("�", text)

@@ -19,7 +19,7 @@ from rove.audit.replies import (
     special_values,
     wrong,
 )
-from rove.audit.subject import Measured, Policy, Subject, measure_promising
+from rove.audit.subject import Measured, Policy, Subject, highest, measure_promising, reward_of
 from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages, text_of
 from rove.core.records import RolloutRecord
@@ -48,7 +48,9 @@ TOLERABLE = {"one more", "nonsense appended", "nonsense in front"}
 
 def severity_of(share: float) -> Severity:
     """Return the severity of a reward at this share of the way from a guess to a right answer."""
-    return Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM if share >= MEDIUM_SHARE else Severity.LOW
+    if share >= HIGH_SHARE:
+        return Severity.HIGH
+    return Severity.MEDIUM if share >= MEDIUM_SHARE else Severity.LOW
 
 
 async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool = False) -> AsyncIterator[Finding]:
@@ -59,14 +61,16 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
     measured = await measure_promising(subject, replies, base.floor.mean)
-    paid = [one for one in measured if is_higher(one, base.floor, base.range)]
+    paid = [reply for reply in measured if is_higher(reply, base.floor, base.range)]
     if paid:
-        paid.sort(key=lambda one: -one.mean)
+        paid.sort(key=lambda reply: -reply.mean)
         worst = paid[0]
-        others = f"; so do {', '.join(repr(one.name) for one in paid[1:MAX_LISTED])}" if len(paid) > 1 else ""
+        also_paid = ""
+        if len(paid) > 1:
+            also_paid = f"; so do {', '.join(repr(reply.name) for reply in paid[1:MAX_LISTED])}"
         yield worst.finding(
             "blind-reply",
-            f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{others}",
+            f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{also_paid}",
             severity_of(base.share(worst.mean)),
             floor=base.floor.mean,
         )
@@ -95,18 +99,18 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
     if not base.guesses:
         return None
     full = subject.measured[RIGHT_ANSWER].mean
-    lowest = max(0.0, min(one.mean for one in subject.measured.values()))
+    lowest = max(0.0, min(policy.mean for policy in subject.measured.values()))
     for name in base.guesses:
-        others = [
-            record for record in subject.measured[name].scored if _first_reply(record) != base.form(str(record.answer))
-        ]
-        guess = Measured(name, others)
-        if len(others) >= MIN_WRONG and guess.mean - lowest >= WRONG_SHARE * (full - lowest) > 0:
+        # Rows can have the same answer, so some guesses are right.
+        records = subject.measured[name].scored
+        wrong_guesses = [record for record in records if _first_reply(record) != base.form(str(record.answer))]
+        guess = Measured(name, wrong_guesses)
+        if len(wrong_guesses) >= MIN_WRONG and guess.mean - lowest >= WRONG_SHARE * (full - lowest) > 0:
             return guess.finding(
                 "blind-reply",
                 f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers {full:.3f}; "
                 "ignore this if the answers of other rows are right as well",
-                Severity.MEDIUM if base.own is None else Severity.HIGH,
+                Severity.MEDIUM if base.right_answer is None else Severity.HIGH,
             )
     return None
 
@@ -117,19 +121,21 @@ def _first_reply(record: RolloutRecord) -> str:
 
 async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about hedges that earn nearly the full reward."""
-    assert base.own is not None
-    found: list[Measured] = []
-    for one in await measure_promising(subject, hedges(base.form, subject.answers), base.floor.mean):
-        if base.share(one.mean) >= HEDGE_SHARE and is_higher(one, base.floor, base.range):
-            found.append(one)
+    assert base.right_answer is not None
+    paid: list[Measured] = []
+    policies = hedges(base.form, subject.answers)
+    for hedge in await measure_promising(subject, policies, base.floor.mean):
+        if base.share(hedge.mean) >= HEDGE_SHARE and is_higher(hedge, base.floor, base.range):
+            paid.append(hedge)
     first, last = await subject.measure_all(corrections(base.form, subject.answers))
     if min(base.share(first.mean), base.share(last.mean)) >= HEDGE_SHARE:
-        found.append(first)
-    if found:
-        worst = max(found, key=lambda one: one.mean)
-        names = ", ".join(f"'{one.name}'" for one in found)
+        paid.append(first)
+    if paid:
+        worst = highest(paid)
+        names = ", ".join(f"'{hedge.name}'" for hedge in paid)
         # words around a long answer may be an honest part of partial credit
-        is_partial = {one.name for one in found} <= {"retraction", "negation"} and worst.mean < base.own.mean - 1e-6
+        only_adds_words = {hedge.name for hedge in paid} <= {"retraction", "negation"}
+        is_partial = only_adds_words and worst.mean < base.right_answer.mean - 1e-6
         yield worst.finding(
             "hedging",
             f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
@@ -141,20 +147,20 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
 
 async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if some rows' own answers do not earn what others earn."""
-    assert base.own is not None
-    rewards = base.own.rewards
+    assert base.right_answer is not None
+    rewards = base.right_answer.rewards
     most = max(rewards)
-    missed = [record for record in base.own.scored if record.scores and record.scores.reward < most - 1e-6]
+    missed = [record for record in base.right_answer.scored if reward_of(record) < most - 1e-6]
     share = len(missed) / len(rewards)
     if share > MISSED_SHARE and _are_low(rewards, most, base):
-        record = min(missed, key=lambda one: one.scores.reward if one.scores else 0.0)
-        one = Measured("", [record])
-        prompt, completion = one.example()
+        record = min(missed, key=reward_of)
+        example_record = Measured("", [record])
+        prompt, completion = example_record.example()
         yield Finding(
             id="own-answer",
             severity=Severity.HIGH if share > 0.3 else Severity.MEDIUM,
             text=f"{share:.0%} of the rows' own answers do not earn the full reward ({min(rewards):.3f} to {most:.3f})",
-            rate=base.own.interval,
+            rate=base.right_answer.interval,
             floor=most,
             prompt=prompt,
             completion=completion,
@@ -169,19 +175,21 @@ def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
 
 async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about wrong variants of the answer that earn as much as the right one."""
-    assert base.own is not None
-    kinds = {kind for answer in subject.answers for kind in corruptions(str(answer), random.Random(0))}
+    assert base.right_answer is not None
+    kinds: set[str] = set()
+    for answer in subject.answers:
+        kinds.update(corruptions(str(answer), random.Random(0)))
     paid: list[Measured] = []
     for kind in sorted(kinds):
-        one = await subject.measure(f"answer with {kind}", _corrupted(kind, base))
-        changed = _with_kind(one, kind)
-        if len(changed.rewards) >= 5 and changed.mean > base.own.mean - 0.05 * base.range:
+        measured = await subject.measure(f"answer with {kind}", _corrupted(kind, base))
+        changed = _with_kind(measured, kind)
+        if len(changed.rewards) >= 5 and changed.mean > base.right_answer.mean - 0.05 * base.range:
             paid.append(changed)
-    known = {str(answer) for answer in subject.answers}
-    is_choice = len(known) <= 12 and all(len(answer) <= 1 for answer in known)
+    answers = {str(answer) for answer in subject.answers}
+    is_choice = len(answers) <= 12 and all(len(answer) <= 1 for answer in answers)
     if paid and not is_choice:
-        worst = max(paid, key=lambda one: one.mean)
-        kinds_paid = {one.name.removeprefix("answer with ") for one in paid}
+        worst = highest(paid)
+        kinds_paid = {measured.name.removeprefix("answer with ") for measured in paid}
         yield worst.finding(
             "monotonicity",
             f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
@@ -200,24 +208,25 @@ def _corrupted(kind: str, base: Baseline) -> Policy:
 
 def _with_kind(measured: Measured, kind: str) -> Measured:
     """Keep the rollouts whose answer can have this error."""
-    kept = [record for record in measured.records if kind in corruptions(str(record.answer), random.Random(0))]
-    return Measured(measured.name, kept)
+    records = [record for record in measured.records if kind in corruptions(str(record.answer), random.Random(0))]
+    return Measured(measured.name, records)
 
 
 async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if the same answer, right or wrong, earns more with more words before it."""
-    for is_right in (True, False) if base.own is not None else (False,):
+    kinds = (True, False) if base.right_answer is not None else (False,)
+    for is_right in kinds:
         kind = "right" if is_right else "wrong"
-        measured = [
-            await subject.measure(f"{kind} answer after {words} words", _padded(words, is_right, subject.answers, base))
-            for words in LENGTHS
-        ]
-        best = max(measured, key=lambda one: one.mean)
+        measured: list[Measured] = []
+        for words in LENGTHS:
+            policy = _padded(words, is_right, subject.answers, base)
+            measured.append(await subject.measure(f"{kind} answer after {words} words", policy))
+        best = highest(measured)
         is_paid = is_right or is_higher(best, base.floor, base.range)
         if not (is_paid and is_higher(best, measured[0], base.range)):
             continue
         prompt, completion = best.example()
-        means = ", ".join(f"{one.mean:.3f} ({words} words)" for one, words in zip(measured, LENGTHS))
+        means = ", ".join(f"{candidate.mean:.3f} ({words} words)" for candidate, words in zip(measured, LENGTHS))
         yield Finding(
             id="length",
             severity=Severity.MEDIUM if is_right else severity_of(base.share(best.mean)),
@@ -257,14 +266,15 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     weights = scored[0].scores.weights if scored and scored[0].scores else {}
     positive = sum(weight for weight in weights.values() if weight > 0)
     most = max(rewards, default=0.0)
-    least, limit = min(rewards, default=0.0), max(positive, sum(abs(weight) for weight in weights.values()))
+    least = min(rewards, default=0.0)
+    limit = max(positive, sum(map(abs, weights.values())))
     if positive and (least < -2 * limit or most > 1.1 * positive):
         yield Finding(
             id="reward-statistics",
             text=f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}",
         )
-    known = base.honest or ([base.own] if base.own else [])
-    if known and positive and most < 0.9 * positive:
+    has_reference = bool(base.honest) or base.right_answer is not None  # else no policy knows the task
+    if has_reference and positive and most < 0.9 * positive:
         yield Finding(
             id="reward-statistics",
             text=f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}",

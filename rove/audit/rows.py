@@ -30,14 +30,16 @@ def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
     """
     loaded = load_environment(env, env_dir, **env_args)
     has_training = loaded.count_examples(train=True) != 0
-    made: JsonObject = {"arguments": sorted(environment_arguments(env, env_dir))}
+    collected: JsonObject = {"arguments": sorted(environment_arguments(env, env_dir))}
     for name, train in (("eval", False), ("train", True)):
-        rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
-        made[name] = [_row(row) for row in rows]
+        rows: list[JsonObject] = []
+        if has_training or not train:
+            rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS))
+        collected[name] = [_row(row) for row in rows]
     is_given = loaded.dataset is not None and loaded.eval_dataset is not None
     # groups and isolated environments do not show what is given
-    made["has_both"] = is_given or made["train"] != made["eval"]
-    return made
+    collected["has_both"] = is_given or collected["train"] != collected["eval"]
+    return collected
 
 
 def parsed(env: str, env_dir: str | None, env_args: Arguments, replies: list[str]) -> list[str] | None:
@@ -65,7 +67,8 @@ def _row(row: JsonObject) -> JsonObject:
         round_trip = json.loads(json.dumps(content))
         changed = [key for key, value in content.items() if round_trip[key] != value]
     except (TypeError, ValueError, RecursionError) as error:
-        changed, content = [f"not JSON: {error}"], {key: repr(value) for key, value in content.items()}
+        changed = [f"not JSON: {error}"]
+        content = {key: repr(value) for key, value in content.items()}
     return {
         "text": "\n".join(parts),
         "digest": fingerprint({"prompt": parts, "content": json.loads(json.dumps(content, default=repr))}),

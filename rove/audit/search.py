@@ -27,35 +27,33 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
     """Yield a finding if the search finds a reply, or a cycle of actions, that earns more than chance on rows it has not seen."""
     rng = random.Random(seed)
     words = vocabulary(subject, base)
-    known = forms(base.prompts)
-    pool = [_random(rng, words, list(known), base) for _ in range(ROUNDS[0][0])]
+    forms_by_name = forms(base.prompts)
+    pool = [_random(rng, words, list(forms_by_name), base) for _ in range(ROUNDS[0][0])]
     best: list[tuple[Measured, Candidate]] = []
     for count, examples in ROUNDS:
         pool = list(dict.fromkeys(pool))[:count]
-        best = [
-            (
-                await subject.measure(f"search: {' '.join(parts)[:30]}", _policy((form, parts), known, base), examples),
-                (form, parts),
-            )
-            for form, parts in pool
-        ]
+        best = []
+        for candidate in pool:
+            label = " ".join(candidate[1])[:30]
+            policy = _policy(candidate, forms_by_name, base)
+            best.append((await subject.measure(f"search: {label}", policy, examples), candidate))
         best.sort(key=lambda pair: -pair[0].mean)
         survivors = [candidate for _, candidate in best[: max(1, count // 4)]]
-        pool = survivors + [
-            _mutated(rng, rng.choice(survivors), words) for _ in range(int(MUTATED_SHARE * len(survivors)))
-        ]
+        num_mutations = int(MUTATED_SHARE * len(survivors))
+        pool = survivors + [_mutated(rng, rng.choice(survivors), words) for _ in range(num_mutations)]
     measured, candidate = best[0]
     if not is_higher(measured, base.floor, base.range):
         return
-    policy = _policy(candidate, known, base)
+    policy = _policy(candidate, forms_by_name, base)
+    # The best of many candidates is often only lucky, so it has to win again on rows that the search has not seen.
     confirmed = await subject.measure("search: confirmation", policy, subject.count, seed=seed + 1, train=True)
-    guess = await subject.measure(
-        "search: a guess on the same rows", base.guess, subject.count, seed=seed + 1, train=True
-    )
+    guess_name = "search: a guess on the same rows"
+    guess = await subject.measure(guess_name, base.guess, subject.count, seed=seed + 1, train=True)
     if is_higher(confirmed, guess, base.range):
+        num_replies = sum(count for count, _ in ROUNDS)
         yield confirmed.finding(
             "policy-search",
-            f"a search over {sum(count for count, _ in ROUNDS)} replies found one that earns {confirmed.mean:.3f} on other "
+            f"a search over {num_replies} replies found one that earns {confirmed.mean:.3f} on other "
             f"rows; a guess earns {guess.mean:.3f}",
             severity_of((confirmed.mean - guess.mean) / base.range),
             floor=guess.mean,
@@ -67,7 +65,20 @@ def vocabulary(subject: Subject, base: Baseline) -> list[str]:
     words = re.findall(r"\w+", " ".join(base.prompts))
     answers = [str(answer) for answer in subject.answers[:50]]
     usual = [
-        *["yes", "no", "true", "correct", "0", "1", "done", "because", "step", "therefore", "None", "[]", "{}", ","],
+        "yes",
+        "no",
+        "true",
+        "correct",
+        "0",
+        "1",
+        "done",
+        "because",
+        "step",
+        "therefore",
+        "None",
+        "[]",
+        "{}",
+        ",",
         "\n",
     ]
     return list(dict.fromkeys([*actions_of(base, base.honest), *answers, *usual, *words[:200]]))
@@ -81,19 +92,19 @@ def _random(rng: random.Random, words: Sequence[str], names: Sequence[str], base
 def _mutated(rng: random.Random, candidate: Candidate, words: Sequence[str]) -> Candidate:
     form, parts = candidate
     changed = list(parts)
-    place = rng.randrange(len(changed))
+    position = rng.randrange(len(changed))
     if rng.random() < 0.3 and len(changed) > 1:
-        del changed[place]
+        del changed[position]
     elif rng.random() < 0.5:
-        changed.insert(place, rng.choice(words))
+        changed.insert(position, rng.choice(words))
     else:
-        changed[place] = rng.choice(words)
+        changed[position] = rng.choice(words)
     return form, tuple(changed)
 
 
-def _policy(candidate: Candidate, known: dict[str, Form], base: Baseline) -> Policy:
+def _policy(candidate: Candidate, forms_by_name: dict[str, Form], base: Baseline) -> Policy:
     name, parts = candidate
-    form = known[name]
+    form = forms_by_name[name]
     if not base.is_multi_turn:
         return constant(form(" ".join(parts)))
 

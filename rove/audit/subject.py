@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import re
 import statistics
 import time
@@ -68,20 +69,26 @@ class Measured(NamedTuple):
         if not self.rewards:
             return 0.0, 0.0, 0.0
         estimate = mean_estimate(self.rewards)
-        low, high = ((value if value == value else estimate.mean) for value in (estimate.low, estimate.high))
+        low = estimate.mean if math.isnan(estimate.low) else estimate.low
+        high = estimate.mean if math.isnan(estimate.high) else estimate.high
         return estimate.mean, low, high
 
     def example(self) -> tuple[str, str]:
         """Return the last prompt message and the completion of the rollout with the highest reward."""
         if not self.scored:
             return "", ""
-        return evidence(max(self.scored, key=lambda record: record.scores.reward if record.scores else 0.0))
+        return evidence(max(self.scored, key=reward_of))
 
     def finding(self, id: str, text: str, severity: Severity | None = None, floor: float | None = None) -> Finding:
         """Return a finding with these rollouts as evidence."""
         prompt, completion = self.example()
         severity = severity or registry()[id].severity
         return Finding(id, text, severity, rate=self.interval, floor=floor, prompt=prompt, completion=completion)
+
+
+def reward_of(record: RolloutRecord) -> float:
+    """Return the reward of a rollout; 0 if it failed."""
+    return record.scores.reward if record.scores else 0.0
 
 
 def is_worker_failure(record: RolloutRecord) -> bool:
@@ -91,12 +98,17 @@ def is_worker_failure(record: RolloutRecord) -> bool:
 
 def evidence(record: RolloutRecord, limit: int = MAX_EVIDENCE_CHARS) -> tuple[str, str]:
     """Return the last prompt message and the completion of a rollout, each of at most about `limit` characters."""
-    prompt = record.prompt if isinstance(record.prompt, str) else text_of(record.prompt[-1]) if record.prompt else ""
+    prompt = ""
+    if isinstance(record.prompt, str):
+        prompt = record.prompt
+    elif record.prompt:
+        prompt = text_of(record.prompt[-1])
     if isinstance(record.completion, str):
         return shortened(prompt, limit), shortened(record.completion, limit)
     lines = [f"{message['role']}: {text_of(message)}" for message in record.completion]
-    only_one = len(lines) == 1
-    completion = text_of(record.completion[0]) if only_one else "\n".join(lines)
+    completion = "\n".join(lines)
+    if len(lines) == 1:
+        completion = text_of(record.completion[0])
     return shortened(prompt, limit), shortened(completion, limit)
 
 
@@ -169,14 +181,14 @@ class Subject:
             assert isinstance(record, RolloutRecord)  # an outcome stands for a record in a run folder
             records.append(record)
 
+        if callable(policy):
+            policy = ScriptedClient(self._recorded(policy) if is_recorded else policy, name)
         limits = Limits(max_turns=MAX_TURNS, timeout_seconds=ROLLOUT_SECONDS)
         try:
             async with asyncio.timeout(remaining):
                 await generate(
                     self.env,
-                    ScriptedClient(self._recorded(policy) if is_recorded else policy, name)
-                    if callable(policy)
-                    else policy,
+                    policy,
                     num_examples=self.count if count is None else count,
                     rollouts_per_example=rollouts,
                     sampling_args=dict(sampling_args),
@@ -191,7 +203,8 @@ class Subject:
         self.rollouts += len(records)
         self.seen += records
         self.worker_failures += [(name, record) for record in records if is_worker_failure(record)]
-        failed = {policy for policy, _ in self.worker_failures}
+        failed = {policy_name for policy_name, _ in self.worker_failures}
+        # One policy may deliberately break the worker; several that always do so mean that nothing can be measured.
         if len(self.worker_failures) == len(self.seen) and len(failed) >= MIN_FAILED_POLICIES:
             raise RolloutsFail(f"every rollout ends or blocks its process; the first: {self.error_text(self.seen[0])}")
         measured = Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
@@ -203,9 +216,13 @@ class Subject:
         """Return type and message of a failed rollout's error, and the last line of the environment's code in its traceback."""
         assert record.error is not None
         frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', record.error.traceback)
-        own = [f"{Path(file).name}, line {line}, in {name}" for file, line, name in frames if self._is_own(Path(file))]
+        own_frames = [frame for frame in frames if self._is_own(Path(frame[0]))]
+        location = ""
+        if own_frames:
+            file, line, name = own_frames[-1]
+            location = f" ({Path(file).name}, line {line}, in {name})"
         message = re.sub(r"^\w+\(\{.*?\): ", "", record.error.message, flags=re.DOTALL)  # the call to a worker
-        return f"{record.error.type}: {shortened(message, 300)}" + (f" ({own[-1]})" if own else "")
+        return f"{record.error.type}: {shortened(message, 300)}{location}"
 
     def _is_own(self, file: Path) -> bool:
         if self.file is None:
@@ -216,7 +233,7 @@ class Subject:
     @property
     def rewards(self) -> dict[str, tuple[float, float, float]]:
         """Policy → mean reward with its 95% interval; policies whose rollouts all failed are left out."""
-        return {name: one.interval for name, one in self.measured.items() if one.rewards}
+        return {name: measured.interval for name, measured in self.measured.items() if measured.rewards}
 
     def _recorded(self, policy: Policy) -> Policy:
         async def recorded(messages: Messages, state: State, rng: Any) -> Any:
@@ -238,9 +255,10 @@ async def measure_promising(
 ) -> list[Measured]:
     """Run several policies on `tried` examples, and those that earn more than `above` on all examples; return the latter."""
     first = [await subject.measure(name, policy, tried) for name, policy in policies.items()]
-    return [await subject.measure(one.name, policies[one.name]) for one in first if one.mean > above]
+    promising = [measured.name for measured in first if measured.mean > above]
+    return [await subject.measure(name, policies[name]) for name in promising]
 
 
 def highest(measured: Sequence[Measured]) -> Measured:
     """Return the one with the highest mean reward."""
-    return max(measured, key=lambda one: one.mean)
+    return max(measured, key=lambda policy: policy.mean)

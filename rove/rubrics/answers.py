@@ -103,12 +103,14 @@ def normalized(text: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not _ONLY_MARKS.fullmatch(line)]
+    lines = [line.strip() for line in text.splitlines() if not _ONLY_MARKS.fullmatch(line)]
+    lines = [line for line in lines if line]
     for number, line in reversed(list(enumerate(lines))):
         label = _LABEL.match(line) or _HASHES.match(line)
         if label is None:
             continue
-        if TAKEN_BACK.search(" ".join(lines[number + 1 :])[:MAX_AFTER_CHARS]):
+        following = " ".join(lines[number + 1 :])
+        if TAKEN_BACK.search(following[:MAX_AFTER_CHARS]):  # a hedge has no answer (docs/decisions/answers.md)
             break
         remainder = line[label.end() :]
         if remainder:
@@ -129,7 +131,8 @@ def _without_closing_marks(label: str, remainder: str) -> str:
 def _inner(text: str) -> str | None:
     """Return what a text encloses in one pair of marks or one LaTeX command; None if it does not."""
     for opening, closing in _WRAPPERS:
-        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
+        is_enclosed = text.startswith(opening) and text.endswith(closing)
+        if is_enclosed and len(text) > len(opening) + len(closing):
             inner = text[len(opening) : -len(closing)]
             if opening not in inner and closing not in inner:
                 return inner

@@ -89,9 +89,10 @@ def read_choice(text: str, choices: Sequence[str]) -> str:
 def _option_with_text(text: str, choices: Sequence[str]) -> str:
     """Return the letter of the only option with a text; marks at its ends count only if two options differ in them."""
     for key in (normalized, _bare):
+        stated = key(text)
         texts = [key(choice) for choice in choices]
-        if key(text) and texts.count(key(text)) == 1:
-            return string.ascii_uppercase[texts.index(key(text))]
+        if stated and texts.count(stated) == 1:
+            return string.ascii_uppercase[texts.index(stated)]
     return ""
 
 
@@ -121,16 +122,18 @@ def _leading_letter(text: str, choices: Sequence[str]) -> str:
     if not remainder.strip(_EDGES + ")]"):
         return letter
     is_marked = re.match(r"[.:)\]]|\s*[-–—(,:=→]", remainder) or match[0][-1] in ")]"
-    option = _option_with_text(re.sub(r"^[\s.:)\]–—,=→-]+", "", remainder), choices) or _option_with_text(
-        re.sub(r"^[\s.:]*\((.*)\)[\s.]*$", r"\1", remainder), choices
-    )
-    if option:
+    after_mark = re.sub(r"^[\s.:)\]–—,=→-]+", "", remainder)
+    in_parentheses = re.sub(r"^[\s.:]*\((.*)\)[\s.]*$", r"\1", remainder)
+    option = _option_with_text(after_mark, choices) or _option_with_text(in_parentheses, choices)
+    if option:  # "A. Paris" chooses nothing if Paris is option B
         return letter if option == letter else ""
     has_others = _MARKED_LETTER.search(remainder) or _OTHERS_AFTER.match(remainder)
     is_denied = _REJECTED.match(remainder) or TAKEN_BACK.search(remainder) or _DENIED_AFTER.match(remainder)
     if not is_marked or has_others or is_denied:
         return ""
-    return letter if match[1].isupper() or match[0][-1] in ")]" or remainder[0] in ".:)]" else ""
+    # "a - the first one" may begin with the article.
+    is_letter = match[1].isupper() or match[0][-1] in ")]" or remainder[0] in ".:)]"
+    return letter if is_letter else ""
 
 
 def _stated_letter(text: str, choices: Sequence[str]) -> str:
@@ -140,9 +143,8 @@ def _stated_letter(text: str, choices: Sequence[str]) -> str:
         return ""
     remainder = text[statements[-1].end() :]
     if re.match(r"not\b", remainder, re.IGNORECASE):  # "not B but C"
-        remainder = (
-            re.split(r"\bbut\s+(?:rather\s+)?", remainder, maxsplit=1)[-1] if re.search(r"\bbut\s", remainder) else ""
-        )
+        correction = re.search(r"\bbut\s+(?:rather\s+)?", remainder)
+        remainder = remainder[correction.end() :] if correction else ""
     text_before = text[: statements[-1].start()]
     if TAKEN_BACK.search(remainder) or _DENIED_STATEMENT.search(text_before):
         return ""
@@ -159,7 +161,8 @@ def _mentioned_letter(text: str) -> str:
     """Return the only letter that a text names as an option and does not deny (rule 3)."""
     letters: set[str] = set()
     for mention in _MENTION.finditer(text):
-        text_before, text_after = text[: mention.start()][-60:], text[mention.end() :][:80]
+        text_before = text[: mention.start()][-60:]
+        text_after = text[mention.end() :][:80]
         if _OTHERS_AFTER.match(text_after) or _OTHER_BEFORE.search(text_before):
             return ""
         if _is_denied(text_before, text_after):

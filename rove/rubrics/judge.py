@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,20 +100,26 @@ def make_judges(client: object, model: str | Sequence[str]) -> tuple[list[Judge]
 
     models = [model] if isinstance(model, str) else list(model)
     clients: list[Any] = [*client] if isinstance(client, (list, tuple)) else [client]
-    size = max(len(models), len(clients)) if models and clients else 0
-    if not size or len(models) not in (1, size) or len(clients) not in (1, size):
+    size = max(len(models), len(clients))
+    if not (models and clients) or len(models) not in (1, size) or len(clients) not in (1, size):
         raise ConfigError(
             f"{len(clients)} judge clients for {len(models)} judge models; expected one per model, or one of either"
         )
     judges: list[Judge] = []
     new_clients: list[Client] = []
-    for entry, name in zip(clients * (size // len(clients)), models * (size // len(models)), strict=True):
+    clients *= size // len(clients)
+    models *= size // len(models)
+    for entry, model_name in zip(clients, models, strict=True):
         if entry is None:
-            new_clients.append(_client_for(name))
-        used = new_clients[-1] if entry is None else as_client(entry)
-        label = str(getattr(used, "name", "") or name)
-        same = sum(judge.name.partition("#")[0] == label for judge in judges)
-        judges.append(Judge(f"{label}#{same + 1}" if same else label, used, name))
+            used = _client_for(model_name)
+            new_clients.append(used)
+        else:
+            used = as_client(entry)
+        label = str(getattr(used, "name", "") or model_name)
+        num_same = sum(judge.name.partition("#")[0] == label for judge in judges)
+        if num_same:  # two judges of one model have their own replies and verdicts
+            label = f"{label}#{num_same + 1}"
+        judges.append(Judge(label, used, model_name))
     return judges, new_clients
 
 
@@ -145,13 +152,16 @@ class JudgeCache:
             return Reply(*await self._call(judge, text, sampling), False)
         key = _digest(judge.name, text, sampling)
         task = self._calls.get(key)
+        # A task of another event loop that is not done can never be awaited here.
         shared = task is not None and (task.done() or task.get_loop() is asyncio.get_running_loop())
         if task is None or not shared:
             task = self._calls[key] = asyncio.create_task(self._call(judge, text, sampling))
             task.add_done_callback(lambda done: self._forget(key, done))
-            if len(self._calls) > MAX_REMEMBERED_JUDGMENTS:
+            if len(self._calls) > MAX_REMEMBERED_JUDGMENTS:  # the oldest
                 del self._calls[next(iter(self._calls))]
-        return Reply(*(task.result() if task.done() else await asyncio.shield(task)), shared)
+        # Shielded: if this rollout is cancelled, others still wait for the same call.
+        request, response, seconds = task.result() if task.done() else await asyncio.shield(task)
+        return Reply(request, response, seconds, shared)
 
     def clear(self) -> None:
         """Forget all replies and cancel running calls."""
@@ -328,7 +338,9 @@ class JudgeRubric(Rubric):
     @property
     def names(self) -> list[str]:
         """Names of all functions and of the agreement metric."""
-        return super().names + ([f"{self.name}_agreement"] if len(self.judges) > 1 else [])
+        if len(self.judges) == 1:
+            return super().names
+        return [*super().names, f"{self.name}_agreement"]
 
     @property
     def extras_names(self) -> list[str]:
@@ -344,7 +356,8 @@ class JudgeRubric(Rubric):
             "sampling": msgspec.structs.asdict(self._sampling),
             "verdicts": [self.choices, self.combine, self._structured],
         }
-        return [*super().identity, f"{self.name} {', '.join(j.name for j in self.judges)} #{fingerprint(settings)}"]
+        judge_names = ", ".join(judge.name for judge in self.judges)
+        return [*super().identity, f"{self.name} {judge_names} #{fingerprint(settings)}"]
 
     async def score_rollout(self, state: State) -> Scores:
         """Score one finished rollout and record judgments; see `Rubric.score_rollout`."""
@@ -405,9 +418,10 @@ class JudgeRubric(Rubric):
     def _recorded(self, reply: Reply, state: State | None) -> Reply:
         """Return the reply after recording its tokens on the rollout that requested it first."""
         notes = _notes.get()
-        owner = state if state is not None else notes.states[0] if notes is not None else None
-        if owner is not None and not reply.shared:
-            record_query(owner, self.name, reply.request, reply.response, reply.seconds)
+        if state is None and notes is not None:  # a group function without a `state`
+            state = notes.states[0]
+        if state is not None and not reply.shared:
+            record_query(state, self.name, reply.request, reply.response, reply.seconds)
         return reply
 
     def _read(self, replies: Sequence[Reply], response: str) -> list[str]:
@@ -427,13 +441,14 @@ class JudgeRubric(Rubric):
         notes = _notes.get()
         if notes is None:  # outside of scoring
             return
-        index = next((i for i, one in enumerate(notes.states) if one is state), 0)
+        same_state = [index for index, noted in enumerate(notes.states) if noted is state]
+        index = same_state[0] if same_state else 0
         judgment: Judgment = [
             {"judge": judge.name, "said": text_of(reply.response.message), "shared": reply.shared}
             for judge, reply in zip(self.judges, replies, strict=True)
         ]
-        for one, verdict in zip(judgment, verdicts or ()):
-            one["verdict"] = verdict
+        for entry, verdict in zip(judgment, verdicts or ()):
+            entry["verdict"] = verdict
         notes.judged[index].setdefault(self.name, []).append(judgment)
 
 
@@ -463,9 +478,10 @@ def filled_in(prompt: str, **fields: object) -> str:
     If a value contains a code fence (three backticks or more), the fences of the prompt become one backtick longer
     than the longest one.
     """
-    runs = [len(run) for value in fields.values() for run in re.findall(r"`{3,}", str(value))]
-    if runs:
-        prompt = re.sub(r"^`{3,}", "`" * (max(runs) + 1), prompt, flags=re.MULTILINE)
+    fences = re.findall(r"`{3,}", "\n".join(map(str, fields.values())))
+    if fences:
+        longest = max(map(len, fences))
+        prompt = re.sub(r"^`{3,}", "`" * (longest + 1), prompt, flags=re.MULTILINE)
     return prompt.format(**fields)
 
 
@@ -480,7 +496,7 @@ def judge_agreement(records: Sequence[RolloutRecord], name: str = "judge") -> Ag
         print(rove.judge_agreement(records).kappa)
     """
     judged = [record.scores.extras.get(name, []) for record in records if record.scores is not None]
-    return agreement([_verdicts(judgment) for judgments in judged for judgment in judgments])
+    return agreement(list(map(_verdicts, chain.from_iterable(judged))))
 
 
 def _verdicts(judgment: Sequence[JsonMapping]) -> list[str]:

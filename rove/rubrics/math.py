@@ -115,9 +115,9 @@ class MathPool:
             arguments = {"answer": answer, "response": response, "strict": self.strict}
             is_equal = await worker.call("compare", self.timeout_seconds, **arguments)
         if is_equal is None:
-            shown = repr(answer if len(answer) <= MAX_QUOTED_CHARS else answer[:MAX_QUOTED_CHARS] + "…")
+            quoted = answer if len(answer) <= MAX_QUOTED_CHARS else answer[:MAX_QUOTED_CHARS] + "…"
             raise Error(
-                f"math-verify cannot parse the right answer {shown}; expected a number, a set or a LaTeX expression"
+                f"math-verify cannot parse the right answer {quoted!r}; expected a number, a set or a LaTeX expression"
             )
         return is_equal
 
@@ -127,7 +127,7 @@ class MathPool:
         If a comparison fails, the right answer is compared with 0. If that succeeds, the response caused the failure
         and is wrong: otherwise a policy could remove a rollout from its group with an answer such as 9^{9^{9^{9}}}.
         """
-        closed_before = self._times_closed
+        closed_before = self._times_closed  # a comparison fails as well if the pool is closed meanwhile
         try:
             return await self.equal(answer, response)
         except (RemoteError, WorkerError):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import product
 from typing import Any, NamedTuple
 
 import sympy
@@ -168,11 +169,11 @@ def _terms(text: str) -> str:
 
 
 def _are_equal(expected: list[Any], answers: list[Any]) -> bool:
-    return any(
-        bool(verify(right, value, timeout_seconds=None)) and not _differ(right, value)
-        for right in expected
-        for value in answers
-    )
+    # math-verify ignores units and rounds to six decimal places, so 2^-98 equaled 2^-99 (docs/decisions/answers.md).
+    for right, value in product(expected, answers):
+        if bool(verify(right, value, timeout_seconds=None)) and not _differ(right, value):
+            return True
+    return False
 
 
 def _differ(right: object, answer: object) -> bool:
@@ -190,14 +191,14 @@ def _differ(right: object, answer: object) -> bool:
     point: list[tuple[Any, Any]] = [
         (symbol, sympy.Rational(17 + 12 * number, 7)) for number, symbol in enumerate(symbols)
     ]
-    values = [expression.subs(point).doit().evalf(DIGITS) for expression in (right, answer)]
-    if not all(isinstance(value, sympy.Float) or value == 0 for value in values):
+    right_value, answer_value = (expression.subs(point).doit().evalf(DIGITS) for expression in (right, answer))
+    if not all(isinstance(value, sympy.Float) or value == 0 for value in (right_value, answer_value)):
         return False
-    if values[1] == 0:
-        return bool(values[0] != 0)
+    if answer_value == 0:
+        return bool(right_value != 0)
     has_decimal = right.has(sympy.Float) or answer.has(sympy.Float)
     tolerance = DECIMAL_TOLERANCE if has_decimal else EXACT_TOLERANCE
-    return bool(abs(values[0] / values[1] - 1) > tolerance)
+    return bool(abs(right_value / answer_value - 1) > tolerance)
 
 
 def _quantity(text: str) -> tuple[str, Unit] | None:
@@ -210,29 +211,33 @@ def _quantity(text: str) -> tuple[str, Unit] | None:
     quantity = _QUANTITY.fullmatch(plain.removesuffix("\\$").strip())
     if plain.endswith("$") and quantity is None:
         return plain.removesuffix("$").removesuffix("\\"), UNITS["$"]
-    unit = _unit(quantity["unit"]) if quantity else None
-    return (quantity["value"], unit) if quantity and unit else None
+    if quantity is None:
+        return None
+    unit = _unit(quantity["unit"])
+    return None if unit is None else (quantity["value"], unit)
 
 
 def _unit(text: str) -> Unit | None:
     """Return the unit that a text names, such as "km/h" or "square meters"; None if a part of it is not in `UNITS`."""
     powers: Counter[str] = Counter()
     size: Any = sympy.Integer(1)
-    for position, product in enumerate(re.split(r"/|\bper\b", text)):
+    for position, units_text in enumerate(re.split(r"/|\bper\b", text)):
         end = 0
-        for factor in _FACTOR.finditer(product.strip()):
-            if re.sub(r"[\s*·]", "", product.strip()[end : factor.start()]):
+        for factor in _FACTOR.finditer(units_text.strip()):
+            if re.sub(r"[\s*·]", "", units_text.strip()[end : factor.start()]):
                 return None
             end = factor.end()
             unit = UNITS.get(factor["name"]) or UNITS.get(factor["name"].lower())
             if unit is None:
                 return None
-            power = int(factor["power"] or _POWERS.get(factor["before"] or factor["after"], 1))
-            power = -power if position else power
+            power_word = factor["before"] or factor["after"]
+            power = int(factor["power"] or _POWERS.get(power_word, 1))
+            if position:  # after "/" or "per"
+                power = -power
             size *= unit.size**power
             for dimension, count in unit.dimension.items():
                 powers[dimension] += count * power
-        if product.strip()[end:].strip() or not end:
+        if units_text.strip()[end:].strip() or not end:
             return None
     return Unit({dimension: power for dimension, power in powers.items() if power}, size)
 

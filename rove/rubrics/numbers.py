@@ -91,6 +91,7 @@ _ASIDE = re.compile(
 
 def read_number(text: str) -> float | None:
     """Return the number that a text gives as its answer; None without one (see the top of this module)."""
+    # The last number decides: to search for the right one anywhere would reward lists (docs/decisions/answers.md).
     plain = _without_aside(_plain_text(text[-MAX_CHARS:]))
     denied: list[float | None] = []
     while True:
@@ -101,7 +102,7 @@ def read_number(text: str) -> float | None:
         denial = _DENIED.search(_unsigned(text_before)[-60:])
         if denial is None:
             break
-        denied.append(_value(numbers[-1], text_before, ""))
+        denied.append(_value(numbers[-1], text_before, ""))  # "22, not 23": the number before it counts
         plain = plain[: len(_unsigned(text_before)[:-60]) + denial.start()]
     value = _stand_alone(plain, numbers)
     return None if value in denied else value
@@ -142,7 +143,8 @@ def _is_linked(text: str, numbers: list[re.Match[str]], start: int, text_after: 
     if len(numbers) > 2 and _LISTED.fullmatch(between):
         gap = text[numbers[-3].end() : previous.start()]
         return re.fullmatch(r"\s*[\w ]{0,20},\s*", gap) is not None
-    month_before = re.search(rf"\b{_MONTH}\s+$", text[: previous.start()][-12:], re.IGNORECASE)
+    before_previous = text[: previous.start()][-12:]
+    month_before = re.search(rf"\b{_MONTH}\s+$", before_previous, re.IGNORECASE)
     if re.fullmatch(rf"(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH},?\s+", between, re.IGNORECASE):
         return True
     if month_before and re.fullmatch(r"(?:st|nd|rd|th)?,?\s+", between):
@@ -154,21 +156,29 @@ def _is_linked(text: str, numbers: list[re.Match[str]], start: int, text_after: 
 def _unsigned(text_before: str) -> str:
     """Return the text before a number without the sign of the number; "--" is a dash."""
     sign = _SIGN.search(text_before)
-    return text_before[: sign.start()] if sign and not text_before[: sign.start()].endswith("-") else text_before
+    if sign is None:
+        return text_before
+    unsigned = text_before[: sign.start()]
+    return text_before if unsigned.endswith("-") else unsigned
 
 
 def _value(number: re.Match[str], text_before: str, text_after: str) -> float | None:
     if number["above"] is not None:
         below = float(number["below"])
-        value = math.nan if below == 0 else float(number["above"]) / below + float(number["whole"] or 0)
+        if below == 0:
+            return None
+        value = float(number["above"]) / below + float(number["whole"] or 0)
     elif number["mantissa"] is not None:
-        value = float(f"{re.sub('[, ]', '', number['mantissa'])}e{number['exponent']}")
+        mantissa = re.sub("[, ]", "", number["mantissa"])
+        value = float(f"{mantissa}e{number['exponent']}")
     else:
         value = float(re.sub("[, ]", "", number["plain"]))
     if scale := _SCALE.match(text_after):
         value *= _SCALES[scale[1].lower()]
-    is_negative = text_before[len(_unsigned(text_before)) :].startswith("-")
-    return (-value if is_negative else value) if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    sign = text_before.removeprefix(_unsigned(text_before))
+    return -value if sign.startswith("-") else value
 
 
 def _without_aside(text: str) -> str:
@@ -219,7 +229,9 @@ _MARK_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in
 
 def _plain_text(text: str) -> str:
     """Return a text without Markdown, LaTeX, quotation marks and currency marks, and with one form of each sign."""
-    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda power: "^" + power[0].translate(_SUPERSCRIPTS), INVISIBLE.sub("", text))
+    text = INVISIBLE.sub("", text)
+    # Before NFKC, which would make 10² the number 102.
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda power: "^" + power[0].translate(_SUPERSCRIPTS), text)
     text = re.sub(r"[¼½¾⅐-⅞]", lambda fraction: f" {fraction[0]}", text)
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/")
     for pattern, replacement in _MARK_PATTERNS:

@@ -35,8 +35,8 @@ def sentences(text: str) -> list[str]:
 
 def squeezed(text: str) -> str:
     """Return the letters, digits and symbols of a text in lower case, to compare a quotation with what it quotes."""
-    characters = (char for char in text if unicodedata.category(char)[0] not in "ZCP" and char not in "`^~=|<>$")
-    return "".join(characters).casefold()
+    characters = [char for char in text if unicodedata.category(char)[0] not in "ZCP"]
+    return "".join(char for char in characters if char not in "`^~=|<>$").casefold()
 
 
 def without_quotations(text: str, is_kept: Callable[[str], bool]) -> str:

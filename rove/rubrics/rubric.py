@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, SupportsFloat, TypeVar, cast
 
 from rove.core.digest import digest_code
@@ -72,6 +73,7 @@ class _Function:
 
     def arguments(self, find: Callable[[str], Any], available: Callable[[], Iterable[str]]) -> Arguments:
         """Return the arguments of a call: `find` looks up a name, `available` lists all names."""
+        # Without **kwargs, `available` is not called: it reads all keys of the state.
         names = self.required.union(available()) - self.bound if self.takes_all else self.parameters
         arguments: Arguments = {}
         for name in names:
@@ -192,24 +194,28 @@ class Rubric:
     @property
     def names(self) -> list[str]:
         """Names of all functions in the order in which they were added."""
-        members = [name for rubric in self.rubrics for name in rubric.names]
+        members = chain.from_iterable(rubric.names for rubric in self.rubrics)
         return [*members, *(function.name for function in self._functions)]
 
     @property
     def components(self) -> list[Rubric]:
         """The rubrics that are torn down separately."""
-        return [part for rubric in self.rubrics for part in rubric.components] or [self]
+        members = list(chain.from_iterable(rubric.components for rubric in self.rubrics))
+        return members or [self]
 
     @property
     def extras_names(self) -> list[str]:
         """Keys of the additional data in `Scores.extras`."""
-        return [name for rubric in self.rubrics for name in rubric.extras_names]
+        return list(chain.from_iterable(rubric.extras_names for rubric in self.rubrics))
 
     @property
     def identity(self) -> list[str]:
         """Name, weight and code hash of every function."""
-        members = [entry for rubric in self.rubrics for entry in rubric.identity]
-        return [*members, *(f"{f.name} × {f.weight:g} #{digest_code(unwrapped(f.func))}" for f in self._functions)]
+        entries = list(chain.from_iterable(rubric.identity for rubric in self.rubrics))
+        for function in self._functions:
+            code = digest_code(unwrapped(function.func))
+            entries.append(f"{function.name} × {function.weight:g} #{code}")
+        return entries
 
     @property
     def has_group_rewards(self) -> bool:
@@ -287,7 +293,8 @@ class Rubric:
             return values
 
     def _scores(self, values: Mapping[str, float]) -> Scores:
-        weights = {f.name: f.weight for f in self._functions if f.weight and f.name in values}
+        weighted = [function for function in self._functions if function.weight]
+        weights = {function.name: function.weight for function in weighted if function.name in values}
         rewards = {name: values[name] for name in weights}
         metrics = {name: value for name, value in values.items() if name not in weights}
         return Scores(_weighted_sum(rewards, weights), rewards, weights, metrics)
@@ -304,6 +311,7 @@ class Rubric:
             return self.parser
         if name in self.class_objects:
             return self.class_objects[name]
+        # Always rove's values, even if the author has set keys of these names (docs/decisions/state.md).
         if name == "prompt" and "prompt" in state:
             return prompt_of(state)
         if name == "completion" and "completion" in state:
@@ -312,7 +320,9 @@ class Rubric:
         if name not in _STATE_FIRST and name in row:
             return row[name]
         value = state.get(name, _ABSENT)
-        return _FALLBACKS[name]() if value is _ABSENT and name in _FALLBACKS else value
+        if value is _ABSENT and name in _FALLBACKS:
+            return _FALLBACKS[name]()
+        return value
 
     def _find_for_group(self, name: str, states: list[State]) -> object:
         if name == "states":
@@ -366,7 +376,8 @@ def merge_scores(parts: Sequence[Scores]) -> Scores:
     metrics: dict[str, float] = {}
     extras: JsonObject = {}
     for part in parts:
-        duplicates = (rewards.keys() | metrics.keys()) & (part.rewards.keys() | part.metrics.keys())
+        names = rewards.keys() | metrics.keys()
+        duplicates = names & (part.rewards.keys() | part.metrics.keys())
         if duplicates:
             raise ConfigError(
                 f"two functions are named {sorted(duplicates)}; pass name= to add_reward_func or add_metric"
@@ -408,7 +419,8 @@ def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
     bound: frozenset[str] = frozenset(
         getattr(func, "keywords", ()) if isinstance(cast(object, func), functools.partial) else ()
     )
-    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
+    free = [parameter for parameter in parameters if parameter.name not in bound]
+    by_name = [p for p in free if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     inner = unwrapped(func)
     marked: tuple[Any, ...] = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class
     return _Function(

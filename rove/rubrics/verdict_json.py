@@ -47,7 +47,9 @@ def objects_in(text: str) -> Iterator[VerdictObject]:
     starts = [brace.start() for brace in re.finditer(r"\{", text)]
     end = 0
     for start in starts[:1] + starts[1:][-MAX_BRACES:]:
-        parsed = object_at(text, start) if start >= end else None
+        if start < end:  # inside of the object before it
+            continue
+        parsed = object_at(text, start)
         if parsed is not None:
             end = parsed.end
             yield parsed

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from rove.core.errors import InvalidModelResponseError
@@ -145,15 +145,15 @@ class _Reader:
 
     def __init__(self, choices: Sequence[str], judged: JudgedText, lowest: str):
         self._exact = _unique((plain(choice), choice) for choice in choices)
-        self._folded = _unique((plain(choice).casefold(), choice) for choice in choices if len(choice) > 1)
+        words = [choice for choice in choices if len(choice) > 1]  # "a" is a word, and no choice A
+        self._folded = _unique((plain(choice).casefold(), choice) for choice in words)
         self._judged = judged
         self._lowest = lowest
-        numbers = [int(name) for name in self._exact if name.isascii() and name.isdigit()]
+        numbers = [int(name) for name in self._exact if re.fullmatch("[0-9]+", name)]
         self._top = max(numbers, default=None)
         names = "|".join(re.escape(name) for name in sorted(self._exact, key=len, reverse=True))
-        self._value = re.compile(
-            rf"{_OPENING}(?P<choice>{names}){_ZEROS}(?!\w){_CLOSING}{_SCALE}{_CLOSING}{_VALUE_END}", re.IGNORECASE
-        )
+        choice = rf"{_OPENING}(?P<choice>{names}){_ZEROS}(?!\w){_CLOSING}"
+        self._value = re.compile(rf"{choice}{_SCALE}{_CLOSING}{_VALUE_END}", re.IGNORECASE)
         self._word = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE)
 
     def read(self, reply: str, is_truncated: bool) -> str | None:
@@ -168,9 +168,9 @@ class _Reader:
             first = object_at(pieces[0], fence.end() if fence else 0)
             return None if first is None or first.verdict is None else self._choice(first.verdict)
         choice = self._read_piece(pieces[-1])
-        text_before = [self._own_statement(piece) for piece in pieces[:-1]]
-        if any(earlier not in (None, choice) for earlier in text_before):
-            return None
+        for piece in pieces[:-1]:
+            if self._own_statement(piece) not in (None, choice):
+                return None
         return choice
 
     def _read_piece(self, reply: str) -> str | None:
@@ -189,9 +189,13 @@ class _Reader:
         statements = self._statements(reply)
         unquoted = [statement for statement in statements if not statement.is_quoted]
         labels = [statement for statement in statements if statement.strength == STRONG]
-        if len(labels) == 1 and not (reply[: labels[0].start] + reply[labels[0].end :]).strip(_EDGES + "()[]{}$"):
-            unquoted = labels  # a reply of nothing else is no quotation
+        if len(labels) == 1:
+            [label] = labels
+            remainder = reply[: label.start] + reply[label.end :]
+            if not remainder.strip(_EDGES + "()[]{}$"):
+                unquoted = labels  # a reply of nothing else is no quotation
         if not unquoted:
+            # A response must not remove its own bad verdict by quoting it (docs/decisions/quoted_verdicts.md).
             quoted = {statement.choice for statement in statements}
             return self._lowest if self._lowest and quoted == {self._lowest} else None
         own_words = reply
@@ -209,13 +213,17 @@ class _Reader:
 
     def _decide(self, statements: Sequence[_Statement], reply: str, own_words: str) -> str | None:
         """Return the choice of the last statement; None if it is none, disputed or taken back."""
+        # The last statement or none: an earlier verdict may be one that the judge has taken back in words that cannot be
+        # read. A failed rollout is visible, a wrong reward is not (docs/decisions/quoted_verdicts.md).
         last = max(statements, key=lambda statement: (statement.start, statement.strength))
         if last.choice is None:
             return None
-        for other in statements:
-            between = own_words[other.end : last.start]
+        for statement in statements:
+            if statement.choice in (None, last.choice):
+                continue
+            between = own_words[statement.end : last.start]
             is_near = not re.search(r"[.!?。\n]", between) and len(between.split()) <= _NEAR_WORDS
-            if other.choice not in (None, last.choice) and (last.strength == WEAK or is_near):
+            if last.strength == WEAK or is_near:
                 return None
         is_taken_back = self._is_taken_back(own_words[last.end :], reply[last.end :], last.choice)
         return None if is_taken_back else last.choice
@@ -237,7 +245,8 @@ class _Reader:
     def _in_object(self, reply: str, start: int, end: int, verdict: str) -> _Statement:
         """Return the statement of a JSON object, which counts at the beginning or the end of a reply or alone on its lines."""
         text_before, text_after = reply[:start], reply[end:]
-        line_before, line_after = text_before.rpartition("\n")[2], text_after.partition("\n")[0]
+        line_before = text_before.rpartition("\n")[2]
+        line_after = text_after.partition("\n")[0]
         is_alone = not line_before.strip(_EDGES) and not line_after.strip(_EDGES)
         is_edge = not re.sub(r"```\w*", "", text_before).strip(_EDGES) or not text_after.strip(_EDGES)
         choice = self._choice(verdict) if is_alone or is_edge else None
@@ -258,7 +267,8 @@ class _Reader:
             is_explicit = label["separator"] in (":", "=") and not is_empty and strength == STRONG
             if choice is None and not is_explicit and not self._names_choice(text[label.end() : line_end]):
                 continue
-            if self._is_part(text, label) or reply[label.end() : end] != text[label.end() : end]:
+            has_quotation = reply[label.end() : end] != text[label.end() : end]
+            if has_quotation or self._is_part(text, label):
                 choice = None
             quoted = self._judged.contains(reply[label.start() : end])
             yield _Statement(label.start(), end, choice, strength, quoted)
@@ -271,7 +281,8 @@ class _Reader:
         choice = self._choice(value["choice"])
         line = _PRONOUN_OR_ARTICLE.sub(" ", remainder.partition("\n")[0])
         near = " ".join(re.findall(r"[\w'’+-]+", line)[:_NEAR_WORDS])
-        is_disputed = any(self._choice(word[0]) not in (None, choice) for word in self._word.finditer(near))
+        named = [self._choice(word[0]) for word in self._word.finditer(near)]
+        is_disputed = not {None, choice}.issuperset(named)
         return None if is_disputed else choice
 
     def _is_part(self, text: str, label: re.Match[str]) -> bool:
@@ -287,8 +298,9 @@ class _Reader:
         for pattern, strength in ((_TAGGED, STRONG), (_BRACKETED, STRONG), (_BOXED, WEAK)):
             for mark in pattern.finditer(text):
                 choice = self._choice(mark[mark.lastindex or 0])
-                if choice is not None or pattern is not _BOXED:
-                    yield _Statement(mark.start(), mark.end(), choice, strength, self._judged.contains_marks(mark[0]))
+                if choice is not None or pattern is not _BOXED:  # a box may have a number of the explanation
+                    is_quoted = self._judged.contains_marks(mark[0])
+                    yield _Statement(mark.start(), mark.end(), choice, strength, is_quoted)
 
     def _alone(self, text: str, reply: str, is_last: bool) -> Iterator[_Statement]:
         """Yield choices alone on the first or last line, or as its first or last sentence."""
@@ -301,7 +313,8 @@ class _Reader:
         if not lines:
             return
         first, last = lines[0], lines[-1]
-        opening, closing = len(sentences(first[0])[0]), len(sentences(last[0])[-1])
+        opening = len(sentences(first[0])[0])
+        closing = len(sentences(last[0])[-1])
         for start, end in (
             (first.start(), first.end()),
             (first.start(), first.start() + opening),
@@ -351,8 +364,8 @@ class _Reader:
     def _is_at_edge(self, sentence: str, choice: str) -> bool:
         """Return whether a sentence begins or ends with another choice."""
         words = re.findall(r"\w+", _PRONOUN_OR_ARTICLE.sub(" ", sentence))
-        others = [self._choice(word) for word in (words[:1] + words[-1:])]
-        return any(other not in (None, choice) for other in others)
+        named = [self._choice(word) for word in (words[:1] + words[-1:])]
+        return not {None, choice}.issuperset(named)
 
     def _names_choice(self, text: str, besides: str | None = None) -> bool:
         """Return whether a text contains a choice as a word ("I" and "A" are words of their own)."""
@@ -386,7 +399,8 @@ class _Reader:
 
 def _blanked(text: str, start: int, end: int) -> str:
     """Return a text of the same length with spaces in place of a part."""
-    return text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
+    blank = re.sub(r"[^\n]", " ", text[start:end])
+    return text[:start] + blank + text[end:]
 
 
 def _unique(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:
@@ -453,7 +467,10 @@ def agreement(judgments: Sequence[Sequence[str]]) -> Agreement:
     if not panels:
         return Agreement(0, math.nan, math.nan)
     share = math.fsum(map(agreeing_pairs, panels)) / len(panels)
-    counts = Counter(verdict for verdicts in panels for verdict in verdicts)
+    counts = Counter(chain.from_iterable(panels))
     by_chance = math.fsum((count / counts.total()) ** 2 for count in counts.values())
-    comparable = len(counts) > 1 and len({len(verdicts) for verdicts in panels}) == 1
-    return Agreement(len(panels), share, (share - by_chance) / (1 - by_chance) if comparable else math.nan)
+    sizes = set(map(len, panels))
+    kappa = math.nan
+    if len(counts) > 1 and len(sizes) == 1:
+        kappa = (share - by_chance) / (1 - by_chance)
+    return Agreement(len(panels), share, kappa)

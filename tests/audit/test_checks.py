@@ -90,7 +90,7 @@ def exact(completion: Any, answer: str) -> bool:
 async def test_the_form_of_the_answer_and_chance_are_found() -> None:
     _, base = await prepared(sums(exact))
     assert base.form("5") == "<answer>5</answer>"
-    assert base.own is not None and (base.own.mean, base.full) == (1.0, 1.0)
+    assert base.right_answer is not None and (base.right_answer.mean, base.full) == (1.0, 1.0)
     assert base.floor.mean < 0.1 and not base.is_multi_turn
 
 

@@ -86,7 +86,7 @@ async def test_measures_tell_right_answers_from_guesses() -> None:
         "replies that give the row's answer",
         "similarity to the row's answer",
     ]
-    assert all(one.share(base.own.scored) == pytest.approx(1) for one in measures(subject, base) if base.own)
+    assert all(one.share(base.right_answer.scored) == pytest.approx(1) for one in measures(subject, base) if base.right_answer)
 
 
 async def test_a_measure_that_a_good_policy_fails_does_not_count() -> None:

@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 
 from rove.core.plain import JsonMapping
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, read_calls_until
@@ -105,9 +106,9 @@ def call_left_in(text: str, tools: Collection[str]) -> str | None:
 def _without_reasoning(text: str) -> str:
     """Return what follows the reasoning of a reply; "" if the reasoning is not closed."""
     for start, end in _REASONING:
-        _, closed, rest = text.rpartition(end)
-        if closed:
-            return "" if start in rest else rest.strip()
+        _, closed, answer = text.rpartition(end)
+        if closed:  # and possibly opened again
+            return "" if start in answer else answer.strip()
         if text.lstrip().startswith(start):
             return ""
     return text.strip()
@@ -171,15 +172,15 @@ def _last_block(reply: str) -> str:
 def _names_in_json_texts(text: str) -> list[str]:
     """Return the names in JSON calls that fill a text, one after the other or separated by semicolons."""
     names: list[str] = []
-    at = 0
-    while at < len(text):
-        value, at = _json_at(text, at)
+    position = 0
+    while position < len(text):
+        value, position = _json_at(text, position)
         called = _json_names(value, is_marked=False)
         if not called:
             return []
         names += called
-        while at < len(text) and (text[at].isspace() or text[at] == ";"):
-            at += 1
+        while position < len(text) and (text[position].isspace() or text[position] == ";"):
+            position += 1
     return names
 
 
@@ -187,7 +188,7 @@ def _json_names(value: object, is_marked: bool) -> list[str]:
     """Return the names in a JSON value that is a call, a list of calls only, or an object that holds them; else []."""
     if isinstance(value, list):
         listed = [_json_names(item, is_marked) for item in value]
-        return [name for names in listed for name in names] if all(listed) else []
+        return list(chain.from_iterable(listed)) if all(listed) else []
     if not isinstance(value, dict):
         return []
     if len(value) == 1:
@@ -216,11 +217,12 @@ def _called_name(call: JsonMapping, is_marked: bool) -> str:
         return _called_name(call["function"], is_marked)
     names = [call[key] for key in _NAME_KEYS if isinstance(call.get(key), str)]
     arguments = [call[key] for key in _ARGUMENT_KEYS if key in call]
-    further = call.keys() - {*_NAME_KEYS, *_ARGUMENT_KEYS} - _METADATA
     if len(names) != 1 or "description" in call or any(map(_is_schema, arguments)):
         return ""
-    if not is_marked and (further or len(arguments) != 1 or not _is_object(arguments[0])):
-        return ""
+    if not is_marked:
+        other_keys = call.keys() - {*_NAME_KEYS, *_ARGUMENT_KEYS} - _METADATA
+        if other_keys or len(arguments) != 1 or not _is_object(arguments[0]):
+            return ""
     return names[0]
 
 
@@ -251,12 +253,16 @@ def _whole_builtin_call(reply: str) -> Sequence[str]:
     return [call.name.removesuffix(".call")]
 
 
-def _python_names(reply: str, at: int) -> Iterator[Sequence[str]]:
+def _python_names(reply: str, start: int) -> Iterator[Sequence[str]]:
     """Yield the names in Python calls after a marker: in a list, alone, or one a line up to the end of the block."""
-    ends = [end for end in ("</", "<|", "```") if end in reply[at:]]
-    reads: list[Callable[[], list[Call]]] = [lambda: read_call_list(reply, at)[0], lambda: [read_call(reply, at)[0]]]
-    reads += [lambda end=end: read_calls_until(reply, at, end)[0] for end in ends]
-    for read in reads:
+    readers: list[Callable[[], list[Call]]] = [
+        lambda: read_call_list(reply, start)[0],
+        lambda: [read_call(reply, start)[0]],
+    ]
+    for end in ("</", "<|", "```"):
+        if end in reply[start:]:
+            readers.append(lambda end=end: read_calls_until(reply, start, end)[0])
+    for read in readers:
         try:
             yield [call.name.removesuffix(".call") for call in read()]
         except (MalformedCall, RecursionError):
@@ -279,9 +285,9 @@ def _starts(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 _DECODER = json.JSONDecoder(strict=False)  # models put raw line breaks into strings
 
 
-def _json_at(text: str, at: int) -> tuple[object, int]:
+def _json_at(text: str, position: int) -> tuple[object, int]:
     """Return the JSON value at a position and the position after it; None and the end of the text if there is none."""
     try:
-        return _DECODER.raw_decode(text, at)
+        return _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError):
         return None, len(text)

@@ -68,9 +68,16 @@ def read_call(text: str, start: int = 0) -> tuple[Call, int]:
 
 def write_call(call: Call) -> str:
     """Return a call in Python's syntax."""
-    plain = [f"{key}={value!r}" for key, value in call.arguments.items() if NAME.fullmatch(key)]
-    quoted = {key: value for key, value in call.arguments.items() if not NAME.fullmatch(key)}
-    return f"{call.name}({', '.join([*plain, *([f'**{quoted!r}'] if quoted else [])])})"
+    arguments: list[str] = []
+    quoted: Arguments = {}
+    for key, value in call.arguments.items():
+        if NAME.fullmatch(key):
+            arguments.append(f"{key}={value!r}")
+        else:
+            quoted[key] = value
+    if quoted:
+        arguments.append(f"**{quoted!r}")
+    return f"{call.name}({', '.join(arguments)})"
 
 
 def write_call_list(calls: Sequence[Call]) -> str:
@@ -193,9 +200,12 @@ def _string(literal: str) -> str:
             return json.loads(literal, strict=False)  # reads pairs of surrogates and `\/`, as Python does not
         except ValueError:
             pass
-    one_line = literal.replace("\\\r\n", "").replace("\\\n", "").replace("\r", "\\r").replace("\n", "\\n")
     is_raw = literal[0] in "rR"
-    value = _literal(literal if is_raw else one_line)
+    if not is_raw:
+        # Python rejects raw line breaks in quotes, which models write; after a backslash they continue the line.
+        literal = literal.replace("\\\r\n", "").replace("\\\n", "")
+        literal = literal.replace("\r", "\\r").replace("\n", "\\n")
+    value = _literal(literal)
     if not isinstance(value, str):
         raise MalformedCall("not a string")
     return value

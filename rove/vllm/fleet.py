@@ -6,8 +6,8 @@ An update pauses each server with its requests kept, loads a folder, sets the ve
 prefixes that older weights computed, because the number of the update salts the prefix cache. Then every server scores a fixed
 sequence, which is compared with the trainer (parity check).
 
-An adapter is always in the same folder: servers remove the loaded adapter and read it again with the next request. (vLLM's
-`load_inplace` would read it again in every step.)
+An adapter is always in the same folder: servers remove the loaded adapter and read it again with the next request. vLLM's
+`load_inplace` would read it again in every step (docs/decisions/vllm_adapters.md).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,8 +74,10 @@ class Fleet:
         urls = config.urls or [None] * config.servers
         self.servers = [Server(url, config, number, folder) for number, url in enumerate(urls)]
         self.parity_check: ParityCheck | None = None
-        self._salt = secrets.token_hex(8)  # of this run: other runs may have used the same servers
-        self._updates = 0  # not the version: RL may return to earlier weights within a step
+        self._salt = secrets.token_hex(8)
+        """Part of the prefix cache's salt: other runs may have used the same servers."""
+        self._updates = 0
+        """Counts in the salt instead of the version: RL may return to earlier weights within a step."""
         self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 
@@ -102,22 +105,22 @@ class Fleet:
         """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue."""
         if self.parity_failure is not None:
             raise self.parity_failure
-        what = (
-            "vLLM could not start"
-            if self.weights is None
-            else f"the weights of version {weights.version} were not loaded"
-        )
+        failure = "vLLM could not start"
+        if self.weights is not None:
+            failure = f"the weights of version {weights.version} were not loaded"
         self.parity_check = None  # of the old weights
         self.weights, self.version = weights, weights.version
         self._updates += 1
         with ThreadPoolExecutor(len(self.servers)) as pool:
-            for done in [pool.submit(self._update, server, weights) for server in self.servers]:
+            # All are started before the first is awaited: a list, because a generator would submit one at a time.
+            updates = [pool.submit(self._update, server, weights) for server in self.servers]
+            for update in updates:
                 try:
-                    done.result()
+                    update.result()
                 except AdapterRefusedError:
                     raise
                 except InfraError as error:
-                    raise RunError(f"{what}: {error}") from error
+                    raise RunError(f"{failure}: {error}") from error
 
     def check(self, check: ParityCheck) -> None:
         """Compare the log-probabilities of every server with the trainer's; restarted servers are compared again."""
@@ -229,6 +232,7 @@ class Fleet:
 
     def _replace_weights(self, server: Server, weights: ServedWeights) -> None:
         """Load weights into a running server."""
+        # "keep": running requests continue with the new weights; other modes would end them, or wait for the longest.
         server.request_json("POST", "/pause?mode=keep", seconds=self.config.hang_seconds)
         if server.model != weights.model:
             path = {"weights_path": str(weights.model)}
@@ -252,7 +256,7 @@ class Fleet:
         """Load the adapter: at once the first time, else with the next request."""
         if server.has_adapter:
             answer = server.request_json("POST", "/collective_rpc", {"method": "list_loras"})
-            for number in sorted({number for worker in answer["results"] for number in worker}):
+            for number in sorted(set(chain.from_iterable(answer["results"]))):
                 server.request_json("POST", "/collective_rpc", {"method": "remove_lora", "args": [number]})
             return
         try:
@@ -266,24 +270,23 @@ class Fleet:
 
     def _compare(self, server: Server, check: ParityCheck) -> float:
         """Return the largest difference of log-probabilities between a server and the trainer."""
-        answer = server.request_json("POST", "/inference/v1/generate", self.scoring_body(check.ids, check.temperature))
-        worst, drawn = max_differences(answer, check)
-        if max(worst, drawn) <= self.config.tolerance:
-            return max(worst, drawn)
-        if worst <= self.config.tolerance:
+        body = self.scoring_body(check.ids, check.temperature)
+        answer = server.request_json("POST", "/inference/v1/generate", body)
+        prompt_error, sampled_error = max_differences(answer, check)
+        if max(prompt_error, sampled_error) <= self.config.tolerance:
+            return max(prompt_error, sampled_error)
+        # With correct scores of the prompt, the weights are right: only the distribution of the sampled token differs.
+        if prompt_error <= self.config.tolerance:
             raise RunError(
                 f"{server.name} gives a token that was drawn at temperature {check.temperature} a log-probability that is "
-                f"{drawn:.2g} off the tempered distribution's: start it with --logprobs-mode processed_logprobs"
+                f"{sampled_error:.2g} off the tempered distribution's: start it with --logprobs-mode processed_logprobs"
             )
+        adapter_cause = ", or it does not have all of the adapter's layers (then set vllm.merge_adapter)"
         raise RunError(
             f"{server.name} does not compute what the trainer does: after the update to version {self.version} their "
-            f"log-probabilities of the parity check differ by {worst:.2g}, and vllm.tolerance is {self.config.tolerance:g}. "
+            f"log-probabilities of the parity check differ by {prompt_error:.2g}, and vllm.tolerance is "
+            f"{self.config.tolerance:g}. "
             "Either it has not taken all of the weights (one that was started with tied embeddings may keep its old head: start "
             'it with a folder whose config.json says "tie_word_embeddings": false, or let rove start it), or it computes in '
-            "fewer digits (then raise vllm.tolerance)"
-            + (
-                ", or it does not have all of the adapter's layers (then set vllm.merge_adapter)"
-                if self._has_adapter
-                else ""
-            )
+            f"fewer digits (then raise vllm.tolerance){adapter_cause if self._has_adapter else ''}"
         )

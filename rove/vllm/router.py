@@ -39,11 +39,14 @@ class Router:
         """
         if len(self.servers) == 1:
             return self.servers[0], 0
+        # The hash of a prefix is computed from that of the prefix before it, so one pass looks up all prefixes.
         key, server = 0, None
         for token in ids:
             key = hash((key, token))
             server = self._servers_by_prefix.get(key, server)
-        return self.least_busy() if server is None or server.is_failing else server, key
+        if server is None or server.is_failing:
+            server = self.least_busy()
+        return server, key
 
     def remember(self, key: int, ids: Sequence[int], server: Server) -> None:
         """Record that a server generated `ids` after the prompt with this key."""
@@ -101,7 +104,8 @@ class HealthMonitor:
         last_response = time.monotonic()
         while time.monotonic() - last_response < limit:
             await asyncio.sleep(min(MAX_CHECK_INTERVAL_S, limit / CHECKS_PER_LIMIT))
-            if await self._responds(session, last_response + limit - time.monotonic()) or self.is_busy():
+            remaining = last_response + limit - time.monotonic()
+            if await self._responds(session, remaining) or self.is_busy():
                 last_response = time.monotonic()
         self.server.is_hung = True
         self._cancelled |= self._waiting

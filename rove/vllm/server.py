@@ -52,13 +52,14 @@ def max_differences(answer: JsonMapping, check: ParityCheck) -> tuple[float, flo
     sampled.
     """
     choice = answer["choices"][0]
-    entries = prompt_logprobs(answer, check.ids)
-    worst = max(abs(one - other) for one, other in zip(entries, check.logprobs, strict=True))
-    return worst, abs(choice["logprobs"]["content"][0]["logprob"] - check.next_logprobs[choice["token_ids"][0]])
+    scores = zip(prompt_logprobs(answer, check.ids), check.logprobs, strict=True)
+    prompt_error = max(abs(server_logprob - trainer_logprob) for server_logprob, trainer_logprob in scores)
+    sampled_logprob = choice["logprobs"]["content"][0]["logprob"]
+    return prompt_error, abs(sampled_logprob - check.next_logprobs[choice["token_ids"][0]])
 
 
 def parse_generation(
-    answer: JsonMapping, prompt_ids: Sequence[int], params: SamplingParams, ending: StopChecker, version: int
+    answer: JsonMapping, prompt_ids: Sequence[int], params: SamplingParams, checker: StopChecker, version: int
 ) -> Generation:
     """Return the generation of a response, cut where it ends.
 
@@ -70,43 +71,50 @@ def parse_generation(
     content, ids = choice["logprobs"]["content"], []
     for token in choice["token_ids"]:
         ids.append(token)
-        if ending.push(token) is not None:
+        if checker.push(token) is not None:
             break
     content = content[: len(ids)]
-    if min((one["logprob"] for one in content), default=0.0) < MIN_LOGPROB:
+    logprobs = [entry["logprob"] for entry in content]
+    if min(logprobs, default=0.0) < MIN_LOGPROB:
         raise ModelError("the model's probabilities are not finite: its weights are damaged, or training diverged")
-    spans = _spans(choice.get("weight_versions"), len(ids), version)
-    prompt = prompt_top = None
+    spans = _version_spans(choice.get("weight_versions"), len(ids), version)
+    top = prompt = prompt_top = None
+    if params.logprobs:
+        top = [_likeliest(entry["top_logprobs"], params.logprobs) for entry in content]
     if params.prompt_logprobs is not None:
         prompt = prompt_logprobs(answer, prompt_ids)
     if params.prompt_logprobs:
-        positions = [
-            [{"token_id": int(i), **one} for i, one in position.items()] for position in answer["prompt_logprobs"][1:]
-        ]
-        prompt_top = [_likeliest(position, params.prompt_logprobs) for position in positions]
+        prompt_top = []
+        for position in answer["prompt_logprobs"][1:]:
+            entries = [{"token_id": int(id), **entry} for id, entry in position.items()]
+            prompt_top.append(_likeliest(entries, params.prompt_logprobs))
     return Generation(
         ids,
-        [one["logprob"] for one in content],
-        ending.reason or choice["finish_reason"],
+        logprobs,
+        checker.reason or choice["finish_reason"],
         spans[0][0],
-        top_logprobs=[_likeliest(one["top_logprobs"], params.logprobs) for one in content] if params.logprobs else None,
+        top_logprobs=top,
         prompt_logprobs=prompt,
         prompt_top_logprobs=prompt_top,
-        text=ending.text if params.stop else None,
-        stopped_by=ending.stopped_by,
+        text=checker.text if params.stop else None,
+        stopped_by=checker.stopped_by,
         version_spans=spans if len(spans) > 1 else [],
     )
 
 
-def _spans(entries: Sequence[JsonMapping] | None, count: int, version: int) -> list[tuple[int, int]]:
+def _version_spans(entries: Sequence[JsonMapping] | None, count: int, version: int) -> list[tuple[int, int]]:
     """Return (version, number of tokens) for the first `count` tokens, oldest version first."""
-    found = [(int(one["version"]), min(one["end"], count) - one["start"]) for one in entries or ()]
-    return [one for one in found if one[1] > 0] or [(version, count)]
+    spans: list[tuple[int, int]] = []
+    for entry in entries or ():
+        size = min(entry["end"], count) - entry["start"]
+        if size > 0:
+            spans.append((int(entry["version"]), size))
+    return spans or [(version, count)]
 
 
 def _likeliest(entries: Sequence[JsonMapping], count: int | None) -> list[tuple[int, float]]:
-    found = sorted(((one["token_id"], one["logprob"]) for one in entries), key=lambda one: -one[1])
-    return found[:count]
+    pairs = [(entry["token_id"], entry["logprob"]) for entry in entries]
+    return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
 def prompt_logprobs(answer: JsonMapping, ids: Sequence[int]) -> list[float]:
@@ -191,18 +199,14 @@ class VLLMConfig(Settings, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Check the settings before anything is started."""
-        wrong = [url for url in self.urls if not url.startswith(("http://", "https://"))]
-        if wrong:
-            raise ConfigError(f'vllm.urls has "{wrong[0]}"; expected addresses like "http://localhost:8000"')
-        own = [
-            name
-            for name in ("command", "args", "servers", "gpus")
-            if getattr(self, name) != getattr(DEFAULT_CONFIG, name)
-        ]
-        if self.urls and own:
-            raise ConfigError(
-                f"vllm.{own[0]} is for servers that rove starts, but vllm.urls names running servers; expected only one of them"
-            )
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f'vllm.urls has "{url}"; expected addresses like "http://localhost:8000"')
+        for name in ("command", "args", "servers", "gpus"):
+            if self.urls and getattr(self, name) != getattr(DEFAULT_CONFIG, name):
+                raise ConfigError(
+                    f"vllm.{name} is for servers that rove starts, but vllm.urls names running servers; expected only one of them"
+                )
         if self.gpus and len(self.gpus) != self.servers:
             raise ConfigError(
                 f"vllm.gpus is for {len(self.gpus)} servers, vllm.servers is {self.servers}; expected the GPUs of each server"
@@ -269,7 +273,7 @@ class Server:
     @property
     def name(self) -> str:
         """Name in error messages."""
-        return f"the vLLM server at {self.url}" if not self.is_ours else f"vLLM server {self.number} ({self.log})"
+        return f"vLLM server {self.number} ({self.log})" if self.is_ours else f"the vLLM server at {self.url}"
 
     @property
     def has_ended(self) -> bool:
@@ -287,6 +291,7 @@ class Server:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as log:
+            # -I -S: the supervisor needs the standard library alone, and must not import what this environment installs.
             self._process = process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SUPERVISOR), *self._command(model, port, shape)],
                 stdin=subprocess.PIPE,
@@ -374,48 +379,46 @@ class Server:
 
     def _command(self, model: Path, port: int, shape: LoRAShape | None = None) -> list[str]:
         command, args = shlex.split(self.config.command), self.config.args
-        named = [str(model)] if command[-1] == "serve" else ["--model", str(model)]
-        kind = [] if any(arg.split("=")[0] == "--dtype" for arg in args) else ["--dtype", "float32"]
-        adapter: list[str] = []
-        if shape is not None:
-            max_rank = next((one for one in LORA_RANKS if one >= shape.rank), shape.rank)
-            # With the head among the targets, vLLM 0.32 on a CPU crashes when a parity check runs together with other requests.
-            adapter = ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(max_rank)]
-            adapter += ["--lora-target-modules", *shape.targets]
+        # `vllm serve` takes the model as an argument, the module `vllm.entrypoints` as an option.
+        command += [str(model)] if command[-1] == "serve" else ["--model", str(model)]
         seed = str(secrets.randbelow(2**31))  # one that is started again must not draw the same again
-        return [
-            *command,
-            *named,
-            "--port",
-            str(port),
-            "--seed",
-            seed,
-            *FLAGS,
-            *LOGPROB_FLAGS,
-            *PRIORITY_FLAGS,
-            *kind,
-            *adapter,
-            *args,
-        ]
+        command += ["--port", str(port), "--seed", seed, *FLAGS, *LOGPROB_FLAGS, *PRIORITY_FLAGS]
+        if not any(arg.split("=")[0] == "--dtype" for arg in args):
+            command += ["--dtype", "float32"]
+        if shape is not None:
+            max_rank = next((rank for rank in LORA_RANKS if rank >= shape.rank), shape.rank)
+            command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(max_rank)]
+            # With the head among the targets, vLLM 0.32 on a CPU crashes when a parity check runs together with other requests.
+            command += ["--lora-target-modules", *shape.targets]
+        return [*command, *args]
 
     def _environment(self, shape: LoRAShape | None = None) -> dict[str, str]:
-        own = {"CUDA_VISIBLE_DEVICES": self.config.gpus[self.number]} if self.config.gpus else {}
         # Where torchrun has started us, its variables would make the server one of our processes.
-        inherited = {k: v for k, v in os.environ.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
-        return {**inherited, **ENVIRONMENT, **(ADAPTER_ENVIRONMENT if shape else {}), **own}
+        environment: dict[str, str] = {}
+        for name, value in os.environ.items():
+            if name not in TORCHRUN and not name.startswith("TORCHELASTIC_"):
+                environment[name] = value
+        environment |= ENVIRONMENT
+        if shape:
+            environment |= ADAPTER_ENVIRONMENT
+        if self.config.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.config.gpus[self.number]
+        return environment
 
     def log_tail(self) -> str:
         """Return the end of the log for error messages; "" if there is none."""
         if not self.is_ours or not self.log.exists():
             return ""
         with self.log.open("rb") as log:  # the end only: this is read ten times a second during a start
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - LOG_TAIL_BYTES))
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        # vLLM's last lines say that the engine failed; its processes have written the cause before.
         causes = [line for line in lines[:-LOG_LINES] if re.search(r"\b\w+Error: ", line)][:MAX_CAUSES]
         quoted = "\n".join(line[:MAX_LINE_CHARS] for line in [*causes, *lines[-LOG_LINES:]])
-        whole = "\n".join(lines)
-        hints = [f"\n{hint}" for text, hint in LOG_HINTS.items() if text in whole]
-        return f"; the end of its log:\n{quoted}{''.join(hints[:1])}"
+        text = "\n".join(lines)
+        hint = next((f"\n{hint}" for marker, hint in LOG_HINTS.items() if marker in text), "")
+        return f"; the end of its log:\n{quoted}{hint}"
 
 
 TORCHRUN = (
@@ -434,6 +437,6 @@ TORCHRUN = (
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -32,11 +32,12 @@ def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None
     model.save_pretrained(folder, state_dict=weights)
     loaded.tokenizer.save_pretrained(folder)
     config = msgspec.json.decode((folder / "config.json").read_bytes())
-    tied = config.get("tie_word_embeddings", model.config.get_text_config().tie_word_embeddings)
-    more = {name: config["hidden_size"] for name in LFM2_SIZES if config["model_type"] == "lfm2"}
-    config = {**more, **config, "tie_word_embeddings": False}
+    is_tied = config.get("tie_word_embeddings", model.config.get_text_config().tie_word_embeddings)
+    if config["model_type"] == "lfm2":
+        config = dict.fromkeys(LFM2_SIZES, config["hidden_size"]) | config
+    config["tie_word_embeddings"] = False
     (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-    if not tied:
+    if not is_tied:
         return
     head = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is head) + ".weight"
@@ -46,13 +47,14 @@ def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None
 def _add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
     """Add a tensor in its own file, and an index, which readers of several files need."""
     save_file({name: tensor}, folder / HEAD_FILE, metadata={"format": "pt"})
-    index, alone = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    index, single_file = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
         content = msgspec.json.decode(index.read_bytes())
     else:
-        with safe_open(alone, "pt") as file:
+        with safe_open(single_file, "pt") as file:
             content = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), BODY_FILE)}
-        alone.rename(folder / BODY_FILE)
+        # transformers reads a file of the old name alone, and would not find the head.
+        single_file.rename(folder / BODY_FILE)
     content["weight_map"][name] = HEAD_FILE
     index.write_bytes(msgspec.json.encode(content))
 

@@ -15,7 +15,7 @@ from rove.rendering.tool_calls import (
     calls_of,
     format_of,
     read_calls,
-    sure_of,
+    settled_characters,
     unparsed_call_format,
 )
 
@@ -198,7 +198,7 @@ def test_malformed_calls_stay_text(how: str, text: str):
 
 def test_equal_calls_of_different_turns_have_different_ids():
     text = '<tool_call>{"name": "f"}</tool_call>'
-    ids = [read_calls(text, BY_NAME["hermes"], before=before)[1][0]["id"] for before in (3, 9, 3)]
+    ids = [read_calls(text, BY_NAME["hermes"], prompt_length=length)[1][0]["id"] for length in (3, 9, 3)]
     assert ids[0] == ids[2] != ids[1]
     assert all(len(id) == 9 and id.isalnum() for id in ids)
 
@@ -256,24 +256,24 @@ def test_calls_of_returns_none_for_invalid_calls():
 @given(
     parts=st.lists(st.sampled_from([*FRAGMENTS, "Let me see.", " ", "\n", "<", "{"]) | st.text(max_size=3), max_size=8)
 )
-def test_text_that_sure_of_accepts_stays_in_the_parsed_text(how: Format, parts: list[str]):
+def test_text_that_settled_characters_accepts_stays_in_the_parsed_text(how: Format, parts: list[str]):
     text = "".join(parts)
     outside, _ = read_calls(text, how, ["f", "g"])
     for length in range(len(text) + 1):
         prefix = text[:length]
-        assert outside.startswith(prefix[: sure_of(prefix, how)])
+        assert outside.startswith(prefix[: settled_characters(prefix, how)])
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
 @given(calls=CALLS)
-def test_sure_of_accepts_plain_words_immediately_and_calls_never(how: Format, calls: list[Call]):
+def test_settled_characters_accepts_plain_words_immediately_and_calls_never(how: Format, calls: list[Call]):
     written = how.write(calls)
-    assert {sure_of(written[:length], how) for length in range(len(written) + 1)} == {0}
+    assert {settled_characters(written[:length], how) for length in range(len(written) + 1)} == {0}
     for length in range(len("Let me see. I think so.")):
         prefix = "Let me see. I think so."[:length]
-        assert sure_of(prefix, how) == len(prefix.rstrip())
-    assert sure_of("a <b> c", how) == 7
+        assert settled_characters(prefix, how) == len(prefix.rstrip())
+    assert settled_characters("a <b> c", how) == 7
 
 
 @given(

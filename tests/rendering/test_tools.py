@@ -68,7 +68,7 @@ def test_tools_are_rendered_and_calls_are_parsed(name: str):
     assert how is not None and how.name == name
     assert '"name": "f"' in renderer.text([UserMessage("hi")], [TOOL])
     ids = sampled_ids(renderer, how.write([Call("f", {"a": "x y", "b": [1, None]})]))
-    message = renderer.read(ids, [TOOL], before=4)
+    message = renderer.read(ids, [TOOL], prompt_length=4)
     assert (message.role, message.content) == ("assistant", None)
     assert calls_of(message) == [Call("f", {"a": "x y", "b": [1, None]})]
     assert renderer.read(ids) == AssistantMessage(renderer.decode(ids[:-1]))  # without tools, calls are plain text
@@ -107,7 +107,7 @@ def test_the_next_prompt_keeps_the_tokens_of_earlier_calls(name: str, space: str
             assert prompt[: len(previous.ids)] == previous.ids
         text = how.write([Call("f", {"a": turn})]).replace(": ", f":{space}")  # no template writes ":0"
         previous = StepTokens(prompt, sampled_ids(renderer, text), [0.0])
-        message = renderer.read(previous.completion_ids, [TOOL], before=len(prompt))
+        message = renderer.read(previous.completion_ids, [TOOL], prompt_length=len(prompt))
         assert message[SAMPLED] == text
         messages += [message, ToolMessage("1", message.tool_calls[0]["id"])]
     assert len({message["tool_calls"][0]["id"] for message in messages[1::2]}) == 3

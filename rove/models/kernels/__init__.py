@@ -1,4 +1,4 @@
-"""C kernels for CPUs, compiled on first use by the machine's C compiler and cached.
+"""C kernels for CPUs, compiled on first use by the machine's C compiler and cached (docs/decisions/kernels.md).
 
 They are optional: without a compiler, callers fall back to slower PyTorch code.
 """
@@ -23,6 +23,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+# Not -ffast-math: it assumes that there are no NaNs, by which a diverged model is recognized.
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC"]
 COMPILE_TIMEOUT_S = 60.0
 """Timeout of the compiler, which takes half a second."""
@@ -59,14 +60,19 @@ SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
 
 def vector_floats(size: int) -> int:
     """Return the floats per vector for heads of this size on this processor; 0 if no kernels support it."""
+    # 16 without AVX-512 would work, too, but GCC splits such vectors through memory.
     widths = (16, 8) if "avx512f" in _processor() else (8,)
-    return next((width for width in widths if size % width == 0), 0)
+    for width in widths:
+        if size % width == 0:
+            return width
+    return 0
 
 
 def kernel_cache() -> Path:
     """Return the folder of compiled kernels."""
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return (Path(base) if base else Path.home() / ".cache") / "rove"
+    configured = os.environ.get("XDG_CACHE_HOME", "").strip()
+    base = Path(configured) if configured else Path.home() / ".cache"
+    return base / "rove"
 
 
 @lru_cache(maxsize=32)
@@ -83,10 +89,14 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     if compiler is None:
         logger.info("no C compiler found: using PyTorch instead of the C kernels, which is slower")
         return None
-    source, header = (Path(__file__).with_name(file) for file in (f"{name}.c", "vectors.h"))
-    flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}", *(["-DBF16"] if bf16 else [])]
-    named = "\n".join([source.read_text("utf-8"), header.read_text("utf-8"), *flags, compiler, _processor()])
-    path = kernel_cache() / f"{name}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.so"
+    source, header = Path(__file__).with_name(f"{name}.c"), Path(__file__).with_name("vectors.h")
+    flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}"]
+    if bf16:
+        flags.append("-DBF16")
+    # All that determines the machine code: a changed source, or another machine with the same home folder, compiles anew.
+    identity = "\n".join([source.read_text("utf-8"), header.read_text("utf-8"), *flags, compiler, _processor()])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    path = kernel_cache() / f"{name}-{digest}.so"
     try:
         if not path.exists():
             _compile([compiler, *flags, str(source)], path)
@@ -95,8 +105,9 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
         reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         logger.info("the kernels of %s.c could not be compiled: using PyTorch, which is slower: %s", name, reason)
         return None
-    for function, (arguments, returned) in SIGNATURES[name].items():
-        getattr(library, function).argtypes, getattr(library, function).restype = arguments, returned
+    for function_name, (arguments, result) in SIGNATURES[name].items():
+        function = getattr(library, function_name)
+        function.argtypes, function.restype = arguments, result
     return library
 
 
@@ -106,9 +117,9 @@ Result = TypeVar("Result")
 def run_rows(count: int, function: Callable[[int, int], Result]) -> list[Result]:
     """Call `function(first, last)` for parts of `count` rows, on as many threads as PyTorch would use; return the results."""
     parts = max(1, min(torch.get_num_threads(), count))
-    edges = [count * i // parts for i in range(parts + 1)]
     if parts == 1:
         return [function(0, count)]
+    edges = [count * i // parts for i in range(parts + 1)]
     return list(kernel_threads().map(function, edges[:-1], edges[1:]))
 
 
@@ -129,11 +140,14 @@ def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
 
 def softmax_kernels(dtype: torch.dtype) -> ctypes.CDLL | None:
     """Return the kernels of `softmax.c` for logits of this type; None if there are none. They do not depend on heads."""
-    return load_kernels("softmax", 1, 16, dtype == torch.bfloat16) if dtype in (torch.float32, torch.bfloat16) else None
+    if dtype not in (torch.float32, torch.bfloat16):
+        return None
+    return load_kernels("softmax", 1, 16, dtype == torch.bfloat16)
 
 
 def _compile(command: list[str], path: Path) -> None:
     """Compile to `path`; other processes may do the same concurrently."""
+    # Moved into place when it is complete: another process must not load half of a library.
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         library = Path(folder) / path.name

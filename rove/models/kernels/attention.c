@@ -1,4 +1,5 @@
-/* Causal attention for training on a CPU, forward and backward, over a packed batch.
+/* Causal attention for training on a CPU, forward and backward, over a packed batch. It takes half as long as PyTorch's
+ * attention, for which shared tokens would have to be gathered and rows padded (docs/decisions/kernels.md).
  *
  * A row is a sequence of `length` tokens, each given by its index in the batch. The first `shared` tokens are a prefix that
  * another row computes: here they are only keys and values. Each later token is a query that attends to all tokens up to itself.
@@ -74,12 +75,12 @@ int forward(const float *q, const float *k, const float *v, float scale, const i
                 float query[HEADS][SIZE];
                 read_query(q + head * SIZE, scale, query);
                 multiply_all(row.keys, whole, query, row.score, whole);
-                vf seen[HEADS][VECTORS], sums[HEADS];
+                vf total[HEADS][VECTORS], sums[HEADS];
                 for (int g = 0; g < HEADS; g++) {
                     float *score = row.score + g * whole;
                     /* Not -INFINITY: the difference of two infinities is not a number. exp(-1e30) is 0. */
                     for (int64_t t = count; t < whole; t++) score[t] = -1e30f;
-                    vf high = all(-1e30f), sum = {};
+                    vf high = broadcast(-1e30f), sum = {};
                     for (int64_t t = 0; t < whole; t += W) {
                         vf x = load_f32(score + t);
                         high = pick(x > high, x, high);
@@ -90,13 +91,13 @@ int forward(const float *q, const float *k, const float *v, float scale, const i
                         sum += weight;
                         store_f32(score + t, weight);
                     }
-                    sums[g] = all(sum_of(sum));
+                    sums[g] = broadcast(sum_of(sum));
                     lse[head + g] = most + logf(sums[g][0]);
-                    for (int j = 0; j < VECTORS; j++) seen[g][j] = (vf){};
+                    for (int j = 0; j < VECTORS; j++) total[g][j] = (vf){};
                 }
-                gather(row.plain, count, row.score, whole, seen);
+                gather(row.plain, count, row.score, whole, total);
                 for (int g = 0; g < HEADS; g++)
-                    for (int j = 0; j < VECTORS; j++) store_f32(out + (head + g) * SIZE + j * W, seen[g][j] / sums[g]);
+                    for (int j = 0; j < VECTORS; j++) store_f32(out + (head + g) * SIZE + j * W, total[g][j] / sums[g]);
             }
         }
     free(memory);
@@ -104,13 +105,13 @@ int forward(const float *q, const float *k, const float *v, float scale, const i
 }
 
 /* Add the gradients of one query to d_key and d_value of `count` tokens. */
-INLINE void scatter(Row *row, int64_t count, int64_t stride, float query[HEADS][SIZE], float d_seen[HEADS][SIZE]) {
+INLINE void scatter(Row *row, int64_t count, int64_t stride, float query[HEADS][SIZE], float d_total[HEADS][SIZE]) {
     for (int64_t t = 0; t < count; t++)
         UNROLL for (int j = 0; j < VECTORS; j++) {
             vf key = load_f32(row->d_key + t * SIZE + j * W), value = load_f32(row->d_value + t * SIZE + j * W);
             UNROLL for (int g = 0; g < HEADS; g++) {
                 key += row->d_score[g * stride + t] * load_f32(query[g] + j * W);
-                value += row->score[g * stride + t] * load_f32(d_seen[g] + j * W);
+                value += row->score[g * stride + t] * load_f32(d_total[g] + j * W);
             }
             store_f32(row->d_key + t * SIZE + j * W, key);
             store_f32(row->d_value + t * SIZE + j * W, value);
@@ -139,19 +140,20 @@ int backward(const float *q, const float *k, const float *v, float scale, const 
             memset(row.d_value, 0, length * SIZE * sizeof(float));
             for (int64_t i = shared[b]; i < length; i++) {
                 int64_t count = i + 1, whole = (count + W - 1) / W * W, head = place[i] * heads + h * HEADS;
-                float query[HEADS][SIZE], d_seen[HEADS][SIZE];
+                float query[HEADS][SIZE], d_total[HEADS][SIZE];
                 read_query(q + head * SIZE, scale, query);
-                read_query(d_out + head * SIZE, 1.f, d_seen);
+                read_query(d_out + head * SIZE, 1.f, d_total);
                 multiply_all(row.keys, whole, query, row.score, whole);
-                multiply_all(row.values, whole, d_seen, row.d_score, whole);
+                multiply_all(row.values, whole, d_total, row.d_score, whole);
                 vf d_query[HEADS][VECTORS];
                 for (int g = 0; g < HEADS; g++) {
                     vf dot = {};
                     for (int j = 0; j < VECTORS; j++) {
-                        dot += load_f32(d_seen[g] + j * W) * load_f32(out + (head + g) * SIZE + j * W);
+                        dot += load_f32(d_total[g] + j * W) * load_f32(out + (head + g) * SIZE + j * W);
                         d_query[g][j] = (vf){};
                     }
                     float *score = row.score + g * whole, *d_score = row.d_score + g * whole, mean = sum_of(dot);
+                    /* Scores are computed again from `lse`: storing them would take length² numbers per head. */
                     for (int64_t t = 0; t < whole; t += W) {
                         vf weight = exponential(load_f32(score + t) - lse[head + g]);
                         store_f32(score + t, weight);
@@ -161,7 +163,7 @@ int backward(const float *q, const float *k, const float *v, float scale, const 
                 gather(row.plain, count, row.d_score, whole, d_query);
                 for (int g = 0; g < HEADS; g++)
                     for (int j = 0; j < VECTORS; j++) store_f32(d_q + (head + g) * SIZE + j * W, d_query[g][j] * scale);
-                scatter(&row, count, whole, query, d_seen);
+                scatter(&row, count, whole, query, d_total);
             }
             for (int64_t t = 0; t < length; t++) {
                 int64_t to = (place[t] * key_heads + h) * SIZE;

@@ -1,4 +1,5 @@
-/* What training a decoder layer on a CPU does between its matrix products and its attention, forward and backward.
+/* Training of a decoder layer on a CPU: the work between its matrix products and its attention, forward and backward. Each
+ * function is one pass over memory (docs/decisions/bf16_training.md).
  *
  * Activations are of type `number`; the residual stream, norms and sums are fp32. Shapes: N tokens; `width` is a multiple of W;
  * a head has SIZE values, HEADS query heads share a key head. A call computes the tokens `first` to `last` - 1, so that threads
@@ -10,16 +11,16 @@
 
 enum { HALF = SIZE / 2 };
 
-/* sum [N, width] = x + more, unless more is null (then sum is not used); out = the sum divided by its root mean square,
+/* sum [N, width] = x + residual, unless residual is null (then sum is not used); out = the sum divided by its root mean square,
  * times weight [width]. x and sum may be the same. */
-void norm(const float *x, const number *more, const float *weight, float eps, float *sum, number *out, int64_t width,
+void norm(const float *x, const number *residual, const float *weight, float eps, float *sum, number *out, int64_t width,
           int64_t first, int64_t last) {
     for (int64_t n = first; n < last; n++) {
         const float *row = x + n * width;
         vf squares = {};
-        if (more) {
+        if (residual) {
             for (int64_t i = 0; i < width; i += W) {
-                vf value = load_f32(row + i) + load(more + n * width + i);
+                vf value = load_f32(row + i) + load(residual + n * width + i);
                 store_f32(sum + n * width + i, value);
                 squares += value * value;
             }
@@ -56,27 +57,27 @@ void norm_backward(const float *x, const float *weight, float eps, const number 
     }
 }
 
-/* both [N, 2, width]: gates, and what they gate; out [N, width] = silu(gate) * other. */
-void gate(const number *both, number *out, int64_t width, int64_t first, int64_t last) {
+/* gate_up [N, 2, width]: gates, and what they gate; out [N, width] = silu(gate) * up. */
+void gate(const number *gate_up, number *out, int64_t width, int64_t first, int64_t last) {
     for (int64_t n = first; n < last; n++)
         for (int64_t i = 0; i < width; i += W) {
-            const number *from = both + 2 * n * width + i;
+            const number *from = gate_up + 2 * n * width + i;
             vf x = load(from);
             store(out + n * width + i, x / (exponential(-x) + 1.f) * load(from + width));
         }
 }
 
-/* d_both [N, 2, width], from the gradient d_out of `gate`'s output; out is that output, computed again. */
-void gate_backward(const number *both, const number *d_out, number *d_both, number *out, int64_t width, int64_t first,
+/* d_gate_up [N, 2, width], from the gradient d_out of `gate`'s output; out is that output, computed again. */
+void gate_backward(const number *gate_up, const number *d_out, number *d_gate_up, number *out, int64_t width, int64_t first,
                    int64_t last) {
     for (int64_t n = first; n < last; n++)
         for (int64_t i = 0; i < width; i += W) {
-            const number *from = both + 2 * n * width + i;
-            number *to = d_both + 2 * n * width + i;
-            vf x = load(from), other = load(from + width), d = load(d_out + n * width + i);
+            const number *from = gate_up + 2 * n * width + i;
+            number *to = d_gate_up + 2 * n * width + i;
+            vf x = load(from), up = load(from + width), d = load(d_out + n * width + i);
             vf sigmoid = 1.f / (exponential(-x) + 1.f), silu = x * sigmoid;
-            store(out + n * width + i, silu * other);
-            store(to, d * other * sigmoid * (x - silu + 1.f));
+            store(out + n * width + i, silu * up);
+            store(to, d * up * sigmoid * (x - silu + 1.f));
             store(to + width, d * silu);
         }
 }

@@ -180,6 +180,7 @@ def compare(
     in_a, in_b = (side.means(value) for side in sides)
     shared = in_a.keys() & in_b.keys()
     moved = [Mover(key, sides[1].ids[key], in_a[key], in_b[key]) for key in shared]
+    # By key at last: `shared` is a set, and equal runs must print equal lists.
     moved.sort(key=lambda mover: (-abs(mover.b - mover.a), mover.example_id, mover.example_key))
     up = [mover for mover in moved if mover.b - mover.a > TOLERANCE]
     down = [mover for mover in moved if mover.a - mover.b > TOLERANCE]
@@ -306,7 +307,7 @@ def _unpaired(a: Column, b: Column) -> Estimate:
 def _run_estimate(column: Column, limits: tuple[float, float] | None) -> Estimate:
     """Estimate the mean of one run, whose rollouts have values within `limits`."""
     estimate = column.estimate
-    if column.levels <= {0.0, 1.0} or math.isnan(estimate.mean):
+    if column.levels <= {0.0, 1.0} or math.isnan(estimate.mean):  # its interval is exact, or there is none
         return estimate
     values = column.example_means()
     if estimate.caveat == EQUAL and limits is not None:
@@ -384,6 +385,7 @@ def difference_estimate(a: Estimate, b: Estimate) -> Estimate:
     Zou & Donner 2008, "Construction of confidence limits about effect measures: a general approach".
     """
     difference, caveat = b.mean - a.mean, a.caveat or b.caveat
+    # Each limit combines the errors in its own direction, because exact intervals of shares are not symmetric.
     low = difference - math.hypot(b.mean - b.low, a.high - a.mean)
     high = difference + math.hypot(b.high - b.mean, a.mean - a.low)
     if math.isnan(low) or math.isnan(high):

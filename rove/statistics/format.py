@@ -31,7 +31,7 @@ def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
     low, high, half = (estimate.get(name) for name in ("low", "high", "half_width"))
     mean = estimate.get("mean")
     if isinstance(mean, (int, float)) and isinstance(half, (int, float)):
-        low, high = mean - half, mean + half
+        low, high = mean - half, mean + half  # of a run folder that an older version wrote
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
     return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
@@ -87,7 +87,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
         piece = clean[start : start + size]
         points.append(sum(piece) / len(piece))
     low, high = min(points), max(points)
-    spread = (high - low) or 1.0
+    spread = (high - low) or 1.0  # equal values are a flat line
     heights = [min(7, int((point - low) / spread * 8)) for point in points]
     return "".join(SPARKS[height] for height in heights)
 

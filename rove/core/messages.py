@@ -93,6 +93,4 @@ def text_of(message: JsonMapping) -> str:
         return ""
     if isinstance(content, str):
         return content
-    # Parts without a text, such as images, count as nothing.
-    texts = [part if isinstance(part, str) else str(part.get("text") or "") for part in content]
-    return "".join(texts)
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)

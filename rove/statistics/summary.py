@@ -88,9 +88,8 @@ class Column:
             sums[example] += value
             counts[example] += 1
             return
-        for _ in range(
-            example - len(sums)
-        ):  # earlier examples without this value, such as a metric of another environment
+        # Earlier examples may lack the value, such as a metric of another environment.
+        for _ in range(example - len(sums)):
             sums.append(0.0)
             counts.append(0)
         sums.append(value)

@@ -166,7 +166,7 @@ def parse_value(text: str) -> object:
     """Return a flag's value: parsed as JSON if possible, else the text."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:  # so that nobody has to quote for the shell: --loss.kind cispo, not '"cispo"'
+    except msgspec.DecodeError:  # a text needs no quotation marks: --loss.kind cispo, not '"cispo"'
         return text
 
 

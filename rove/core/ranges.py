@@ -112,7 +112,7 @@ class Range(NamedTuple):
         return f"a finite {self.description}"
 
 
-@cache  # every request checks its sampling parameters, and `type_info` inspects the type anew
+@cache  # every request checks its sampling parameters, and `type_info` inspects the type each time
 def range_of(annotation: object) -> Range | None:
     """Return the numbers that a type such as `PositiveInt | None` allows; None if it is not a number type."""
     return _range(msgspec.inspect.type_info(annotation))

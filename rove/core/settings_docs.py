@@ -76,7 +76,7 @@ def _docstring(node: ast.stmt | None) -> str:
 def settings_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
     """Yield every setting of a struct; nested tables come under dotted names."""
     meanings: dict[str, str] = {}
-    for base in reversed(kind.__mro__):  # bases first: a subclass may document a setting anew
+    for base in reversed(kind.__mro__):  # bases first: a subclass may replace the docstring of a setting
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
             meanings |= documented_fields(base.__module__, base.__name__)
     hints = get_type_hints(kind)

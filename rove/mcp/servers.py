@@ -112,7 +112,7 @@ class Connection:
                 self._ready.set()
                 await self._closing.wait()
         finally:
-            self.kill()  # if no session was opened that would have ended it; nothing to do otherwise
+            self.kill()  # if no session was opened that would have ended it
 
     async def _abandon(self) -> None:
         if self._holder is not None:

@@ -166,7 +166,7 @@ class NodePool:
         pool = min(self._pools.values(), key=lambda pool: pool.load)
         if self.keep_groups_together:
             self._group_pools[group] = pool
-            while len(self._group_pools) > MAX_GROUPS:  # the oldest: nobody reports when a group has ended
+            while len(self._group_pools) > MAX_GROUPS:  # the oldest: the pool does not learn when a group has ended
                 oldest_group = next(iter(self._group_pools))
                 del self._group_pools[oldest_group]
         return pool

@@ -304,7 +304,7 @@ class _RpcServer:
         self, rollout: WorkerRollout, state: State, messages: Sequence[JsonMapping], **options: object
     ) -> JsonObject:
         """Send a model request to the parent; cancelling this call cancels the request there."""
-        call_id = self.count + 1  # the number that `call_parent` takes: nothing is awaited before that
+        call_id = self.count + 1  # the number that `call_parent` takes: there is no await before that
         prompt, record = prompt_of(rollout.state), bookkeeping(state)
         record.tools = offered_tools(state)
         try:

@@ -215,7 +215,7 @@ class _Evaluation:
         self._errors[f"{record.error.phase}: {record.error.type}"] += 1
         failed = self._errors.total()
         max_failed = limit
-        if limit < 1:  # a share, which says nothing after the first few rollouts
+        if limit < 1:  # a share, which is not meaningful after the first few rollouts
             if self._done < MIN_ROLLOUTS_FOR_SHARE:
                 return
             max_failed = limit * self._done

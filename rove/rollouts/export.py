@@ -287,9 +287,13 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _flat(row: Row) -> Row:
     """A row whose columns have the same types in every other row."""
-    messages = {name: [_with_text(m) for m in row[name]] for name in ("prompt", "completion")}
-    as_text = {name: msgspec.json.encode(row[name]).decode() for name in ("info", "tools") if name in row}
-    return _columns(row) | messages | as_text
+    flat = _columns(row)
+    for name in ("prompt", "completion"):
+        flat[name] = [_with_text(message) for message in row[name]]
+    for name in ("info", "tools"):
+        if name in row:
+            flat[name] = msgspec.json.encode(row[name]).decode()
+    return flat
 
 
 def _columns(row: Row) -> Row:

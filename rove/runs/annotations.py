@@ -125,7 +125,7 @@ class Annotations:
         annotations: dict[Place | None, Annotation] = {}
         bad: list[tuple[int, str]] = []
         for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):  # somebody writes it right now
+            if not line.endswith(b"\n"):  # another process is writing it
                 break
             try:
                 change = msgspec.json.decode(line, type=Change)

@@ -373,11 +373,8 @@ class Run(RunFiles):
 
     def progress(self, step: int, state: Mapping[str, object]) -> Progress:
         """Return the current progress of the run."""
-        sizes: list[int] = []
-        for name in ("rollouts.jsonl", "metrics.jsonl"):
-            file = self.path / name
-            sizes.append(file.stat().st_size if file.exists() else 0)
-        return Progress(step, *sizes, dict(state))
+        rollouts, metrics = self.path / "rollouts.jsonl", self.path / "metrics.jsonl"
+        return Progress(step, _size_of(rollouts), _size_of(metrics), dict(state))
 
     def last_checkpoint(self) -> tuple[Path, Progress] | None:
         """Return the newest checkpoint from which training can resume.
@@ -454,6 +451,10 @@ def _saving(target: Path) -> Generator[Path]:
             "command: the run continues after its last checkpoint"
         ) from error
     atomic_replace(draft, target)
+
+
+def _size_of(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _step_of(line: bytes) -> float:

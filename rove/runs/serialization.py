@@ -115,7 +115,7 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
     messages: list[MessageDict] = []
     ids: list[int] = []
     for step in steps:
-        # All or nothing: a step of another branch, such as a sub-agent's, has its whole prompt.
+        # The whole previous step or none of it: a step of another branch, such as a sub-agent's, is stored with its prompt.
         shared_messages = len(messages) if _extends(step.prompt, messages) else 0
         tokens = step.tokens
         shared_ids = len(ids) if tokens and _extends(tokens.prompt_ids, ids) else 0

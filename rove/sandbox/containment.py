@@ -63,7 +63,8 @@ ALWAYS = (
 
 def describe(missing: Mapping[str, str]) -> Description:
     """Return a description of a machine, given its missing features and the reasons."""
-    enforced, not_enforced = list(ALWAYS), list[str]()
+    enforced: list[str] = [*ALWAYS]
+    not_enforced: list[str] = []
     for name, (effect, consequence) in FEATURES.items():
         if name in missing:
             not_enforced.append(f"{name}: {consequence} ({missing[name]})")

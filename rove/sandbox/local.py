@@ -175,7 +175,7 @@ class LocalSession(SupervisedSession):
         parent, self._parent = self._parent, None
         if parent is None:
             return ""
-        # The parent completes this future whoever waits; a canceled caller must not cancel it.
+        # Several callers may wait for the same future; a canceled one must not cancel it.
         return await asyncio.shield(parent.kill(self._number))
 
 

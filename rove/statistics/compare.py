@@ -199,6 +199,7 @@ def compare(
         ConfigError: A run has no scored rollout, or one of them lacks the value.
         RunError: There is no run in a folder.
     """
+<<<<<<< HEAD
     run_a = Run(a) if isinstance(a, (str, Path)) else a
     run_b = Run(b) if isinstance(b, (str, Path)) else b
     if names is None:
@@ -206,21 +207,25 @@ def compare(
         names = run_names(run_a.path, run_b.path) if are_runs else ("A", "B")
     rollouts = [scored_outcomes(source) if isinstance(source, Run) else source for source in (run_a, run_b)]
     sides = _Side(rollouts[0]), _Side(rollouts[1])
+=======
+    side_a, side_b = sides = _Side(a), _Side(b)
+>>>>>>> wt-N4
     for side, name in zip(sides, names):
         if not side.keys:
             raise ConfigError(f"{name} has no scored rollout; a comparison needs at least one in each run")
         if value != REWARD and value not in side.functions:
             raise ConfigError(f"{name} has no value '{value}'; {nearest(value, {REWARD, *side.functions})}")
-    in_a, in_b = (side.means(value) for side in sides)
+    in_a, in_b = side_a.means(value), side_b.means(value)
     shared = in_a.keys() & in_b.keys()
-    moved = [Mover(key, sides[1].ids[key], in_a[key], in_b[key]) for key in shared]
+    moved = [Mover(key, side_b.ids[key], in_a[key], in_b[key]) for key in shared]
+    # By key at last: `shared` is a set, and equal runs must print equal lists.
     moved.sort(key=lambda mover: (-abs(mover.b - mover.a), mover.example_id, mover.example_key))
     up = [mover for mover in moved if mover.b - mover.a > TOLERANCE]
     down = [mover for mover in moved if mover.a - mover.b > TOLERANCE]
     only = (len(in_a) - len(shared), len(in_b) - len(shared))
-    main, needed = _difference(value, *sides)
-    other_names = {REWARD, *(sides[0].functions & sides[1].functions)} - {value}
-    differences = [_difference(name, *sides)[0] for name in other_names]
+    main, needed = _difference(value, side_a, side_b)
+    common_functions = side_a.functions & side_b.functions
+    differences = [_difference(name, side_a, side_b)[0] for name in {REWARD, *common_functions} - {value}]
     # The reward, whose weight is None, then by weight.
     differences.sort(key=lambda item: (item.weight is not None, -abs(item.weight or 0.0), item.name))
     return Comparison(
@@ -258,10 +263,10 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
         variance = sum(sample_variance(column.example_means()) for column in columns)
     if _are_binary(*columns) and math.isfinite(estimate.low):  # a difference of two shares is between −1 and 1
         estimate = msgspec.structs.replace(estimate, low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
-    means = mean(list(in_a.values())), mean(list(in_b.values()))
     difference = Difference(
         name,
-        *means,
+        mean(list(in_a.values())),
+        mean(list(in_b.values())),
         difference=estimate.mean,
         low=estimate.low,
         high=estimate.high,
@@ -340,7 +345,7 @@ def _unpaired(a: Column, b: Column) -> Estimate:
 def _run_estimate(column: Column, limits: tuple[float, float] | None) -> Estimate:
     """Estimate the mean of one run, whose rollouts have values within `limits`."""
     estimate = column.estimate
-    if column.levels <= {0.0, 1.0} or math.isnan(estimate.mean):
+    if column.levels <= {0.0, 1.0} or math.isnan(estimate.mean):  # its interval is exact, or there is none
         return estimate
     values = column.example_means()
     if estimate.caveat == EQUAL and limits is not None:
@@ -408,8 +413,9 @@ def bonett_price(up: int, down: int, n: int) -> Estimate:
     """
     # Adjusted: one rise and one fall are added, so that no proportion is 0.
     rise, fall = (up + 1) / (n + 2), (down + 1) / (n + 2)
-    reach = Z * math.sqrt((rise + fall - (rise - fall) ** 2) / (n + 2))
-    return Estimate((up - down) / n, max(-1.0, rise - fall - reach), min(1.0, rise - fall + reach))
+    difference = rise - fall
+    reach = Z * math.sqrt((rise + fall - difference**2) / (n + 2))
+    return Estimate((up - down) / n, max(-1.0, difference - reach), min(1.0, difference + reach))
 
 
 def difference_estimate(a: Estimate, b: Estimate) -> Estimate:
@@ -418,6 +424,7 @@ def difference_estimate(a: Estimate, b: Estimate) -> Estimate:
     Zou & Donner 2008, "Construction of confidence limits about effect measures: a general approach".
     """
     difference, caveat = b.mean - a.mean, a.caveat or b.caveat
+    # Each limit combines the errors in its own direction, because exact intervals of shares are not symmetric.
     low = difference - math.hypot(b.mean - b.low, a.high - a.mean)
     high = difference + math.hypot(b.high - b.mean, a.mean - a.low)
     if math.isnan(low) or math.isnan(high):

@@ -24,8 +24,20 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
+<<<<<<< HEAD
     """Return the limits of the interval of an estimate from a summary; None where there are none."""
     low, high = estimate.get("low"), estimate.get("high")
+=======
+    """Return the limits of an interval; None where there are none.
+
+    Args:
+        estimate: From a summary; older ones have `half_width` instead of `low` and `high`.
+    """
+    low, high, half = (estimate.get(name) for name in ("low", "high", "half_width"))
+    mean = estimate.get("mean")
+    if isinstance(mean, (int, float)) and isinstance(half, (int, float)):
+        low, high = mean - half, mean + half  # of a run folder that an older version wrote
+>>>>>>> wt-N4
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
     return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None
@@ -81,7 +93,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
         piece = clean[start : start + size]
         points.append(sum(piece) / len(piece))
     low, high = min(points), max(points)
-    spread = (high - low) or 1.0
+    spread = (high - low) or 1.0  # equal values are a flat line
     heights = [min(7, int((point - low) / spread * 8)) for point in points]
     return "".join(SPARKS[height] for height in heights)
 

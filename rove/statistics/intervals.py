@@ -162,6 +162,7 @@ def mean_estimate(
         observations: Number of rollouts. Default: one per example.
     """
     levels = _rounded_levels(values if levels is None else levels)
+    # Known from the rollouts: a mean of 0.5 may come from 0 and 1, or from a graded reward.
     if len(values) >= 2 and levels <= {0.0, 1.0}:
         return Estimate(math.fsum(values) / len(values), *proportion_interval(values, observations))
     return graded_estimate(values, levels, observations)
@@ -201,6 +202,7 @@ def graded_estimate(
     reach = t_quantile(0.975, n - 1) * math.sqrt(sample_variance(values) / n)
     low, high = center - reach, center + reach
     is_share = min(values) >= 0.0 and max(values) <= 1.0
+    # A limit that no mean can have shows that the normal approximation fails here.
     if is_share and (low < 0.0 or high > 1.0):
         return Estimate(center, *proportion_interval(values, observations))
     return Estimate(center, low, high, _t_caveat(values))

@@ -160,6 +160,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     def to_dict(self) -> JsonObject:
         """Return the content of summary.json as plain values; unknown numbers are nan, which JSON writes as null."""
+        # The open run folder is no value; JSON has only texts as keys, and pass@k has numbers.
         return msgspec.to_builtins(msgspec.structs.replace(self, run=None), str_keys=True)
 
     @property
@@ -196,7 +197,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         Raises:
             ConfigError: matplotlib is not installed.
         """
-        try:
+        try:  # not pyplot, which would choose a window system for the whole process
             from matplotlib.figure import Figure
         except ModuleNotFoundError:
             raise missing_train_package("matplotlib", "plotting a result") from None

@@ -88,9 +88,8 @@ class Column:
             sums[example] += value
             counts[example] += 1
             return
-        for _ in range(
-            example - len(sums)
-        ):  # earlier examples without this value, such as a metric of another environment
+        # Earlier examples may lack the value, such as a metric of another environment.
+        for _ in range(example - len(sums)):
             sums.append(0.0)
             counts.append(0)
         sums.append(value)
@@ -198,7 +197,8 @@ class Tally:
         """Add the scores or the error of a rollout."""
         self.rollouts += 1
         self.truncated += record.is_truncated
-        self.usage = self.usage + record.usage
+        self.usage = self.usage + record.usage  # failed rollouts were paid for as well
+        # Outcomes are what resumed runs read: the same sums must come out of both.
         outcome = record.outcome if isinstance(record, RolloutRecord) else record
         self.model_roles.add(outcome.model_roles)
         self.retries += outcome.retries
@@ -224,7 +224,7 @@ class Tally:
         reward = self._columns.reward
         examples = reward.examples
         variance = sample_variance(reward.example_means())
-        needed = needed_examples(2 * variance)
+        needed = needed_examples(2 * variance)  # unpaired, with a second run of the same variance
         has_enough = needed is not None and examples >= needed
         weights = self._columns.weights
         any_of, all_of = self._passes()

@@ -61,7 +61,7 @@ def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
     """
     check_regular(file)  # opening a device may already have an effect
     stream: Any = open(file, mode, opener=_opener)  # noqa: SIM115  the caller closes it
-    try:  # again, now that nobody can replace the file any more
+    try:  # again: the open file cannot be replaced any more
         _check_kind(file, os.fstat(stream.fileno()))
     except RunError:
         stream.close()

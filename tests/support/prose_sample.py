@@ -1,7 +1,7 @@
 """100 random sentences for review by fresh eyes: `python tests/support/prose_sample.py [SEED] [COUNT]`.
 
 A quarter each is from the documentation, docstrings, command help, and the texts that models read: prompts, descriptions and
-errors of tools. docs/decisions/prose.md has the verdicts of a sample.
+errors of tools. benchmarks/reports/prose.md has the verdicts of a sample.
 """
 
 from __future__ import annotations

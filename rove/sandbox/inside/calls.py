@@ -168,7 +168,7 @@ class Call:
         write_frame(answers, {"host_call": self.pending_call, "left": max(0.0, self.deadline - began)})
         self.pending_call = None
         read_answer = reading.pop(self.child.own_fds[2])  # one host call at a time
-        # Output is read meanwhile: a background process that fills its pipe would otherwise stop.
+        # Output is read during the call: a background process that fills its pipe would otherwise stop.
         while requests not in (ready := readable([requests, *reading])):
             for fd in ready:
                 if not reading[fd]():

@@ -97,10 +97,7 @@ def text_of(message: JsonMapping) -> str:
         return ""
     if isinstance(content, str):
         return content
-<<<<<<< HEAD
-    # Parts without a text, such as images, count as nothing.
-    texts = [part if isinstance(part, str) else str(part.get("text") or "") for part in content]
-    return "".join(texts)
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
 
 
 def call_id(call: object) -> str:
@@ -152,6 +149,3 @@ def _decoded(name: str | None, text: str) -> JsonValue:
 def cut_quotation(text: str) -> str:
     """Return a text of the model, shortened to `QUOTED` characters, for an error message."""
     return text if len(text) <= QUOTED else text[:QUOTED] + "…"
-=======
-    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
->>>>>>> wt-N4

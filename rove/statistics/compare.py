@@ -199,17 +199,13 @@ def compare(
         ConfigError: A run has no scored rollout, or one of them lacks the value.
         RunError: There is no run in a folder.
     """
-<<<<<<< HEAD
     run_a = Run(a) if isinstance(a, (str, Path)) else a
     run_b = Run(b) if isinstance(b, (str, Path)) else b
     if names is None:
         are_runs = isinstance(run_a, Run) and isinstance(run_b, Run)
         names = run_names(run_a.path, run_b.path) if are_runs else ("A", "B")
     rollouts = [scored_outcomes(source) if isinstance(source, Run) else source for source in (run_a, run_b)]
-    sides = _Side(rollouts[0]), _Side(rollouts[1])
-=======
-    side_a, side_b = sides = _Side(a), _Side(b)
->>>>>>> wt-N4
+    side_a, side_b = sides = _Side(rollouts[0]), _Side(rollouts[1])
     for side, name in zip(sides, names):
         if not side.keys:
             raise ConfigError(f"{name} has no scored rollout; a comparison needs at least one in each run")

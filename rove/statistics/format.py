@@ -24,20 +24,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
-<<<<<<< HEAD
     """Return the limits of the interval of an estimate from a summary; None where there are none."""
     low, high = estimate.get("low"), estimate.get("high")
-=======
-    """Return the limits of an interval; None where there are none.
-
-    Args:
-        estimate: From a summary; older ones have `half_width` instead of `low` and `high`.
-    """
-    low, high, half = (estimate.get(name) for name in ("low", "high", "half_width"))
-    mean = estimate.get("mean")
-    if isinstance(mean, (int, float)) and isinstance(half, (int, float)):
-        low, high = mean - half, mean + half  # of a run folder that an older version wrote
->>>>>>> wt-N4
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
     return (float(low), float(high)) if math.isfinite(low) and math.isfinite(high) else None

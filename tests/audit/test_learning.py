@@ -172,11 +172,6 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         LearnOptions(folder=tmp_path, steps=0)
 
 
-async def test_without_a_learner_the_check_is_not_done() -> None:
-    report = await audit("reverse_text", options=AuditOptions(num_examples=5, only=("learned-reward",)))
-    assert report.skipped == {"learned-reward": "only with --learn"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("grader", "found"), [("anywhere", True), ("exact", False)])
 async def test_the_learner_finds_a_hole_and_leaves_the_fixed_grader_alone(

@@ -91,8 +91,8 @@ PAGES = {
         ),
     )
 }
-QUICK = {"docs/tutorials/0_evaluate.md", "docs/tutorials/2_game.md", "environments/double_check/README.md"}
-"""Pages that every test run executes; the others are for `make test-broad` and `make test-slow`."""
+QUICK = {"environments/double_check/README.md"}
+"""Pages that every test run executes; the others, which start more processes, are for `make test-broad` and `make test-slow`."""
 SLOW = {
     "docs/guides/choose_hyperparameters.md",
     "docs/guides/memory.md",

@@ -253,20 +253,20 @@ def accepts(loaded: Any, constraint: Constraint, text: str) -> bool:
     return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
 
 
+@pytest.mark.parametrize("seed", first_quick(range(3)))
 @pytest.mark.parametrize("how", FORMAT_CASES)
-def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Format):
+def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Format, seed: int):
     sampling = structured_sampling(grammar=grammar_text(loaded, how))
-    for seed in range(3):
-        text, _ = generate(loaded, sampling, seed)
-        other_text, calls = read_calls(text, how, ["move", "resign", "other"])
-        assert (other_text, len(calls)) == ("", 1), text
-        for call in calls:
-            arguments = json.loads(call["function"]["arguments"])
-            name = call["function"]["name"]
-            allowed = {"move": {"square", "piece", "sure"}, "resign": set(), "other": {"a"}}[name]
-            assert arguments.keys() <= allowed, text
-            assert name != "move" or arguments["square"] in range(9)
-            assert arguments.get("piece", "X") in ("X", 'O "ö"\n') and arguments.get("sure") in (True, False, None)
+    text, _ = generate(loaded, sampling, seed)
+    other_text, calls = read_calls(text, how, ["move", "resign", "other"])
+    assert (other_text, len(calls)) == ("", 1), text
+    for call in calls:
+        arguments = json.loads(call["function"]["arguments"])
+        name = call["function"]["name"]
+        allowed = {"move": {"square", "piece", "sure"}, "resign": set(), "other": {"a"}}[name]
+        assert arguments.keys() <= allowed, text
+        assert name != "move" or arguments["square"] in range(9)
+        assert arguments.get("piece", "X") in ("X", 'O "ö"\n') and arguments.get("sure") in (True, False, None)
 
 
 @pytest.mark.parametrize("how", FORMAT_CASES)

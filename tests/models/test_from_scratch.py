@@ -230,20 +230,10 @@ def test_numbers_are_tokenized_as_digits():
     assert pieces == ["3", "7", " +", " ", "5", "8", " is", " ", "9", "5", " or", " 4"]
 
 
+@pytest.mark.broad
 def test_the_vocabulary_is_the_same_in_every_process():
-    code = (
-        "from rove.models.from_scratch import *; print(train_tokenizer(['a red fox and a blue owl'] * 3).get_vocab())"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert {tuple(sorted(ast.literal_eval(text).items())) for text in outputs} == {
-        tuple(sorted(train_tokenizer(["a red fox and a blue owl"] * 3).get_vocab().items()))
-    }
+    texts = ["a red fox and a blue owl"] * 3
+    code = f"from rove.models.from_scratch import *; print(train_tokenizer({texts!r}).get_vocab())"
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has a random one
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == train_tokenizer(texts).get_vocab()

@@ -113,7 +113,8 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(path).metrics()]
 
 
-@pytest.mark.parametrize("loss", first_quick(["cispo", "grpo"]))
+@pytest.mark.broad
+@pytest.mark.parametrize("loss", ["cispo", "grpo"])
 def test_the_reward_rises(tmp_path: Path, loss: str):
     train(
         tmp_path,
@@ -154,7 +155,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Path):
     initial, distances = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
     for penalty in (0.0, 10.0):
-        loaded = train(tmp_path / str(penalty), settings(loss__kl_penalty=penalty, checkpoint_every=99), two_turns())
+        config = settings(steps=3, loss__kl_penalty=penalty, checkpoint_every=99)
+        loaded = train(tmp_path / str(penalty), config, two_turns())
         distances.append((torch.cat([p.flatten() for p in loaded.model.parameters()]) - initial).norm().item())
     assert distances[1] < distances[0]
 

@@ -179,6 +179,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.broad
 def test_a_server_ends_when_the_process_that_started_it_is_killed(tmp_path: Path, program: str):
     """The starting process is ended with SIGKILL."""
     completed = subprocess.run([sys.executable, "-c", KILLED, program, str(tmp_path)], check=False)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiers import each_row
 
 ROOT = Path(__file__).parents[2]
 RETIRED = re.compile(
@@ -63,6 +64,6 @@ def test_module_names_use_the_words_of_the_glossary():
     assert [path for path in MODULES if RETIRED.search(path.stem)] == []
 
 
-@pytest.mark.parametrize("text", ["the model's seat", "--fresh", "an alarm", "Scripted players", "`skip_at_most`"])
+@each_row("text", ["the model's seat", "--fresh", "an alarm", "Scripted players", "`skip_at_most`"])
 def test_a_retired_word_is_found(text: str):
     assert RETIRED.search(text)

@@ -16,6 +16,7 @@ import pytest
 import reference_pages
 from browser import WIDE, chromium, violations
 from settings_page import TABLES
+from tiers import each_row
 
 from rove.core.settings_docs import documented_fields
 
@@ -54,7 +55,7 @@ def test_every_error_class_with_a_message_has_a_fix() -> None:
     assert {one.error for one in error_templates.templates()} == set(error_templates.FIXES)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "text"),
     [
         ("'a' 'b'", "ab"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT, Page, blocks, matches, run_page
+from tiers import each_row
 
 from rove.envs.loading import example_environments
 
@@ -156,7 +157,7 @@ def test_relative_links_lead_to_existing_files(path: str) -> None:
     assert [link for link in links if not (ROOT / path).parent.joinpath(link).exists()] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shown", "printed", "same"),
     [
         ("a\nb", "a\nb\n", True),

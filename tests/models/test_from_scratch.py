@@ -12,6 +12,7 @@ import torch
 from fakes import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rove.core.errors import ConfigError
@@ -88,7 +89,7 @@ def test_the_tokenizer_encodes_any_text_without_loss(text: str):
     assert TOKENIZER.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     "piece",
     [
         "<move>",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fakes import record_of, tiny_model
 from flat_settings import with_tables
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 import rove as vf
 from rove.core.config import convert
@@ -406,7 +406,7 @@ def test_an_example_drawn_twice_in_a_step_has_two_groups():
     assert len({plan_groups(settings(), step, [example])[0][0].seed for step in range(4)}) == 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "message"),
     [
         ({"rollouts_per_example": 1}, "rollouts_per_example"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tiers import each_row
 
 from rove.core.errors import ConfigError, InfraError
 from rove.vllm.server import DEFAULT_CONFIG, LOG_HINTS, LoRAShape, Server, VLLMConfig
@@ -54,7 +55,7 @@ def command_arguments(command: str, **settings: Any) -> list[str]:
     return Server(None, VLLMConfig(command=command, **settings), 0, Path())._command(Path("/m"), 7)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "message"),
     [
         ({"servers": 0}, "servers is 0; expected an integer, 1 or more"),

@@ -7,6 +7,7 @@ message appear as {name}.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +85,7 @@ def _last_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
+@functools.cache  # reading all modules takes seconds
 def error_classes() -> dict[str, ErrorClass]:
     """Return `rove.Error` and all its subclasses by name."""
     classes = [
@@ -164,8 +166,10 @@ def _calls(
         yield from _calls(node, inner, names)
 
 
-def raise_sites() -> Iterator[tuple[Template, ast.Call]]:
-    """Yield the template of every call of an error class that has a message, and the call."""
+@functools.cache
+def raise_sites() -> tuple[Template, ...]:
+    """Return the template of every call of an error class that has a message."""
+    sites = []
     names = list(error_classes())
     for module, tree in _modules():
         constants = {name: value for name, value in _assignments(tree).items() if name.isupper()}
@@ -174,7 +178,8 @@ def raise_sites() -> Iterator[tuple[Template, ast.Call]]:
             message = _message(call, error)
             if message is not None:
                 text = " ".join(template(message, known).split())
-                yield Template(text, error, module, call.lineno), call
+                sites.append(Template(text, error, module, call.lineno))
+    return tuple(sites)
 
 
 def passes_on(text: str) -> bool:
@@ -191,7 +196,7 @@ def passes_on(text: str) -> bool:
 def templates() -> list[Template]:
     """Return all templates with text of their own, once each per error class."""
     found: dict[tuple[str, str], Template] = {}
-    for one, _ in raise_sites():
+    for one in raise_sites():
         if not passes_on(one.text):
             found.setdefault((one.error, one.text), one)
     return sorted(found.values(), key=lambda one: (one.error, one.module, one.text))

@@ -47,6 +47,9 @@ def compare_audits(
         pair: Old and new version: a name, the path of a module or folder, or a report (FILE.json).
     """
     check_outputs(output, SUFFIXES)
+    for name in pair:
+        if not _is_report(name):
+            located(name, env_dir)  # an audit takes minutes: a wrong name is an error before the first one
     old, new = (_report(source, env_dir, run) for source in pair)
     failures: list[str] = []
     for report in (old, new):
@@ -72,7 +75,11 @@ def _is_checked(report: Report) -> bool:
 
 
 def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Report]) -> Report:
-    return read_report(name) if Path(name).suffix == ".json" else run(*located(name, env_dir))
+    return read_report(name) if _is_report(name) else run(*located(name, env_dir))
+
+
+def _is_report(name: str) -> bool:
+    return Path(name).suffix == ".json"
 
 
 def _json(comparison: Comparison) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import each_row
 
 import rove as vf
 from rove.audit.baseline import Baseline, measure_baseline
@@ -374,7 +375,7 @@ async def test_actions_that_are_paid_each_time(is_found: bool) -> None:
     assert [(one.id, "'<answer>drop</answer>'" in one.text) for one in found] == [("blind-game", True)] * is_found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "answer", "is_shown"),
     [
         ("size: 5 to 12\nother: 3", "size = 12", True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tiers import each_row
 
 from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
 from rove.core.findings import Severity
@@ -33,7 +34,7 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
     return [row(LONG.format(n, n * 7 % 101, town + n * 13 % 97, n * 31 % 89)) for n in range(first, first + count)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("train", "evaluation", "severities"),
     [
         (numbered(0, 100), numbered(100, 100), []),
@@ -97,7 +98,7 @@ def test_round_trip() -> None:
     assert found.text == "1 of 6 rows change in a JSON round trip (info)"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("template", "answer", "shown", "is_found"),
     [
         ("How much is {} and 5?", "sum{}", "", False),

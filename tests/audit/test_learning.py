@@ -86,7 +86,9 @@ async def test_measures_tell_right_answers_from_guesses() -> None:
         "replies that give the row's answer",
         "similarity to the row's answer",
     ]
-    assert all(one.share(base.right_answer.scored) == pytest.approx(1) for one in measures(subject, base) if base.right_answer)
+    assert all(
+        one.share(base.right_answer.scored) == pytest.approx(1) for one in measures(subject, base) if base.right_answer
+    )
 
 
 async def test_a_measure_that_a_good_policy_fails_does_not_count() -> None:
@@ -170,11 +172,6 @@ async def test_scrambled_answers_contain_words_of_the_answer() -> None:
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="steps is 0"):
         LearnOptions(folder=tmp_path, steps=0)
-
-
-async def test_without_a_learner_the_check_is_not_done() -> None:
-    report = await audit("reverse_text", options=AuditOptions(num_examples=5, only=("learned-reward",)))
-    assert report.skipped == {"learned-reward": "only with --learn"}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from commands import environment
+from tiers import each_row
 
 from rove.check.checker import Report, check
 from rove.check.package_files import module_of, packages_in, texts_of
@@ -154,7 +155,7 @@ FEATURE_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("source", "written_for", "row"), FEATURE_CASES)
+@each_row(("source", "written_for", "row"), FEATURE_CASES)
 def test_the_generation_and_deviations_of_a_package_are_detected(source: str, written_for: str, row: str) -> None:
     features = read({"one.py": source}).features
     assert generation(features) == written_for
@@ -163,7 +164,7 @@ def test_the_generation_and_deviations_of_a_package_are_detected(source: str, wr
     assert not row or row in found[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("requirement", "written_for"),
     [
         ("verifiers==0.1.2.post1", "G0"),

@@ -14,6 +14,7 @@ import tomli_w
 from commands import Done, Rove, environment, in_this_process, lines
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.config import load
 from rove.core.errors import ConfigError
@@ -125,7 +126,7 @@ def test_a_sweep_can_vary_whole_tables():
     assert [settings["env_args"] for _, _, settings in expand(content)] == [{"a": 1, "b": 2}, {"a": 3}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "message"),
     [
         ({"eval": {"model": "x"}}, r"'eval' is \{'model': 'x'\}; expected tables: \[\[eval\]\]"),

@@ -54,6 +54,20 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
+DRY_RUNS: list[Path] = []
+"""The folder of a dry run, from which tests copy theirs: measuring the policies takes longer than most tests."""
+
+
+@pytest.fixture
+def dry_run(rove: Rove, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder "mine" with the recipe that `rove train parity --dry-run` writes."""
+    if DRY_RUNS:
+        return shutil.copytree(DRY_RUNS[0], Path("mine"))
+    assert rove("train", "parity", "--dry-run", "--run-dir", "mine").status == 0
+    DRY_RUNS.append(shutil.copytree("mine", tmp_path_factory.mktemp("dry_run") / "mine"))
+    return Path("mine")
+
+
 def small(recipe: Path) -> Path:
     """Write a copy of a recipe with little work in each stage next to it."""
     values = tomllib.loads(recipe.read_text())
@@ -182,9 +196,8 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
         assert {record.example_id for record in table.rollouts()} == set(range(20, 60))
 
 
-def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove) -> None:
-    rove("train", "parity", "--dry-run", "--run-dir", "dry")
-    values = tomllib.loads(Path("dry/recipe.toml").read_text())
+def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dry_run: Path) -> None:
+    values = tomllib.loads((dry_run / "recipe.toml").read_text())
     values["evaluation"] |= {"env_args": values["rl"][0]["evaluation"][0]["env_args"], "seed": 0}
     Path("copy.toml").write_text(tomli_w.dumps(values))
     done = rove("train", "parity", "--recipe", "copy.toml", "--run-dir", "own", "--dry-run")
@@ -245,9 +258,8 @@ def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove)
     assert not Path("runs").exists()
 
 
-def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove) -> None:
-    words = ("train", "parity", "--dry-run", "--run-dir", "mine")
-    assert rove(*words).status == 0
+def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove, dry_run: Path) -> None:
+    words = ("train", "parity", "--dry-run", "--run-dir", str(dry_run))
     done = rove(*words, "-a", '{"num_examples": 20}')
     assert done.status == 2
     assert "was made with env_args = {}, but env_args is {'num_examples': 20} now; give another --run-dir" in done.err
@@ -266,10 +278,9 @@ def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
 
 
 def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
-    rove: Rove, capsys: pytest.CaptureFixture[str]
+    dry_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rove("train", "parity", "--dry-run", "--run-dir", "mine").status == 0
-    folder = Path("mine")
+    folder = dry_run
     early = {"stage": "sft", "step": 10, "steps": 99, "kind": "unpredictable", "text": "no relation", "advice": "look"}
     (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "kind": "saturated"}]))
     (folder / "sft").mkdir()
@@ -292,12 +303,11 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
 
 @pytest.mark.parametrize("best_step", [0, 10])
 def test_rl_that_keeps_its_initial_weights_is_reported(
-    rove: Rove, capsys: pytest.CaptureFixture[str], best_step: int
+    dry_run: Path, capsys: pytest.CaptureFixture[str], best_step: int
 ) -> None:
-    assert rove("train", "parity", "--dry-run", "--run-dir", "mine").status == 0
-    diagnoser = Diagnoser(Pipeline(recipe_in(Path("mine")), ConsoleReporter(), SINGLE_PROCESS))
+    diagnoser = Diagnoser(Pipeline(recipe_in(dry_run), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.print_all()
-    with Run("mine/rl1") as run:
+    with Run(dry_run / "rl1") as run:
         run.start("rl", {}, {})
         run.finish({"steps": 10, "best": {"metric": "eval/sampled/reward/mean", "value": 0.3, "step": best_step}})
     assert "changed nothing" not in capsys.readouterr().out
@@ -305,16 +315,14 @@ def test_rl_that_keeps_its_initial_weights_is_reported(
     assert ("RL changed nothing: no evaluation was better" in capsys.readouterr().out) == (best_step == 0)
 
 
-def test_settings_of_all_stages_are_checked_before_the_first(rove: Rove) -> None:
-    rove("train", "parity", "--dry-run")
-    recipe = small(Path("runs/train-parity-seed0/recipe.toml"))
+def test_settings_of_all_stages_are_checked_before_the_first(rove: Rove, dry_run: Path) -> None:
+    recipe = small(dry_run / "recipe.toml")
     recipe.write_text(recipe.read_text().replace("rollouts_per_example = 4", "rollouts_per_example = 3"))
-    done = rove("train", "parity", "--recipe", str(recipe), "--run-dir", "mine")
+    done = rove("train", "parity", "--recipe", str(recipe), "--run-dir", "other")
     assert "batch_size is 8; expected a multiple of rollouts_per_example (3)" in done.err
-    assert not Path("mine").exists()
+    assert not Path("other").exists()
 
 
-def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:
-    rove("train", "parity", "--dry-run")
-    done = rove("train", "parity", "--recipe", "runs/train-parity-seed0/recipe.toml", "-a", '{"seed": 3}')
+def test_settings_are_either_in_a_recipe_or_given(rove: Rove, dry_run: Path) -> None:
+    done = rove("train", "parity", "--recipe", str(dry_run / "recipe.toml"), "-a", '{"seed": 3}')
     assert "the recipe contains these settings; remove the options" in done.err

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import itertools
 import json
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -230,14 +229,6 @@ def test_an_installed_library_can_be_replaced(other: Path) -> None:
     rove.compat.install_replacement()
     assert worker_setup() == "rove.compat:install_replacement"
     assert isinstance(importlib.import_module("verifiers"), alias._AliasModule)
-
-
-def test_the_alias_imports_no_heavy_libraries() -> None:
-    code = "import sys, rove.compat; rove.compat.install(); import verifiers; verifiers.Rubric; " + (
-        "print([m for m in ('datasets', 'openai', 'torch', 'transformers', 'mcp') if m in sys.modules])"
-    )
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == "[]"
 
 
 # Environments run by rove

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tiers import each_row
 
 from rove.core.checks import Settings
 from rove.core.errors import SettingError
@@ -17,7 +18,7 @@ class Example(Settings, frozen=True, kw_only=True):
     prices: dict[str, NonNegativeFloat] = {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "expected"),
     [
         ({"counts": [1, 0]}, "counts[1] is 0; expected an integer, 1 or more"),

@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.config import convert, load, merge
 from rove.core.errors import ConfigError
@@ -44,7 +45,7 @@ def write_settings(folder: Path, name: str, **values: Any) -> str:
 # Flags
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "expected"),
     [
         (["--steps", "3"], {"steps": 3}),
@@ -72,7 +73,7 @@ def test_a_flag_sets_its_setting(words: list[str], expected: dict[str, Any] | No
         assert read("game", *words) == Settings(env="game", **expected)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "save", "overwrite"),
     [
         ([], True, False),
@@ -174,7 +175,7 @@ def test_a_config_table_of_a_settings_file_is_an_unknown_setting(tmp_path: Path)
 # Errors
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "message"),
     [
         (["--stepz", "3"], "unknown setting 'stepz'; did you mean 'steps'?"),
@@ -290,7 +291,7 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
     words: list[str] = []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "message"),
     [
         ({"parts": [{}, {"evry": 1}]}, "parts[1] has the unknown setting 'evry'; did you mean 'every'?"),

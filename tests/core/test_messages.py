@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.core.messages import (
@@ -81,7 +82,7 @@ def test_as_message_takes_any_mapping_and_texts():
     assert as_message("hi", role="assistant").role == "assistant"
 
 
-@pytest.mark.parametrize("value", [{}, {"content": "hi"}, {"role": "robot", "content": "hi"}, {"role": None}, None, 5])
+@each_row("value", [{}, {"content": "hi"}, {"role": "robot", "content": "hi"}, {"role": None}, None, 5])
 def test_invalid_messages_are_refused(value):
     with pytest.raises(ConfigError, match=r"not a chat message: .*expected a dict with a 'role' in \['assistant'"):
         as_messages([value])
@@ -108,7 +109,7 @@ def test_as_messages_is_idempotent(values):
     assert all(isinstance(message, Message) for message in once)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "text"),
     [
         ("hi", "hi"),

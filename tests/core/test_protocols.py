@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.protocols import SamplingParams, available_tokens
@@ -24,7 +25,7 @@ def test_later_arguments_override_earlier_ones_in_any_form():
     assert params == SamplingParams(max_tokens=7, logprobs=2, stop=["b"], extra={"mine": 2})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "logprobs"),
     [
         ({"logprobs": True}, 0),
@@ -49,7 +50,7 @@ def test_token_ids_of_a_logit_bias_may_be_strings():
     assert SamplingParams.from_args({"logit_bias": {"17": -100, 3: 1.5}}).logit_bias == {17: -100.0, 3: 1.5}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "message"),
     [
         ({"temperature": -0.1}, "temperature is -0.1; expected a number, 0"),

@@ -16,6 +16,7 @@ import pytest
 import reference_pages
 from browser import WIDE, chromium, violations
 from settings_page import TABLES
+from tiers import each_row
 
 from rove.core.settings_docs import documented_fields
 
@@ -31,7 +32,7 @@ CHECKED_PAGES = (
 
 
 def test_every_error_message_is_on_the_page_of_errors() -> None:
-    page, sites = error_templates.errors_page(), [one for one, _ in error_templates.raise_sites()]
+    page, sites = error_templates.errors_page(), error_templates.raise_sites()
     assert len(sites) > 900
     passed_on = [one for one in sites if error_templates.passes_on(one.text)]
     assert len(passed_on) < 55, "messages without text of their own cannot be found by text"
@@ -54,7 +55,7 @@ def test_every_error_class_with_a_message_has_a_fix() -> None:
     assert {one.error for one in error_templates.templates()} == set(error_templates.FIXES)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "text"),
     [
         ("'a' 'b'", "ab"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT, Page, blocks, matches, run_page
+from tiers import each_row
 
 from rove.envs.loading import example_environments
 
@@ -103,8 +104,8 @@ FIRST_HOUR = [
     ),
 ]
 """Pages that use each other's files; `test_python` runs the last page, "Stage by stage"."""
-QUICK = {"docs/first_hour/1_evaluate.md", "docs/tutorials/1_game.md", "environments/double_check/README.md"}
-"""Pages that every test run executes; the others are for `make test-broad` and `make test-slow`."""
+QUICK = {"environments/double_check/README.md"}
+"""Pages that every test run executes; the others, which start more processes, are for `make test-broad` and `make test-slow`."""
 SLOW = {
     "docs/guides/choose_hyperparameters.md",
     "docs/guides/memory.md",
@@ -181,7 +182,7 @@ def test_relative_links_lead_to_existing_files(path: str) -> None:
     assert [link for link in links if not (ROOT / path).parent.joinpath(link).exists()] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shown", "printed", "same"),
     [
         ("a\nb", "a\nb\n", True),

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from api_endpoint import ApiEndpoint, anthropic_message
 from fakes import tiny_model
 from fault_endpoint import Answer, FaultEndpoint, completion
+from tiers import each_row
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
@@ -281,6 +282,6 @@ async def test_a_model_served_by_rove_passes_the_checks(kind: type[OpenAIClient]
     assert {findings[name].severity for name in passing} == {OK}
 
 
-@pytest.mark.parametrize("answer", [None, {}, {"choices": []}, {"choices": [{"logprobs": None}]}, {"choices": ["x"]}])
+@each_row("answer", [None, {}, {"choices": []}, {"choices": [{"logprobs": None}]}, {"choices": ["x"]}])
 def test_logprobs_in_returns_nothing_for_malformed_responses(answer: Any):
     assert logprobs_in(answer) == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 from fakes import bpe_tokenizer, record_of, tiny_model
+from tiers import each_row
 
 from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED
 from rove.core.messages import AssistantMessage, UserMessage
@@ -60,7 +60,7 @@ def test_check_failures():
     assert "env_response: ValueError: no board" in repr(finding)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rewards", "status"),
     [([0, 0, 0, 1], OK), ([0, 0, 0, 0], HIGH), ([-0.1, -0.1], HIGH), ([-0.9, -0.1], OK), ([1, 1, 1, 0.9], MEDIUM)],
 )
@@ -99,7 +99,7 @@ def test_check_truncation():
     assert (finding.severity, finding.remedy) == (MEDIUM, "-t 60") and "policy needs 40" in finding.text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sampled", "scripted", "status"),
     [
         (Lengths(60, 9, 10), Lengths(), OK),

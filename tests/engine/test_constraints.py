@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
@@ -194,7 +194,7 @@ def test_no_constraint_is_built_unless_requested(loaded: Any, sampling: Sampling
     assert constraint_for(sampling, loaded.tokenizer) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sampling", "message"),
     [
         (json_sampling({"type": "objekt"}), "not possible: .*objekt"),
@@ -253,20 +253,20 @@ def accepts(loaded: Any, constraint: Constraint, text: str) -> bool:
     return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
 
 
+@pytest.mark.parametrize("seed", first_quick(range(3)))
 @pytest.mark.parametrize("how", FORMAT_CASES)
-def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Format):
+def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Format, seed: int):
     sampling = structured_sampling(grammar=grammar_text(loaded, how))
-    for seed in range(3):
-        text, _ = generate(loaded, sampling, seed)
-        other_text, calls = read_calls(text, how, ["move", "resign", "other"])
-        assert (other_text, len(calls)) == ("", 1), text
-        for call in calls:
-            arguments = json.loads(call["function"]["arguments"])
-            name = call["function"]["name"]
-            allowed = {"move": {"square", "piece", "sure"}, "resign": set(), "other": {"a"}}[name]
-            assert arguments.keys() <= allowed, text
-            assert name != "move" or arguments["square"] in range(9)
-            assert arguments.get("piece", "X") in ("X", 'O "ö"\n') and arguments.get("sure") in (True, False, None)
+    text, _ = generate(loaded, sampling, seed)
+    other_text, calls = read_calls(text, how, ["move", "resign", "other"])
+    assert (other_text, len(calls)) == ("", 1), text
+    for call in calls:
+        arguments = json.loads(call["function"]["arguments"])
+        name = call["function"]["name"]
+        allowed = {"move": {"square", "piece", "sure"}, "resign": set(), "other": {"a"}}[name]
+        assert arguments.keys() <= allowed, text
+        assert name != "move" or arguments["square"] in range(9)
+        assert arguments.get("piece", "X") in ("X", 'O "ö"\n') and arguments.get("sure") in (True, False, None)
 
 
 @pytest.mark.parametrize("how", FORMAT_CASES)
@@ -307,7 +307,7 @@ def test_a_tool_call_marker_that_is_a_special_token_is_sampled_as_that_token():
 NEEDS_A: dict[str, Any] = {"A": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("parameters", "accepted", "refused"),
     [
         ({"properties": {}, "allOf": [{"$ref": "#/$defs/A"}], "$defs": NEEDS_A}, ['{"a": 1}'], ["{}", '{"a": "x"}']),
@@ -334,7 +334,7 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
     assert all(len(read_calls(texts[arguments], how, ["f"])[1]) == 1 for arguments in accepted)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("how", "tools", "message"),
     [
         ("lfm2", [tool("a+b")], r"cannot write the name 'a\+b'"),
@@ -356,7 +356,7 @@ def test_tools_that_a_call_format_cannot_express_are_refused(loaded: Any, how: s
         grammar_text(loaded, next(one for one in FORMATS if one.name == how), *names, tools=tools)
 
 
-@pytest.mark.parametrize("name", ["from", "class", "None", "true", "größe", "ﬁ", "a-b", "a.1", "get.call", "1st"])
+@each_row("name", ["from", "class", "None", "true", "größe", "ﬁ", "a-b", "a.1", "get.call", "1st"])
 def test_tool_names_that_python_could_not_read_are_supported(loaded: Any, name: str):
     how = next(one for one in FORMATS if one.name == "lfm2")
     tools = [tool(name, {"properties": {name: {"type": "string"}, "never": False}})]

@@ -7,6 +7,7 @@ import torch
 from fakes import sample
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -168,7 +169,7 @@ def test_sampling_from_a_large_vocabulary_does_not_depend_on_the_batch():
     assert sample_ids(rows[::2], draws[::2]).tolist() == single[::2]
 
 
-@pytest.mark.parametrize("only", [0, 511, 512, 8_703, 8_704, 8_999])
+@each_row("only", [0, 511, 512, 8_703, 8_704, 8_999])
 def test_the_only_possible_token_of_a_large_vocabulary_is_sampled(only: int):
     row = torch.zeros(1, 9_000)
     row[0, only] = 0.3

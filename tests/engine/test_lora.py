@@ -19,7 +19,7 @@ from families import FAST, assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 from rove.core.errors import ConfigError
 from rove.core.protocols import Generation, SamplingParams
@@ -346,7 +346,7 @@ def replace_tensors(adapter: PeftWeights, **tensors: torch.Tensor | None) -> Pef
 Q_PROJ = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "tensors", "reason"),
     [
         ({"peft_type": "LOHA"}, {}, "peft_type is 'LOHA'; expected 'LORA'"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.engine import ops as ops_module
 from rove.engine.batch import DecodeBatch, Piece
@@ -195,7 +196,7 @@ def test_work_is_split_between_threads_at_sequence_boundaries(monkeypatch: pytes
     assert sorted(calls) == [(0, 2), (2, 4), (6, 3)]  # split where sequences begin
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("heads", "activation", "widths", "weight"),
     [
         (AttentionHeads(2, 1, 12, 1e-5), "silu", [], torch.zeros(1)),

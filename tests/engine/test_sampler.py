@@ -10,6 +10,7 @@ import torch
 from fakes import sample
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -99,7 +100,7 @@ def test_penalties_keep_impossible_tokens_impossible():
     assert result.tolist() == logits.tolist()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sampling", "has"),
     [
         (SamplingParams(), False),

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import first_quick
+from tiers import each_row, first_quick
 from toys import roll, says
 
 import rove as vf
@@ -227,7 +227,7 @@ def test_reverse_text_rejects_invalid_lengths(words):
 # short_sentences
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "reward"),
     [
         ("A castle is a strong house. Kings lived in it.", 1.0),
@@ -285,7 +285,7 @@ def test_double_checks_answers_are_right():
         assert int(record.answer) == {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "number"),
     [("42", 42), (" -7 ", -7), ("+7", 7), ("1,024", 1024), ("7 apples", None), ("", None), ("4.0", None)],
 )
@@ -335,7 +335,7 @@ def test_math_python_lets_a_model_retry_after_errors():
         assert (record.reward, len(record.steps)) == (1.0, 5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "number"),
     [
         ("\\boxed{42}", 42),
@@ -491,7 +491,7 @@ def test_best_moves_keep_the_minimax_value():
         assert all(outcome(ttt.place(board, move, player), other) == outcome(board, player) for move in best)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("board", "player", "best"),
     [
         ("XX.OO....", "X", [2]),  # winning now beats winning later

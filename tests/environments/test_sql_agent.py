@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 from toys import roll, says
 
 import rove as vf
@@ -93,7 +94,7 @@ def test_reading_written_rows_gives_equal_rows(rows):
     assert queries.same(rows, queries.from_lines(queries.in_lines(rows)), ordered=True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "rows", "equal"),
     [
         ("12.35", [(12.3456,)], True),
@@ -208,7 +209,7 @@ def test_all_reference_queries_stay_far_below_the_step_limit(monkeypatch: pytest
     assert len(questions.make_rows(200, "limits", range(1, 6))) == 200
 
 
-@pytest.mark.parametrize(
+@each_row(
     "sql",
     [
         "SELECT name FROM sqlite_master",

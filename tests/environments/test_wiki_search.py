@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 from toys import roll, says
 
 import rove as vf
@@ -242,7 +243,7 @@ def test_another_world_has_other_questions():
 # Answers
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "right"),
     [
         ("River Cael", "the River Cael"),
@@ -266,7 +267,7 @@ def test_equivalent_answers_are_accepted(said, right):
     assert wiki.normal(said) == wiki.normal(right)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "right"),
     [
         (None, "873"),

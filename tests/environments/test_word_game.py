@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 from toys import roll, says
 
 import rove as vf
@@ -70,7 +71,7 @@ def test_the_number_of_colored_letters_is_the_number_in_both_words(guess, word):
         assert colored == min(guess.count(letter), word.count(letter))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("guess", "word", "told"),
     [
         ("eerie", "there", "y.y.g"),

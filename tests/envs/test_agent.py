@@ -14,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 from fakes import tiny_model
+from tiers import each_row
 
 import rove as vf
 from rove.core.errors import cancelled_unanswered
@@ -433,7 +434,7 @@ async def test_a_timeout_while_the_endpoint_is_unresponsive_is_an_error():
     assert record.error is not None and record.error.attempts == ["HTTP 503"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "said"),
     [
         ({"agent": three_turn_agent, "command": "true"}, "both agent and command"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tiers import each_row
 
 import rove
 from rove.clients.anthropic import AnthropicClient
@@ -51,7 +52,7 @@ def arguments(kind: type) -> Iterator[str]:
 CASES = [(name, argument) for name, (kind, _) in MADE.items() for argument in arguments(kind)]
 
 
-@pytest.mark.parametrize(("name", "argument"), CASES)
+@each_row(("name", "argument"), CASES)
 def test_a_wrong_number_is_refused_by_name(name: str, argument: str):
     make = MADE[name][1]
     for value in (math.nan, math.inf, -math.inf, -7, "many", True):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -136,11 +134,6 @@ def test_an_exception_of_a_generator_is_raised_at_every_read():
 def test_count_of_all_rows_of_a_generator_is_none(n, count):
     assert Rows(iter(ROWS[:4])).count(n) == count
     assert Rows(ROWS[:4]).count(n) == (4 if n < 0 else count)
-
-
-def test_importing_rove_does_not_import_datasets():
-    code = "import rove, sys; sys.exit('datasets' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("source", [5, {"question": "q"}, lambda: None, lambda: {"train": ROWS}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tiers import each_row
 from toys import Quiz, Talk, right, roll, rows, says
 
 import rove as vf
@@ -106,7 +107,7 @@ class Retelling(vf.Environment):
             state["completion"] = self.account
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("account", "pieces"),
     [
         ("a then a", [("assistant", "a"), ("user", " then "), ("assistant", "a")]),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 from toys import Talk, roll, rows, says
 
 import rove as vf
@@ -196,7 +197,7 @@ def test_setup_state_can_replace_the_prompt():
     assert record.prompt == record.steps[0].prompt == [vf.UserMessage("board")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reply", "heard"),
     [
         ("go", ["go"]),

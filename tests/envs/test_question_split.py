@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.envs.question_split import question_key, split_by_content
 
@@ -16,7 +17,7 @@ def rows_of(questions: list[str]) -> list[dict[str, Any]]:
     return [{"question": question, "answer": str(index)} for index, question in enumerate(questions)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second"),
     [
         ({"question": "What is 2 + 2?"}, {"question": " what is\n2+2 "}),

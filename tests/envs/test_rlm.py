@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import tiny_model
-from tiers import first_quick
+from tiers import each_row, first_quick
 from toys import roll, rows, says
 
 import rove as vf
@@ -641,7 +641,7 @@ def test_the_benchmark_runs_and_leaves_no_resources():
     assert process.stdout.endswith("left behind: nothing\n"), process.stdout
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "complaint"),
     [
         ({"max_sub_llm_parallelism": 3}, "pass max_parallel_calls"),

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 from toys import correct, roll, rows, says, timeless
 
 import rove as vf
@@ -216,7 +217,7 @@ def test_descriptions_bound_values_and_hidden_arguments_are_part_of_the_identity
 # Malformed calls
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "said"),
     [
         (call("ad"), "there is no tool 'ad'; did you mean 'add'?"),
@@ -305,7 +306,7 @@ def test_a_call_of_another_format_in_the_text_fails_the_rollout_too(text: str, m
     assert after_a_call.error is not None and after_a_call.error.type == "ToolParseError"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         '{"name": "add", "score": 1}',

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from libraries import needs_library
-from tiers import first_quick
+from tiers import each_row, first_quick
 from toys import says
 
 import rove as vf
@@ -176,7 +176,7 @@ def test_a_slow_step_times_out_and_ends_before_close() -> None:
     assert log == ["stepped", "closed"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "names", "number"),
     [
         ("right", ["left", "right"], 1),

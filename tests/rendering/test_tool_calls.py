@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 from rove.rendering.tool_calls import (
     FORMATS,
@@ -103,7 +103,7 @@ def test_any_text_can_be_parsed(how: Format, pieces: list[str]):
     assert parsed or outside == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("how", "text", "outside", "calls"),
     [
         ("hermes", 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": [null]}}\n</tool_call>', "Hm.", [("f", {"a": [None]})]),
@@ -145,7 +145,7 @@ def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, call
     assert read(text, how) == (outside, calls)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("how", "text"),
     [
         ("hermes", "no call at all"),
@@ -203,7 +203,7 @@ def test_equal_calls_of_different_turns_have_different_ids():
     assert all(len(id) == 9 and id.isalnum() for id in ids)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("template", "name"),
     [
         ("{{- '<tool_call>\\n' }}", "hermes"),

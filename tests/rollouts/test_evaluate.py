@@ -8,6 +8,7 @@ import json
 import msgspec
 import pytest
 from fault_endpoint import Answer, FaultEndpoint
+from tiers import each_row
 from toys import Quiz, Talk, right, roll, says
 
 import rove as vf
@@ -301,7 +302,7 @@ def client_with_usage(count: int) -> vf.Client:
     return Counted(lambda messages, state, rng: "hi")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limits", "turns", "stop", "truncated"),
     [
         ({"max_turns": 2}, 2, "max_turns_reached", False),
@@ -405,7 +406,7 @@ async def test_max_scoring_limits_concurrent_scoring():
     assert (summary.scored, most) == (20, 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"num_exmples": 3}, "did you mean 'num_examples'"),

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import record, scores
+from tiers import each_row
 
 import rove as vf
 from rove.rollouts.filters import MAX_LENGTH, NAMES, Filter, visible
 
 
-@pytest.mark.parametrize(
+@each_row(
     "expression",
     [
         "reward == 1.2",
@@ -35,7 +36,7 @@ def test_a_matching_rollout_passes(expression: str):
     assert Filter(expression)(record(4)) is True
 
 
-@pytest.mark.parametrize("expression", ["reward > 2", "metrics.win < 1", "is_truncated", "'none' in metrics", "None"])
+@each_row("expression", ["reward > 2", "metrics.win < 1", "is_truncated", "'none' in metrics", "None"])
 def test_a_rollout_that_does_not_match_is_excluded(expression: str):
     assert Filter(expression)(record()) is False
 
@@ -51,7 +52,7 @@ def test_metrics_equal_those_of_dataset_rows():
     assert sorted(fields) == list(NAMES)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "message"),
     [
         ("", "invalid syntax"),
@@ -80,7 +81,7 @@ def test_invalid_expressions_are_rejected_before_any_rollout_is_read(expression:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expression", "message"),
     [
         ("metrics.wim > 0", "metrics has no 'wim' here; did you mean 'win'? There are: format, length, win"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.messages import AssistantMessage
 from rove.rubrics.answers import normalized, read_answer, tagged_answer, unwrapped
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "answer"),
     [
         ("<answer> 1 </answer> or <answer>\n2\n</answer>", "2"),
@@ -50,7 +50,7 @@ def test_the_answer_is_in_the_tag_else_in_the_box_else_after_the_label_else_in_t
     assert read_answer([AssistantMessage("<answer>no</answer>"), AssistantMessage(text)]) == answer
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "<think>maybe it is 42",
@@ -72,7 +72,7 @@ def test_an_unclosed_tag_has_no_content():
     assert [tagged_answer(text) for text in ("<answer>1", "1</answer>", "<answers>1</answers>", "")] == [None] * 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second"),
     [
         ("caf\u00e9", "cafe\u0301"),
@@ -88,7 +88,7 @@ def test_texts_that_look_the_same_are_equal(first: str, second: str):
     assert normalized(first) == normalized(second)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second"), [("Paris.", "Paris"), ("5²", "52"), ("a*b*c", "abc"), ("x_1", "x1"), ("résumé", "resume")]
 )
 def test_other_texts_are_not_equal(first: str, second: str):

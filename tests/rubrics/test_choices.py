@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from tiers import each_row
 
 from rove.rubrics.choices import read_choice
 
@@ -141,7 +142,7 @@ def test_a_text_chooses_the_option_that_it_names_and_no_other(letter: str, text:
     assert read_choice(text, COLORS) == letter
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         *("I doubt option B", "Option B fails.", "I reject option B", "We can rule out option B.", "Without option B"),
@@ -154,7 +155,7 @@ def test_a_denied_option_a_range_and_an_alternative_are_no_choice(text: str):
     assert read_choice(text, COLORS) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         *("It is not red, so option B", "It is not A but option B.", "No doubt option B", "Option B fits best."),
@@ -182,9 +183,7 @@ def test_options_that_differ_only_in_marks_are_told_apart_by_them():
     assert [read_choice(text, ["$x^2$", "x_2"]) for text in ("x^2", "\\(x^2\\)", "x_2")] == ["A", "A", "B"]
 
 
-@pytest.mark.parametrize(
-    "piece", ["(B) ", "option ", "the answer is ", "A) ", "is ", "not ", "$", "\\text{", "**", " "]
-)
+@each_row("piece", ["(B) ", "option ", "the answer is ", "A) ", "is ", "not ", "$", "\\text{", "**", " "])
 def test_long_texts_are_read_quickly(piece: str):
     started = time.process_time()
     read_choice("B" + piece * 20_000 + "B", COLORS)

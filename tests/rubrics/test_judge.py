@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fault_endpoint import Answer, FaultEndpoint
+from tiers import each_row
 from toys import Quiz, correct, right, roll, rows, says
 
 import rove as vf
@@ -91,7 +92,7 @@ def test_the_judge_sees_question_answer_and_response() -> None:
     assert (request.model, request.sampling_params.temperature) == ("big", 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prompt", "question"),
     [
         ("raw text", "raw text"),
@@ -430,7 +431,7 @@ def test_judge_clients_are_paired_with_judge_models() -> None:
         make_judges([], "m")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "said"),
     [
         ({"judge_prompt": "{question} {criteria}"}, "KeyError: 'criteria'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+from tiers import each_row
 
 CASES: list[tuple[str, str, bool]] = [
     (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False),
@@ -74,7 +75,7 @@ def worker() -> ModuleType:
     return math_worker
 
 
-@pytest.mark.parametrize(("answer", "response", "is_equal"), CASES)
+@each_row(("answer", "response", "is_equal"), CASES)
 def test_units_ratios_punctuation_and_small_values_are_compared(
     worker: ModuleType, answer: str, response: str, is_equal: bool
 ) -> None:

@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.rubrics.numbers import count_numbers, read_number
 
@@ -220,12 +221,12 @@ NO_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("text", ["Minus 5", "NEGATIVE 5.", "Negative $5", "negative (5)", "It is minus **5**."])
+@each_row("text", ["Minus 5", "NEGATIVE 5.", "Negative $5", "negative (5)", "It is minus **5**."])
 def test_a_sign_in_words_belongs_to_the_number(text: str):
     assert read_number(text) == -5
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["log 2", "Sin 2", "sqrt 2", "the square root of 2", "factorial of 2", "twice 2", "2 squared", "2 cubed.", "1—2"],
 )
@@ -237,12 +238,12 @@ def test_an_expression_of_words_before_the_number_does_not_change_it():
     assert [read_number(text) for text in ("2 squared is 4", "The square root of 16 is 4", "Log: 4")] == [4, 4, 4]
 
 
-@pytest.mark.parametrize(("number", "text"), [(number, text) for number, texts in NUMBERS.items() for text in texts])
+@each_row(("number", "text"), [(number, text) for number, texts in NUMBERS.items() for text in texts])
 def test_marks_units_and_words_do_not_change_a_number(number: float, text: str):
     assert read_number(text) == pytest.approx(number, rel=1e-12)
 
 
-@pytest.mark.parametrize("text", NO_NUMBERS)
+@each_row("text", NO_NUMBERS)
 def test_a_part_of_another_expression_and_a_hedged_number_is_no_number(text: str):
     assert read_number(text) is None
 
@@ -264,7 +265,7 @@ def test_any_text_has_a_finite_number_or_none(text: str):
     assert number is None or abs(number) < float("inf")
 
 
-@pytest.mark.parametrize("piece", ["1 ", "9", "not 5 ", "1,000", "- ", "5 (", "\\frac{", "no ", "\\text{"])
+@each_row("piece", ["1 ", "9", "not 5 ", "1,000", "- ", "5 (", "\\frac{", "no ", "\\text{"])
 def test_long_texts_are_read_quickly(piece: str):
     started = time.process_time()
     read_number(piece * 20_000 + "5")

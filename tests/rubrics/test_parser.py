@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, SystemMessage, ToolMessage, UserMessage
@@ -102,7 +103,7 @@ def test_a_parser_without_a_format_rewards_any_text():
 # ThinkParser, MaybeThinkParser
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "think", "maybe"),
     [
         ("<think>a</think> 4 ", "4", "4"),
@@ -131,7 +132,7 @@ UNFINISHED = [
 ]
 
 
-@pytest.mark.parametrize("text", UNFINISHED)
+@each_row("text", UNFINISHED)
 def test_no_parser_reads_an_answer_out_of_unfinished_reasoning(text: str):
     assert visible_response(text) == ""
     assert XMLParser(["think", "answer"]).parse_answer(text) is None
@@ -160,7 +161,7 @@ def test_a_reply_without_reasoning_tags_is_its_own_response(text: str):
     assert visible_response(f"{text}<think>{text}") == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "score"),
     [
         ("<think>a</think>4", 1.0),
@@ -209,7 +210,7 @@ def test_xml_parse_strip_and_last():
     assert parser.parse("<answer> \n </answer>").answer == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "first", "last"),
     [
         ("<a>1</a> or <a>2</a>", "1", "2"),
@@ -261,7 +262,7 @@ def test_xml_fields_may_have_the_names_of_method_parameters():
     assert parser.parse(parser.format(self="a", text="b")) == SimpleNamespace(self="a", text="b")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "match"),
     [
         ([], "expected a list"),
@@ -323,7 +324,7 @@ def test_xml_parse_answer_returns_the_last_of_several_answers(answers):
 # XMLParser: format reward
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "score"),
     [
         ("<think>a</think><answer>4</answer>", 1.0),
@@ -386,7 +387,7 @@ def test_hostile_text_takes_linear_time():
     assert time.process_time() - start < 1.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "inside"),
     [
         (r"so \boxed{4}", "4"),

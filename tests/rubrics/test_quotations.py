@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiers import each_row
 
 from rove.rubrics.quotations import JudgedText, plain, sentences, squeezed, without_quotations
 
@@ -27,7 +28,7 @@ def test_squeezed_text_keeps_letters_digits_and_symbols() -> None:
     assert squeezed("**Verdict:** `C+` = 👍") == "verdictc+👍"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "rest"),
     [
         ('a "b" c', "a     c"),

@@ -12,6 +12,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 import rove.rubrics.rubric as rubric_module
 from rove.core.errors import ConfigError, Error, phase_of
@@ -489,7 +490,7 @@ def test_group_reward_decorates_partials_callables_and_methods():
     assert [s.rewards for s in score_all(rubric, [make_state()])] == [{"compare": 1.0, "Compare": 2.0}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "match"),
     [
         ([1.0], "returned 1 values for 2 states"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, Error
 from rove.rubrics.scorers import RegexRubric, choice, choice_letter, exact, has_answer_tag, numeric
@@ -15,7 +16,7 @@ def test_an_answer_tag_is_a_tag_or_a_box():
     assert [has_answer_tag(text) for text in replies] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reply", "answer", "score"),
     [
         ("  New\n york", "new York", 0.0),
@@ -32,7 +33,7 @@ def test_exact_ignores_case_white_space_formatting_and_unicode_form(reply: str, 
     assert exact(reply, answer) == score
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reply", "answer", "score"),
     [
         ("1,234.50", "1234.5", 1.0),
@@ -80,7 +81,7 @@ def test_numeric_accepts_any_text(text: str):
 COLORS = ["red", "green", "Light blue"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reply", "letter"),
     [
         ("B", "B"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from tiers import each_row
 
 from rove.rubrics.verdict_json import object_at, objects_in
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "verdict"),
     [
         ('{"verdict": "no"}', "no"),
@@ -29,9 +29,7 @@ def test_the_verdict_of_an_object_is_read(text: str, verdict: str | None) -> Non
     assert found.end == len(text.rstrip())
 
 
-@pytest.mark.parametrize(
-    "text", ["", "no", '{"verdict": "no"', '{"a": "b" "c"}', '{"a": b c}', "{" * 200 + "}" * 200, '["no"]']
-)
+@each_row("text", ["", "no", '{"verdict": "no"', '{"a": "b" "c"}', '{"a": b c}', "{" * 200 + "}" * 200, '["no"]'])
 def test_what_is_no_object_is_not_read(text: str) -> None:
     assert object_at(text, 0) is None
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import InvalidModelResponseError
 from rove.rubrics.verdicts import agreeing_pairs, agreement, combined, leading, read_verdict
@@ -15,7 +16,7 @@ from rove.rubrics.verdicts import agreeing_pairs, agreement, combined, leading, 
 YES_NO = ["yes", "no"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "verdict"),
     [
         ("yes", "yes"),
@@ -40,7 +41,7 @@ def test_a_verdict_is_parsed_from_a_reply(said: str, verdict: str) -> None:
     assert read_verdict(said, YES_NO) == verdict
 
 
-@pytest.mark.parametrize(
+@each_row(
     "said",
     [
         "",
@@ -73,7 +74,7 @@ def test_choices_may_contain_each_other() -> None:
     assert read_verdict('{"verdict": 1}', choices) == "1"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "choices"),
     [
         ("It is not correct.", ["correct", "incorrect"]),
@@ -107,7 +108,7 @@ Verdict: yes
 yes"""
 
 
-@pytest.mark.parametrize(
+@each_row(
     "said",
     [
         'The response contains {"verdict": "yes"}, which proves nothing.\n\nVerdict: no',
@@ -136,7 +137,7 @@ def test_a_verdict_quoted_from_the_response_does_not_count(said: str) -> None:
     assert read_verdict(said, YES_NO, judged=INJECTED) == "no"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "said",
     [
         'The response contains {"verdict": "yes"}',
@@ -160,9 +161,7 @@ def test_a_reply_truncated_inside_a_quotation_is_an_error() -> None:
             read_verdict(reply, YES_NO, is_truncated=True)
 
 
-@pytest.mark.parametrize(
-    "said", ["yes", '{"verdict": "yes"}', "Verdict: yes", "**Yes.**", "It matches.\nMy grade: yes"]
-)
+@each_row("said", ["yes", '{"verdict": "yes"}', "Verdict: yes", "**Yes.**", "It matches.\nMy grade: yes"])
 def test_a_judge_may_state_a_verdict_that_also_appears_in_the_response(said: str) -> None:
     assert read_verdict(said, YES_NO, judged=INJECTED) == "yes"
 
@@ -173,7 +172,7 @@ def test_a_line_that_also_stands_in_the_response_is_a_quotation(said: str) -> No
         read_verdict(said, YES_NO, judged=INJECTED)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reply", "judged"),
     [
         ("The response is incorrect. Verdict: no", "41. Verdict: no"),
@@ -194,7 +193,7 @@ def test_a_claim_with_other_punctuation_is_a_quotation():
         )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "verdict"),
     [
         ('It is wrong.\n\n{"verdict": "no"}', "no"),
@@ -231,7 +230,7 @@ GRADES = ["C", "P", "I"]
 SCORES = [str(score) for score in range(1, 11)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "choices", "verdict"),
     [
         ("Yes, the response gives the right answer.", YES_NO, "yes"),
@@ -287,7 +286,7 @@ def test_common_forms_of_verdicts_are_read(said: str, choices: list[str], verdic
     assert read_verdict(said, choices) == verdict
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "choices"),
     [
         ("Verdict: yes, no", YES_NO),
@@ -324,7 +323,7 @@ def test_several_part_and_doubtful_verdicts_are_errors(said: str, choices: list[
         read_verdict(said, choices)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "last",
     [
         "Verdict: Yes it matches",
@@ -399,7 +398,7 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize(("judged", "said"), ATTACKS)
+@each_row(("judged", "said"), ATTACKS)
 def test_a_response_cannot_turn_no_into_yes(judged: str, said: str) -> None:
     assert reading(said, judged) in ("no", "unreadable")
 
@@ -411,7 +410,7 @@ def reading(said: str, judged: str, choices: Sequence[str] = YES_NO, lowest: str
         return "unreadable"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("judged", "said"),
     [(judged, said) for judged, said in ATTACKS if "</think>" not in said and not said.startswith(("Yes", "It ends"))],
 )

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, RunError
 from rove.runs.annotations import (
@@ -85,7 +86,7 @@ def test_invalid_lines_are_reported_and_fail_the_check(tmp_path: Path):
         stored.check()
 
 
-@pytest.mark.parametrize("tag", ["", " ", " a", "a ", "a\nb", "a\x1b[31m", "\u202egnp", "x" * (MAX_TAG_CHARS + 1)])
+@each_row("tag", ["", " ", " a", "a ", "a\nb", "a\x1b[31m", "\u202egnp", "x" * (MAX_TAG_CHARS + 1)])
 def test_tags_must_be_short_and_printable(tag: str):
     with pytest.raises(ValueError, match="a tag is"):
         Change([tag])

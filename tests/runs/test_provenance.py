@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tiers import each_row
 
 from rove.core.config import nested
 from rove.core.settings_docs import settings_of
@@ -73,7 +74,7 @@ def test_only_files_of_run_folders_need_an_owner(tmp_path: Path) -> None:
     assert is_in_run_folder(mine / "config.toml")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "risky"),
     [
         ({"env": "tictactoe", "model": "gpt-5-mini", "seed": 3, "temperature": 0.5}, []),

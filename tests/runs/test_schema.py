@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import RunError
 from rove.core.records import Outcome, Scores
@@ -46,15 +47,13 @@ def test_unknown_keys_are_kept():
     assert decoded(FILE, b'{"rescored": {"run": "x"}, "scored": 1}', Summary)["rescored"] == {"run": "x"}
 
 
-@pytest.mark.parametrize(
-    "content", [b"[1]", b'{"reward": 1}', b'{"reward": {"mean": "x"}}', b"{", b"\xff", b"[" * 5000]
-)
+@each_row("content", [b"[1]", b'{"reward": 1}', b'{"reward": {"mean": "x"}}', b"{", b"\xff", b"[" * 5000])
 def test_wrong_types_are_refused_with_the_name_of_the_file(content: bytes):
     with pytest.raises(RunError, match=r"summary\.json is damaged, or not a file that rove wrote: "):
         decoded(FILE, content, Summary)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [b"[]", b'{"a": [1]}', b'{"step": "x"}', b'{"step": 1.5}', b'{"step": 1e400}', b'{"a": 1' + b"0" * 30 + b"}"],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import RunError
 from rove.core.messages import AssistantMessage, Message, UserMessage
@@ -180,9 +181,7 @@ def test_values_without_a_json_form_are_converted():
     assert back.scores == record.scores
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b"{}", b"[1]", b'{"record": {}, "steps": []}', encode_record(make_record())[:-1]]
-)
+@each_row("line", [b"", b"{}", b"[1]", b'{"record": {}, "steps": []}', encode_record(make_record())[:-1]])
 def test_invalid_lines_are_refused_and_quoted(line):
     with pytest.raises(RunError, match=r"not a rollout record: .*; the line starts b"):
         decode_record(line)

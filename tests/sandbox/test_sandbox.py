@@ -24,7 +24,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 from rove.core.errors import ConfigError, SandboxError, SandboxFileError
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
@@ -582,7 +582,7 @@ def test_a_command_may_end_before_fork_returns_in_the_supervisor(tmp_path: Path)
     assert [(response["output"], response["exit_code"]) for response in responses] == [("here\n", 3)] * 2
 
 
-@pytest.mark.parametrize("code", ["", "# nothing", "x = 1", "None", "print"])
+@each_row("code", ["", "# nothing", "x = 1", "None", "print"])
 def test_only_a_last_expression_has_a_value(code: str) -> None:
     assert answer(code, "<cell>", {}) == (False, repr(print) if code == "print" else "")
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
+from tiers import each_row
 
 from benchmarks.interval_coverage import DRAWS, PAGE, PAIRS, coverage, false_directions, insert_tables
 from rove.core.errors import ConfigError
@@ -30,7 +31,7 @@ from rove.statistics.intervals import (
 # Student's t
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("df", "value"),
     [
         (1, 12.706204736174705),
@@ -88,7 +89,7 @@ def test_beta_quantiles_are_those_of_scipy():
 # Proportions
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("successes", "trials", "low", "high"),
     [  # scipy.stats.binomtest(successes, trials).proportion_ci(0.95)
         (10, 10, 0.6915028921812392, 1.0),

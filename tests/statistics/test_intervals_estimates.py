@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.statistics import mean, mean_estimate, needed_examples, pass_at_k, pass_hat_k, percentiles
@@ -47,7 +48,7 @@ def test_needed_examples_of_small_and_impossible_spreads():
 # Chances to pass
 
 
-@pytest.mark.parametrize("n", range(1, 7))
+@each_row("n", range(1, 7))
 def test_chances_to_pass_are_shares_of_all_choices(n: int):
     for c, k in itertools.product(range(n + 1), range(1, n + 1)):
         tried = [[i < c for i in chosen] for chosen in itertools.combinations(range(n), k)]
@@ -71,7 +72,7 @@ def test_chances_to_pass_of_many_rollouts():
     assert pass_hat_k(100_000, 50_000, 40_000) == 0.0
 
 
-@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0), (0, 0, 1)])
+@each_row(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0), (0, 0, 1)])
 def test_chances_that_do_not_exist(n: int, c: int, k: int):
     for chance in (pass_at_k, pass_hat_k):
         with pytest.raises(ConfigError, match="expected 0 ≤ c ≤ n passes and 1 ≤ k ≤ n tries"):

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, ToolParseError
 from rove.core.messages import call_arguments, call_id, call_name
@@ -105,7 +106,7 @@ def test_arguments_are_converted_to_the_annotated_types():
     assert PAINT.read({"where": {"x": 1}}) == {"where": Point(1)}  # the function applies its own defaults
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "said"),
     [
         ({}, "paint needs the argument 'where'; expected at least where"),
@@ -181,7 +182,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("func", "name", "arguments", "description"),
     [
         (Counter(), "Counter", ["by"], "Counts."),
@@ -219,7 +220,7 @@ def two_lists(a: list[int] | set[str]) -> None: ...
 def missing(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("func", "said"),
     [
         (3, "3 is not a tool; expected a function"),
@@ -282,7 +283,7 @@ def call(arguments: Any, name: Any = "f") -> dict[str, Any]:
     return {"id": "1", "function": {"name": name, "arguments": arguments}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "read"),
     [
         ('{"a": "\\"x\\""}', {"a": '"x"'}),
@@ -298,7 +299,7 @@ def test_arguments_are_a_json_object(given: Any, read: dict[str, Any]):
     assert call_arguments(call(given)) == read
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "said"),
     [
         ('{"a": 1', 'the arguments of f are not JSON .*truncated.*: {"a": 1; expected a JSON object'),
@@ -329,7 +330,7 @@ def test_missing_or_invalid_ids_and_names_of_calls_are_tolerated():
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "content"),
     [
         ("text", "text"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.train.alerts import ALERTS, REPEAT_AFTER_STEPS, AlertLimits, entropy_collapse, new_alerts
@@ -117,7 +118,7 @@ def test_every_alert_has_a_test_case():
     assert CASES.keys() == ALERTS.keys()
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_row("name", CASES)
 def test_an_alert_fires_on_the_bad_history_only(name: str):
     wrong, right, words, lenient = CASES[name]
     finding = ALERTS[name](wrong, LIMITS)
@@ -129,7 +130,7 @@ def test_an_alert_fires_on_the_bad_history_only(name: str):
     assert ALERTS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not needs_full_window
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_row("name", CASES)
 def test_an_alert_is_reported_once_when_its_condition_starts(name: str):
     wrong, right, _, _ = CASES[name]
     alerts = [alert for i in range(len(wrong) + 1) for alert in new_alerts(wrong[:i], LIMITS) if alert.id == name]

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from tiers import each_row
 
 from rove.core.config import as_settings, convert
 from rove.core.errors import ConfigError
@@ -33,7 +34,7 @@ RL: dict[str, Any] = {"env": "tictactoe", "model": "models/tiny"}
 SFT: dict[str, Any] = {"data": "runs/data", "model": "models/tiny"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("values", "message"),
     [
         ({"loss": {"clip_low": 0.2}}, r"loss.clip_low is 0.2, but the loss 'cispo' does not use it.*\(grpo, dapo"),
@@ -60,7 +61,7 @@ def test_bounds_that_the_loss_uses_are_accepted():
     RLConfig(**RL, loss={"kind": "dr_grpo", "constant": 64}).check()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value", "expected"),
     [
         ("max_grad_norm", -1, "a number, more than 0"),  # trained uphill

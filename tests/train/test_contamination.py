@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from commands import environment
 from flat_settings import with_tables
+from tiers import each_row
 from toys import Quiz, rows
 
 from rove.core.config import convert
@@ -30,7 +31,7 @@ def config(**over: Any) -> RLConfig:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("over", "count", "looked_at"),
     [
         ({}, 100, 10),  # two groups in each of five steps

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from made import made_run, record, scores
+from tiers import each_row
 
 from rove.runs.run import Run
 from rove.train.diagnosis import (
@@ -39,7 +40,7 @@ def task(**known: Any) -> Task:
     return Task(**{"weakest": 0.34, "best": 1.2, "highest": 1.2, **known})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("classes", "known", "kinds"),
     [
         ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {}, ["unfinished"]),
@@ -73,7 +74,7 @@ def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float]
     assert finding.id == "unfinished" and text in finding.text and finding.remedy.startswith(advice)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rewards", "training_loss", "target", "found"),
     [
         ([0.6, 0.7, 0.7, 0.71], 0.3 * GUESS, 0.8, ["unfinished"]),
@@ -171,7 +172,7 @@ def test_sft_is_stuck_if_a_tenth_of_its_steps_gained_nothing(history: list[dict[
     assert is_stuck(history, 100, task()) is expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("known", "loss", "kinds"),
     [
         ({}, 0.3, []),
@@ -224,7 +225,7 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
     return rows
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("history", "kinds"),
     [
         (rl([0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8]), []),

@@ -12,7 +12,7 @@ import torch
 from commands import environment
 from fakes import tiny_model
 from flat_settings import with_tables
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 import rove.train.evaluation as module
 from rove.core.config import convert
@@ -489,7 +489,7 @@ def test_an_unknown_keep_best_metric_is_an_error_at_the_first_evaluation(tmp_pat
         train(tmp_path, config, two_turns())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "message"),
     [
         ({"num_examples": 0}, "num_examples is 0; expected an integer, 1 or more, or -1"),
@@ -506,7 +506,7 @@ def test_invalid_tables_are_rejected(wrong: dict[str, Any], message: str):
         settings(evaluation=[table(**wrong)]).check()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "message"),
     [
         ({"keep_best": "eval/lex/reward/mean"}, f"did you mean '{REWARD}'"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.train.losses import (
@@ -246,7 +247,7 @@ TRL_RESULTS: dict[str, tuple[Loss, str, float, list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("case", TRL_RESULTS)
+@each_row("case", TRL_RESULTS)
 def test_losses_and_weights_match_trl(case: str):
     loss, aggregation, value, gradient = TRL_RESULTS[case]
     sampler, old = (SAMPLER_TRL, OLD_LOGPROBS_TRL) if "tis" in case else (OLD_LOGPROBS_TRL, None)
@@ -398,7 +399,7 @@ OPTIONS: list[tuple[str, dict[str, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@each_row(("name", "options"), OPTIONS)
 def test_every_option_changes_the_loss(name: str, options: dict[str, float]):
     logprobs = tensor([-1.0, -2.0, -0.5, -3.0])
     old = (logprobs - tensor([6.0, -0.5, 0.05, -0.9])).tolist()
@@ -419,7 +420,7 @@ def test_all_losses_and_aggregations_differ():
         assert token_weights(one, [3, 1], constant=5) != token_weights(other, [3, 1], constant=5)
 
 
-@pytest.mark.parametrize("ceiling", [1.0, 0.2, 0.0, -3.0, math.nan])
+@each_row("ceiling", [1.0, 0.2, 0.0, -3.0, math.nan])
 def test_a_ceiling_that_scales_down_on_policy_tokens_is_rejected(ceiling: float):
     with pytest.raises(ConfigError, match="max_ratio is .*; expected a .*number, more than 1"):
         cispo(ceiling)

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.train import message_files
@@ -43,7 +44,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_row("form", FORMS)
 def test_all_forms_of_a_conversation_are_equal(form: Any):
     conversation = conversation_from_row("row 1", form)
     assert conversation.messages == [ASKED, SAID]
@@ -123,7 +124,7 @@ WRONG_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "message"), WRONG_ROWS)
+@each_row(("row", "message"), WRONG_ROWS)
 def test_a_wrong_row_is_reported_with_its_place(row: Any, message: str):
     with pytest.raises(ConfigError, match=f"chats.jsonl, line 3: .*{message}"):
         conversation_from_row("chats.jsonl, line 3", row)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fakes import record_of, tiny_model
 from rich.console import Console
+from tiers import each_row
 from toys import Quiz, correct, right, rows, says
 
 import rove as vf
@@ -37,7 +38,7 @@ def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05
 POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "only_format", "text"),
     [
         (row("m", 0.34), True, "The model learned only the format: format 1.00, but win of 0.340 is no better than that"),

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from tiers import each_row
 from toys import roll
 
 import rove as vf
@@ -68,7 +69,7 @@ def exchange(prompt: list[int], response: list[int]) -> TrainingSequence:
     return TrainingSequence([*prompt, *response], mask, [0.0] * len(mask), [0.0] * len(mask))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "expected"),
     [
         (lambda rng, word: word[-1], True),  # a token at a position

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fakes import record_of, tiny_model
 from flat_settings import with_tables
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 import rove as vf
 from rove.core.config import convert
@@ -113,7 +113,8 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(path).metrics()]
 
 
-@pytest.mark.parametrize("loss", first_quick(["cispo", "grpo"]))
+@pytest.mark.broad
+@pytest.mark.parametrize("loss", ["cispo", "grpo"])
 def test_the_reward_rises(tmp_path: Path, loss: str):
     train(
         tmp_path,
@@ -154,7 +155,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Path):
     initial, distances = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
     for penalty in (0.0, 10.0):
-        loaded = train(tmp_path / str(penalty), settings(loss__kl_penalty=penalty, checkpoint_every=99), two_turns())
+        config = settings(steps=3, loss__kl_penalty=penalty, checkpoint_every=99)
+        loaded = train(tmp_path / str(penalty), config, two_turns())
         distances.append((torch.cat([p.flatten() for p in loaded.model.parameters()]) - initial).norm().item())
     assert distances[1] < distances[0]
 
@@ -404,7 +406,7 @@ def test_an_example_drawn_twice_in_a_step_has_two_groups():
     assert len({plan_groups([example], 4, 0, step)[0][0].seed for step in range(4)}) == 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wrong", "message"),
     [
         ({"rollouts_per_example": 1}, "rollouts_per_example"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from commands import environment
 from flat_settings import with_tables
+from tiers import each_row
 from toys import Quiz, rows
 
 from rove.core.config import convert
@@ -36,7 +37,7 @@ def test_invalid_settings_fail(over: dict[str, Any]):
     assert any(one.severity is HIGH for one in findings.values())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "over", "said"),
     [
         ("batch", {"batch_size": 32}, "collapse"),
@@ -58,7 +59,7 @@ def test_valid_but_inadvisable_settings_are_warnings(name: str, over: dict[str, 
     assert said in repr(findings[name])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rate", "parameters", "trained", "status"),
     [
         (3e-4, 5e5, 5e5, OK),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes import record_of, tiny_model
 from flat_settings import with_tables
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
@@ -255,7 +255,7 @@ def test_rollouts_of_a_single_example_cause_a_warning(tmp_path: Path):
     assert warnings_of(settings(), SFTData(tmp_path / "two", settings())) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [{"epochs": 0}, {"batch_size": 0}, {"patience": 0}, {"validation_fraction": 0.0}, {"validation_fraction": 1.0}],
 )

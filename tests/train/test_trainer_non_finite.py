@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import tiny_model
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 from rove.core.errors import ConfigError, RunError
 from rove.train.trainer import SKIPPED_METRIC, Trainer, TrainingError, consecutive_skips, read_non_finite_batch
@@ -18,9 +18,7 @@ from tests.train.test_sft import train as train_sft
 ORIGINAL_ACCUMULATE = Trainer.accumulate
 
 
-@pytest.mark.parametrize(
-    ("skipped", "expected"), [([], 0), ([0], 0), ([1], 1), ([1, 0], 0), ([0, 1, None, 1], 2), ([1, 1, 0, 1], 1)]
-)
+@each_row(("skipped", "expected"), [([], 0), ([0], 0), ([1], 1), ([1, 0], 0), ([0, 1, None, 1], 2), ([1, 1, 0, 1], 1)])
 def test_consecutive_skips_counts_the_last_run_of_skipped_steps(skipped: Any, expected: int):
     history = [{} if value is None else {SKIPPED_METRIC: float(value)} for value in skipped]
     assert consecutive_skips(history) == expected

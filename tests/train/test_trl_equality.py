@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tiers import each_row
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -100,7 +101,7 @@ def test_tokens_and_mask_are_equal(name: str):
         assert (case.sequence.ids, case.sequence.mask) == (case.ids, case.mask)
 
 
-@pytest.mark.parametrize("name", BREAKS)
+@each_row("name", BREAKS)
 def test_only_the_line_break_after_the_end_of_the_turn_differs(name: str):
     end = "\n<|endoftext|>" if "phi" in name else "\n"
     compared = cases(name, "chat", "system", "reasoning", "completion")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
+from tiers import each_row
 
 from rove.utils.functions import function_name, is_async, maybe_await, unwrapped
 
@@ -38,7 +38,7 @@ NAMED = functools.partial(plain)
 NAMED.__name__ = "own"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("func", "name"),
     [(plain, "plain"), (TWICE, "plain"), (NAMED, "own"), (Caller(), "Caller"), (functools.partial(Caller()), "Caller")],
 )
@@ -46,7 +46,7 @@ def test_function_names(func: Any, name: str):
     assert function_name(func) == name
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("func", "wanted"),
     [
         (plain, False),

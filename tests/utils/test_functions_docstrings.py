@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.utils.functions import read_docstring
 
@@ -70,7 +71,7 @@ def test_a_section_without_arguments_only_ends_the_description():
     assert read_docstring("Go.\n\nExample:\n\n    go(x: 1)") == ("Go.", {})
 
 
-@pytest.mark.parametrize("text", ["Note: this: that", "args: are fun", "a - b\n--", "Look:\n    x: y\nz", "---"])
+@each_row("text", ["Note: this: that", "args: are fun", "a - b\n--", "Look:\n    x: y\nz", "---"])
 def test_text_outside_of_sections_is_description(text: str):
     assert read_docstring(text) == (text, {})
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from tiers import each_row
 
 from rove.utils.markdown import MAX_TEXT, code, plain
 
@@ -37,7 +37,7 @@ def tokens(text: str) -> list[str]:
     return [one for one in found if one not in ("paragraph_open", "paragraph_close", "text", "text_special")]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@each_row("text", HOSTILE)
 def test_hostile_text_is_escaped(text: str):
     assert tokens(f"a {plain(text)}") == []
     assert tokens(f"a {code(text)}") == ["code_inline"]

@@ -11,6 +11,7 @@ import tomllib
 import warnings
 
 import pytest
+from tiers import each_row
 
 from rove.utils import terminal_text
 from rove.utils.terminal_text import inert, inert_json, inert_toml, make_encodable, make_logs_inert
@@ -38,7 +39,7 @@ def test_control_characters_are_shown_as_text(text: str, shown: str):
     assert inert(text) == shown
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "plain",
@@ -59,7 +60,7 @@ def test_line_ends_of_windows_are_line_ends():
     assert inert("a\r\nb\x1b") == "a\nb\\x1b"
 
 
-@pytest.mark.parametrize("text", [text for text, _ in HOSTILE.values() if "\udc1b" not in text])
+@each_row("text", [text for text, _ in HOSTILE.values() if "\udc1b" not in text])
 def test_documents_keep_their_values(text: str):
     document = json.dumps({text: [text]}, ensure_ascii=False)
     assert json.loads(inert_json(document)) == {text: [text]}

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from made import record
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding
@@ -38,7 +39,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wanted", "names"),
     [
         (Wanted(), "a b rl rl/evaluations/x/1 broken"),

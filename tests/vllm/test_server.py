@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tiers import each_row
 
 from rove.core.errors import ConfigError, InfraError
 from rove.vllm.server import DEFAULT_CONFIG, LOG_HINTS, LoRAShape, Server, VLLMConfig
@@ -54,7 +55,7 @@ def command_arguments(command: str, **settings: Any) -> list[str]:
     return Server(None, VLLMConfig(command=command, **settings), 0, Path())._command(Path("/m"), 7)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "message"),
     [
         ({"servers": 0}, "servers is 0; expected an integer, 1 or more"),
@@ -179,6 +180,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.broad
 def test_a_server_ends_when_the_process_that_started_it_is_killed(tmp_path: Path, program: str):
     """The starting process is ended with SIGKILL."""
     completed = subprocess.run([sys.executable, "-c", KILLED, program, str(tmp_path)], check=False)

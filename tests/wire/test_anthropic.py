@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
@@ -144,7 +145,7 @@ def test_a_refusal_is_sent_as_text():
         assert sent_messages(message) == [{"role": "assistant", "content": [text_block("Never.")]}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("part", "expected"),
     [
         (
@@ -163,7 +164,7 @@ def test_unsupported_content_parts_are_refused(part: Any, expected: str):
         sent_messages(UserMessage([part]))
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "null", "[" * 10_000, "\ud800"])
+@each_row("arguments", ["{", "[1]", "null", "[" * 10_000, "\ud800"])
 def test_tool_call_arguments_must_be_a_json_object(arguments: str):
     with pytest.raises(ConfigError, match="arguments of tool call 'c'.*expected the text of a JSON object"):
         sent_messages(AssistantMessage(None, tool_calls=[tool_call("c", "add", arguments)]))
@@ -177,7 +178,7 @@ def test_read_response():
     assert response.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("stop_reason", "ours"),
     [
         ("end_turn", "stop"),
@@ -277,7 +278,7 @@ def test_a_tool_use_in_an_odd_form_is_read(odd: dict[str, Any], arguments: str):
     assert call["id"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "expected"),
     [
         (None, "got `null`"),

@@ -7,6 +7,7 @@ import pytest
 from fault_endpoint import completion
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, excerpt
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
@@ -223,7 +224,7 @@ def test_a_call_in_the_older_field_is_read():
     assert "tool_calls" not in read_response(body).message
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "expected"),
     [
         (None, "Expected `object`, got `null`"),

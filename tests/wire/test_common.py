@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
@@ -105,7 +106,7 @@ def test_build_response_accepts_an_empty_answer_that_the_model_ended():
     assert build_response({}, "hi", Usage(), "abort").message.content == "hi"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given_ids", "kept"),
     [
         (["a", "b"], ["a", "b"]),
@@ -130,7 +131,7 @@ def test_a_new_id_is_not_the_id_of_a_later_call():
     assert ids[1] == alone != ids[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "text"),
     [
         ({"x": "ü"}, '{"x":"ü"}'),

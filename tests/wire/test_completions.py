@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
+from tiers import each_row
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError
 from rove.core.messages import AssistantMessage, SystemMessage, UserMessage
@@ -106,7 +107,7 @@ def test_an_empty_text_is_an_answer(text: str | None):
         read_response(completion_json(text, "abort"))
 
 
-@pytest.mark.parametrize("body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, completion_json(7)])
+@each_row("body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, completion_json(7)])
 def test_an_invalid_completion_raises_an_error(body: Any):
     with pytest.raises(InvalidModelResponseError, match="not a completion") as caught:
         read_response(body)

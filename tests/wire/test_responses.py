@@ -11,6 +11,7 @@ from openai.types.responses import FunctionToolParam
 from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import TypeAdapter
+from tiers import each_row
 
 from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, ModelError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
@@ -180,7 +181,7 @@ def test_audio_and_files_are_sent():
     assert message["content"] == [audio, {"type": "input_file", **file}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "expected"),
     [
         (ToolMessage([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]), "not from a tool"),
@@ -306,7 +307,7 @@ def test_a_function_call_in_an_odd_form_is_read(odd: dict[str, Any]):
     assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "expected"),
     [
         (None, "got `null`"),

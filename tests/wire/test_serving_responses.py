@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
@@ -120,7 +121,7 @@ def test_response_format_and_tool_choice():
     assert none.choices[0].request.sampling_params.response_format is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "said"),
     [
         ({}, "missing required field `input`"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage
@@ -28,7 +29,7 @@ def test_read_request_parses_the_body():
     assert read_request({"prompt_ids": [1]}).logprobs == 0  # log-probabilities are always returned
 
 
-@pytest.mark.parametrize(
+@each_row(
     "body",
     [{}, {"prompt_ids": []}, {"prompt_ids": [-1]}, {"prompt_ids": "a"}, {"prompt_ids": [1], "logprobs": 101}, [], None],
 )

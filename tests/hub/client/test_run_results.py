@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hubs import code, publish
 from packages import put_wheel, wheel_files, with_record
+from tiers import each_row
 
 import rove
 from rove.core.errors import RunError
@@ -96,7 +97,7 @@ def test_the_code_digest_of_a_wheel_equals_that_of_the_loaded_package(tmp_path: 
     assert rove.load_environment("deep", env_dir).identity["env"].endswith("#" + code_digest(wheel, "deep"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "kept"),
     [
         ({"api_key": "x", "HF_TOKEN": "y", "password": "z"}, {"api_key": "***", "HF_TOKEN": "***", "password": "***"}),

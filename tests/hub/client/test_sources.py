@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from packages import MODULE, put_package, put_wheel, wheel_files, with_record
+from tiers import each_row
 
 from rove.core.errors import ConfigError, PackageError
 from rove.hub.client import sources
@@ -15,7 +16,7 @@ from rove.hub.package.manifest import ROVE, V0
 from rove.hub.package.names import Reference
 
 
-@pytest.mark.parametrize(
+@each_row(
     "target",
     [
         "git+https://host/a/b",
@@ -32,9 +33,7 @@ def test_git_addresses_are_recognized(target: str) -> None:
     assert is_git(target)
 
 
-@pytest.mark.parametrize(
-    "target", ["alice/doubling", "alice/doubling@1.0", "./folder", "a.whl", "https://host/a", "../x.git"]
-)
+@each_row("target", ["alice/doubling", "alice/doubling@1.0", "./folder", "a.whl", "https://host/a", "../x.git"])
 def test_other_targets_are_not_git_addresses(target: str) -> None:
     assert not is_git(target)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packages import MODULE, wheel_files
+from tiers import each_row
 
 from rove.core.errors import PackageError
 from rove.hub.package.archives import ENTRY_POINT_GROUP, LOAD, check_contents
@@ -54,7 +55,7 @@ def test_a_package_folder_with_modules_and_data_is_accepted():
     assert check_contents({**files, **info}, INFO, "my-sums", "a.whl") == "my_sums"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "path",
     [
         "_distutils_hack/__init__.py",
@@ -128,7 +129,7 @@ def test_a_module_with_another_name_is_rejected():
         check_files({}, project="other")
 
 
-@pytest.mark.parametrize("project", ["yarl", "openai", "google", "typing-extensions", "distutils", "setuptools"])
+@each_row("project", ["yarl", "openai", "google", "typing-extensions", "distutils", "setuptools"])
 def test_a_package_named_like_a_library_is_rejected(project: str):
     files = {path: data for path, data in wheel_files().items() if path.startswith(INFO)}
     with pytest.raises(PackageError, match="would hide"):
@@ -174,7 +175,7 @@ HOSTILE_ENTRY_POINTS = [
 ]
 
 
-@pytest.mark.parametrize("text", HOSTILE_ENTRY_POINTS)
+@each_row("text", HOSTILE_ENTRY_POINTS)
 def test_invalid_and_foreign_entry_points_are_rejected(text: str):
     with pytest.raises(PackageError, match=r"a\.whl: its entry_points\.txt"):
         check_files(entry_points(text))
@@ -212,7 +213,7 @@ def test_importlib_reads_only_the_expected_entry_point_in_accepted_files(text: s
         assert point.value in ("my_sums", f"my_sums:{LOAD}")
 
 
-@pytest.mark.parametrize("text", [text for text in HOSTILE_ENTRY_POINTS if "pytest11" in text and ";" not in text])
+@each_row("text", [text for text in HOSTILE_ENTRY_POINTS if "pytest11" in text and ";" not in text])
 def test_importlib_reads_a_plugin_in_the_rejected_files(text: str):
     """The cases are real attacks: pytest would load the plugins of the files rejected above."""
     assert "pytest11" in {point.group for point in Written(text).entry_points}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packages import put_package
-from tiers import first_quick
+from tiers import each_row, first_quick
 
 from rove.core.errors import PackageError
 from rove.hub.package import limits
@@ -178,7 +178,7 @@ def test_a_very_large_or_deeply_nested_manifest_is_rejected():
 LONG_TEXT_CHARS = 250_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "<script>", "</SCRIPT >", "< / script", "<\\script>", "<img src=x>", "<b onclick=x>", "<b class='a' ONload = x",
@@ -189,7 +189,7 @@ def test_active_markup_is_found(text: str):
     assert find_markup(f"words {text} words")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "", "Answer <answer>42</answer>, think in <think>…</think>.", "x < y and y > z", "Jane <jane@example.org>", ">=3.11,<4",
@@ -228,7 +228,7 @@ def test_a_deeply_nested_marker_is_rejected(depth: int) -> None:
         parse_requirement(nested_marker(depth))
 
 
-@pytest.mark.parametrize("text", ["", "a b", "a @", "a; (os_name", "a" * 501, "a[" * 200])
+@each_row("text", ["", "a b", "a @", "a; (os_name", "a" * 501, "a[" * 200])
 def test_invalid_requirements_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         parse_requirement(text)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html.parser
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.hub.server import simple
 from rove.hub.server.catalogue import StoredRelease
@@ -17,7 +17,7 @@ from rove.hub.server.store import StoredFile
 PIP = f"{JSON_V1}, {HTML_V1}; q=0.1, text/html; q=0.01"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("accept", "form"),
     [
         ("", HTML),

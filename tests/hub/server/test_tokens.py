@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server.store import Store
@@ -52,7 +53,7 @@ def test_invalid_tokens_are_rejected(store: Store, text: str):
     assert refused.value.status == 401
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scopes", "owner", "name", "uploads", "administers"),
     [
         ((), "acme", "sums", False, False),

@@ -24,10 +24,10 @@ from rove.stages.comparison import (
     read_run,
     run_names,
 )
+from rove.stages.tables import movers_table
 from rove.statistics import Comparison, compare
 from rove.statistics.compare import comparison_table
 from rove.utils.terminal_text import inert
-from rove.viewer.tables import movers_table
 
 
 def print_comparison(

@@ -46,10 +46,10 @@ from rove.stages.evaluation import EvalConfig, EvalProgress, run_eval
 from rove.stages.naming import environment_args, run_folder, short
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.suite import check
+from rove.stages.tables import counts_line
 from rove.statistics.result import summary_table
 from rove.statistics.summary import broken_reward
 from rove.utils.event_loop import run_async
-from rove.viewer.tables import counts_line
 
 
 def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, console: Console) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 from rove.stages.curves import figure_of
-from rove.viewer.tables import curves_table
+from rove.stages.tables import curves_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

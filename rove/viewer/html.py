@@ -5,16 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import math
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 
 import msgspec
-
-from rove.core.plain import JsonValue
-from rove.statistics.format import number
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -39,30 +35,9 @@ IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(?:vendor/)?(\w+)\.js";\n', r
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 
 
-def shown(value: JsonValue) -> str:
-    """Format a number; None or non-finite → "–"."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else number(value)
-
-
-def cut(value: str, limit: int) -> str:
-    """Shorten a text to about `limit` characters by leaving out its middle, with a note."""
-    if len(value) <= limit:
-        return value
-    head = limit * 2 // 3
-    return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[len(value) - (limit - head) :]}"
-
-
 def utf8_text(value: str) -> str:
     """Return a text that UTF-8 can encode: bytes of a file name that are not UTF-8 become "?"."""
     return value.encode("utf-8", "replace").decode()
-
-
-def excerpt(value: str, limit: int) -> str:
-    """Return the start of a text on one line."""
-    line = " ".join(value[: 4 * limit].split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:

@@ -16,7 +16,7 @@ from rove.core.plain import Info, JsonMapping, JsonObject, MessageDict
 from rove.core.records import ErrorInfo, RolloutRecord, Scores
 from rove.hub.package.manifest import Count
 from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, table, tag, text
-from rove.viewer.html import cut, excerpt, shown
+from rove.statistics.format import cut, excerpt, shown
 
 MAX_ROWS = 200
 """Maximum number of rows shown per version."""

@@ -39,7 +39,7 @@ from rove.hub.server.pages.run import (
     scale_of,
 )
 from rove.hub.server.store import Store
-from rove.viewer.html import shown
+from rove.statistics.format import shown
 
 HUB = "HUB"
 """Placeholder for the hub's address; a script replaces it in the browser."""

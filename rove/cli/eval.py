@@ -21,6 +21,7 @@ from rove.cli.options import (
     env_args_option,
     env_dir_option,
     examples,
+    help_all_option,
     isolated_option,
     isolated_python_option,
     json_object,
@@ -31,7 +32,6 @@ from rove.cli.options import (
     setting_range,
     trust_option,
 )
-from rove.cli.settings_help import help_all_option
 from rove.cli.suite import print_settings, resolve, run_suite
 from rove.clients.scripted import ScriptedClient
 from rove.core.config import merge

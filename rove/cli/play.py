@@ -37,7 +37,7 @@ from rove.core.ranges import NonNegativeFloat, NonNegativeInt, Port
 from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
-from rove.envs.two_player import TwoPlayer, env_with_opponent
+from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.remote.environment import RemoteEnv
 from rove.remote.isolation import Isolation
 from rove.remote.loading import open_environment

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import tomli_w
 
 from rove.core.checks import Settings
 from rove.core.config import convert, merge, read_toml
@@ -323,3 +324,25 @@ def find_recipe(name: str, given: str | Path | None, model: str | None) -> Path:
     if str(given) not in shipped:
         raise ConfigError(f"no recipe: {given} does not exist; rove comes with {', '.join(shipped)}")
     return shipped[str(given)]
+
+
+class Section(msgspec.Struct, frozen=True):
+    """A table, or a list of tables, of a recipe file; without a name, settings at its top."""
+
+    name: str
+    values: Any
+    reason: str = ""
+    """Why the values are as they are: a comment of the file."""
+
+
+def as_toml(sections: Sequence[Section], comment: str) -> str:
+    """Return a recipe as the text of a TOML file."""
+    parts = ["".join(f"# {line}\n" for line in comment.splitlines())]
+    for section in sections:
+        reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
+        text = tomli_w.dumps({section.name: section.values} if section.name else section.values)
+        if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
+            tables: list[JsonObject] = section.values
+            text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in tables)
+        parts.append(reason + text)
+    return "\n".join(parts)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rove as vf
+from rove import Run
 from rove.models.from_scratch import new_model
-from rove.runs.run import Run
 from rove.train.config import RLConfig
 from rove.train.rl import train_rl
 

@@ -114,7 +114,7 @@ def measure(rounds: int = 3) -> Costs:
 
 
 def _measure_once(num_rollouts: int = 24) -> Costs:
-    from rove.runs.run import Run
+    from rove import Run
     from rove.train.sequences import sequences_from_record
 
     records, rollout_seconds = asyncio.run(_run_rollouts(num_rollouts))
@@ -160,7 +160,8 @@ def _cpu_seconds(function: Callable[[], object]) -> float:
 async def _run_rollouts(num_rollouts: int) -> tuple[list[Any], float]:
     """Run rollouts with a model that answers at once; return their records, with token ids, and the CPU seconds."""
     import rove
-    from rove.core.protocols import Generation, SamplingParams
+    from rove import SamplingParams
+    from rove.core.protocols import Generation
     from rove.engine.client import EngineClient
     from rove.models.from_scratch import new_model
     from rove.rollouts.groups import run_groups

@@ -84,7 +84,7 @@ async def rove(url: str, count: int, concurrency: int, turns: int, folder: str) 
         else Chat(dataset=rows(count), rubric=rubric, max_turns=turns)
     )
     client = rove.OpenAIClient(url, "EMPTY", max_concurrent=concurrency)
-    from rove.runs.run import Run
+    from rove import Run
 
     run = Run(f"{folder}/run")
     run.start("eval", {}, {})
@@ -109,7 +109,7 @@ async def tools(url: str, count: int, concurrency: int, turns: int, folder: str,
 
     env = rove.ToolEnv(tools=[add], dataset=rows(count), rubric=rove.Rubric([correct]), max_turns=turns, **options)
     client = rove.OpenAIClient(f"{url}/tools/{turns}", "EMPTY", max_concurrent=concurrency)
-    from rove.runs.run import Run
+    from rove import Run
 
     run = Run(f"{folder}/run")
     run.start("eval", {}, {})

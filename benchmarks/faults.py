@@ -30,7 +30,7 @@ from aiohttp import web
 from mock_server import mock_server
 
 import rove
-from rove.runs.run import Run
+from rove import Run
 
 FAULTS = (
     "429 with Retry-After",

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from rove import Run
 from rove.models.load import LoadedModel, load_model
-from rove.runs.run import Run
 from rove.train.batch import can_pack, micro_batches
 from rove.train.sequences import sequences_from_messages
 from rove.train.trainer import token_logprobs

@@ -126,7 +126,7 @@ def run_case(case: str, generate: Generate, seed: int) -> tuple[int, float]:
 
 def load_rove(model: Any) -> Generate:
     """Return a function that samples with rove's embedded engine; every response is a separate request."""
-    from rove.core.protocols import SamplingParams
+    from rove import SamplingParams
     from rove.engine.engine import Engine
     from rove.models.load import prepare
 

@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rove.core.protocols import SamplingParams
+from rove import SamplingParams
 from rove.engine.engine import Engine
 from rove.models.linear import use_fast_linear
 from rove.models.load import prepare

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rove.core.records import Outcome, Scores
-from rove.statistics import Column, compare
+from rove import Outcome, Scores, compare
+from rove.statistics import Column
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 EXAMPLES = (5, 10, 30, 100, 300)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rove.runs.run import Run
+from rove import Run
 
 
 class Setting(NamedTuple):

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
+from rove import ConsoleReporter
 from rove.stages.pipeline import Pipeline, results_table
 from rove.stages.recipe import load_recipe
-from rove.stages.reporter import ConsoleReporter
 from rove.stages.rl import run_rl
 from rove.statistics import mean
 from rove.train.config import RLConfig

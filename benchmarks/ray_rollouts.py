@@ -38,7 +38,7 @@ from typing import Any
 import msgspec
 
 import rove as vf
-from rove.core.protocols import Request, Response
+from rove import Request, Response
 from rove.remote.isolation import Isolation
 from rove.remote.loading import open_environment
 from rove.workers import Worker

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import rove as vf
-from rove.integrations.environments.reasoning import ReasoningGymEnv
+from rove import ReasoningGymEnv
 
 ROWS = 3
 COMPOSITE = {"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {}}]}

@@ -25,7 +25,7 @@ import evaluation
 from mock_server import REPLY, mock_server
 
 import rove
-from rove.core.records import RolloutRecord
+from rove import RolloutRecord
 
 
 def correct(completion: list[dict[str, str]], answer: str) -> float:

@@ -27,12 +27,12 @@ import compat_runner
 from compat_server import ScriptedServer
 
 import rove
+from rove import IsolatedEnv
 from rove.hub.client.hub import Hub
 from rove.hub.client.installed import Installed, all_installed, load
 from rove.hub.client.installing import fetch, install, look_up
 from rove.hub.package.building import build
 from rove.hub.package.names import Reference
-from rove.remote import IsolatedEnv
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = ROOT / "tests" / "support" / "mcp_server.py"

@@ -18,16 +18,14 @@ from typing import Any, NamedTuple
 import msgspec
 from matplotlib.figure import Figure
 
+from rove import ConsoleReporter, Outcome, Reporter, RolloutRecord, Run, compare
 from rove.core.config import convert, merge
-from rove.core.records import Outcome, RolloutRecord
 from rove.runs.metrics import zero_advantage_share
-from rove.runs.run import Run
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import RecipeFile, load_recipe
-from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.rl import run_rl
-from rove.statistics import compare, mean
+from rove.statistics import mean
 from rove.train.config import RLConfig
 from rove.train.worker_group import SINGLE_PROCESS
 

@@ -16,8 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import rove as vf
+from rove import TextArenaEnv
 from rove.core.records import ErrorInfo
-from rove.integrations.environments.text_arena import TextArenaEnv, random_bracket
+from rove.integrations.environments.text_arena import random_bracket
 
 MAX_TURNS = 60
 CALL_TIMEOUT_S = 20.0

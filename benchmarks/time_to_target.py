@@ -150,8 +150,7 @@ def train_with_trl(config: Any, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-    from rove import load_environment
-    from rove.core.protocols import SamplingParams
+    from rove import SamplingParams, load_environment
     from rove.engine.client import EngineClient
     from rove.rendering.renderer import Renderer
     from rove.rollouts.groups import run_groups

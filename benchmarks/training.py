@@ -81,7 +81,7 @@ def rove_steps(case: str, setting: str, model: str | None) -> Iterator[float]:  
 
     import torch
 
-    from rove.core.protocols import SamplingParams
+    from rove import SamplingParams
     from rove.engine.engine import Engine
     from rove.models.adapter import add_adapter
     from rove.models.linear import use_fast_linear

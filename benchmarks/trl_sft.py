@@ -205,7 +205,7 @@ def compare(file: Path) -> None:
 
     from tokenizers import Tokenizer
 
-    from rove.core.errors import ConfigError
+    from rove import ConfigError
     from rove.rendering.renderer import Renderer
     from rove.train.config import SFTConfig
     from rove.train.message_files import conversation_from_row

@@ -28,8 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from rove.core.records import Scores
-from rove.runs.run import Run
+from rove import Run, Scores
 from rove.runs.serialization import decode_record
 
 ROOT = Path(__file__).resolve().parents[1]

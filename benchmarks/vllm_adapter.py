@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rove.core.protocols import SamplingParams
+from rove import SamplingParams
 from rove.models.adapter import add_adapter
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rove.runs.run import Run
+from rove import Run
 from rove.statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from rove import load_environment
 from rove.audit.auditor import AuditOptions
 from rove.audit.baseline import measure_baseline
 from rove.audit.data_checks import check_leaks, check_overlap, check_seed_shift
@@ -30,7 +31,6 @@ from rove.audit.reward_checks import check_blind_replies, check_hedging, check_m
 from rove.audit.rows import facts, parsed
 from rove.audit.subject import Subject
 from rove.core.findings import Finding
-from rove.envs.loading import load_environment
 
 NAME = "reasoning_gym_family"
 FOLDER = str(Path(__file__).parent / "libraries")

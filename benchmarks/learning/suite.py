@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from rove.runs.run import Run
-from rove.statistics.compare import Difference, compare
+from rove import Run, compare
+from rove.statistics.compare import Difference
 
 HERE = Path(__file__).parent
 ENVIRONMENTS: dict[str, dict[str, Any]] = {

@@ -23,10 +23,10 @@ from rove.stages.comparison import (
     read_questions,
     read_run,
 )
+from rove.stages.tables import movers_table
 from rove.statistics import Comparison, compare
 from rove.statistics.compare import comparison_table, run_names
 from rove.utils.terminal_text import inert
-from rove.viewer.tables import movers_table
 
 
 def print_comparison(

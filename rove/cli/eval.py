@@ -21,6 +21,7 @@ from rove.cli.options import (
     env_args_option,
     env_dir_option,
     examples,
+    help_all_option,
     isolated_option,
     isolated_python_option,
     json_object,
@@ -31,7 +32,6 @@ from rove.cli.options import (
     setting_range,
     trust_option,
 )
-from rove.cli.settings_help import help_all_option
 from rove.cli.suite import print_settings, resolve, run_suite
 from rove.clients.scripted import ScriptedClient
 from rove.core.config import merge
@@ -46,10 +46,10 @@ from rove.stages.evaluation import EvalConfig, EvalProgress, run_eval
 from rove.stages.naming import environment_args, run_folder, short
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.suite import check
+from rove.stages.tables import counts_line
 from rove.statistics.result import summary_table
 from rove.statistics.summary import broken_reward
 from rove.utils.event_loop import run_async
-from rove.viewer.tables import counts_line
 
 
 def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, console: Console) -> None:

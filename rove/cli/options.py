@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from rove.core.config import RUN_CONFIG, load, parse_value, read_toml
 from rove.core.errors import ConfigError, as_json
 from rove.core.plain import JsonMapping, JsonObject
 from rove.core.ranges import PositiveInt, Range, range_of
+from rove.core.settings_docs import settings_of
 from rove.runs.provenance import foreign_settings, seal
 from rove.utils.terminal_text import inert
 
@@ -202,3 +203,34 @@ def confirmed(question: str, otherwise: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"{question} There is no terminal to ask in: {otherwise}")
     return click.confirm(inert(question), err=True)
+
+
+def help_all_option(load: Callable[[], type[msgspec.Struct]]) -> Callable[[Any], Any]:
+    """Return a decorator that adds `--help-all`, which lists every setting of the command.
+
+    Args:
+        load: Imports and returns the settings struct; called only if the flag is given.
+    """
+
+    def show(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+        if not requested or ctx.resilient_parsing:
+            return
+        formatter = ctx.make_formatter()
+        formatter.write(f"Settings of {ctx.command_path}: --KEY VALUE on the command line, KEY = VALUE in @ FILE.\n\n")
+        for setting in settings_of(load()):
+            default = "required" if setting.default == "required" else f"default: {setting.default}"
+            formatter.write(f"{setting.name}  ({setting.type}; {default})\n")
+            if setting.meaning:
+                with formatter.indentation():
+                    formatter.write_text(setting.meaning)
+        click.echo(formatter.getvalue(), nl=False)
+        ctx.exit()
+
+    return click.option(
+        "--help-all",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="List every setting with its meaning and default, and exit.",
+    )

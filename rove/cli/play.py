@@ -37,7 +37,7 @@ from rove.core.ranges import NonNegativeFloat, NonNegativeInt, Port
 from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
-from rove.envs.two_player import TwoPlayer, env_with_opponent
+from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.remote.environment import RemoteEnv
 from rove.remote.isolation import Isolation
 from rove.remote.loading import open_environment
@@ -46,13 +46,13 @@ from rove.rollouts.replay_cases import ReplayCase, run_replay_cases
 from rove.runs.run import Run
 from rove.stages.clients import API_KEY_VAR, is_folder, make_client
 from rove.stages.reporter import ConsoleReporter
+from rove.stages.tables import message_text
 from rove.statistics.format import number
 from rove.utils.console import SafeConsole, styled
 from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
 from rove.viewer.play_roles import NamedClient, PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.viewer.play_session import PERSON_ROLES
-from rove.viewer.tables import message_text
 
 TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
 """The format in which a person types a tool call."""

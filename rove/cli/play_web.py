@@ -15,7 +15,7 @@ from rove.core.plain import JsonMapping
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.two_player import TwoPlayer, env_with_opponent
+from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.rubrics.parser import XMLParser
 from rove.runs.run import Run
 from rove.server import listening

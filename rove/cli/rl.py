@@ -16,6 +16,7 @@ from rove.cli.options import (
     env_args_option,
     env_dir_option,
     examples,
+    help_all_option,
     in_range,
     isolated_option,
     json_object,
@@ -25,13 +26,11 @@ from rove.cli.options import (
     settings,
     trust_option,
 )
-from rove.cli.settings_help import help_all_option
 from rove.core.errors import needs_train_extra
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
-from rove.stages.curves import CURVES
 from rove.stages.naming import environment_args
 from rove.stages.reporter import ConsoleReporter
-from rove.stages.results import TrainingResult, ending_lines
+from rove.stages.results import CURVES, TrainingResult, ending_lines
 from rove.stages.rl import progress_finding, run_rl
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from rove.cli.options import (
     SETTINGS,
     device_option,
     examples,
+    help_all_option,
     in_range,
     json_object,
     json_option,
@@ -22,12 +23,10 @@ from rove.cli.options import (
     settings,
     trust_option,
 )
-from rove.cli.settings_help import help_all_option
 from rove.core.errors import needs_train_extra
 from rove.core.ranges import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from rove.stages.curves import CURVES
 from rove.stages.reporter import ConsoleReporter
-from rove.stages.results import TrainingResult, ending_lines
+from rove.stages.results import CURVES, TrainingResult, ending_lines
 from rove.stages.sft import run_sft
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, phase
@@ -13,9 +14,35 @@ from rove.core.ranges import CountOrUnlimited, Seconds
 from rove.core.renderings import Rendering
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, Turn, stop
-from rove.envs.two_player import Opponent
 from rove.rubrics import Rubric
 from rove.utils.functions import maybe_await
+
+
+class Opponent(Protocol):
+    """Chooses the moves of the other role in a two-player environment; set by `rove play`."""
+
+    async def __call__(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
+        """Return one of the legal moves. `view` is a text, `board` the same position as a rendering if there is one."""
+        ...
+
+
+@runtime_checkable
+class TwoPlayer(Protocol):
+    """An environment that may have a second role."""
+
+    two_player: bool
+    """Whether it consults `opponent`, if set, for the moves of the other role."""
+    opponent: Opponent | None
+
+
+GameEnv = TypeVar("GameEnv", bound=TwoPlayer)
+
+
+def env_with_opponent(env: GameEnv, opponent: Opponent | None) -> GameEnv:
+    """Return a shallow copy of an environment with another opponent; rollouts of the original keep theirs."""
+    copied = copy.copy(env)
+    copied.opponent = opponent
+    return copied
 
 
 def num_turns(state: State) -> int:
@@ -66,7 +93,7 @@ class MultiTurnEnv(Environment):
         return state
 
     two_player: bool = False
-    """Whether this is a two-player game; see `rove.envs.two_player.TwoPlayer`."""
+    """Whether this is a two-player game; see `rove.envs.multi_turn.TwoPlayer`."""
     opponent: Opponent | None = None
 
     @abstractmethod

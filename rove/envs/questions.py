@@ -23,9 +23,8 @@ from rove.envs.multi_turn import SingleTurnEnv
 from rove.envs.question_files import FileRow, read_rows
 from rove.envs.question_split import Split, split_by_content
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, scorers
-from rove.rubrics.accepted_answers import ACCEPTED_ANSWERS, AcceptedAnswersRubric, accepted_answers
 from rove.rubrics.parser import MaybeThinkParser
-from rove.rubrics.scorers import RegexRubric
+from rove.rubrics.scorers import ACCEPTED_ANSWERS, AcceptedAnswersRubric, RegexRubric, accepted_answers
 
 QUESTION_COLUMNS = ("question", "prompt")
 """Default columns of the question."""

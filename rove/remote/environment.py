@@ -19,7 +19,7 @@ from rove.core.protocols import Answer
 from rove.core.records import Scores
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
-from rove.envs.two_player import Opponent
+from rove.envs.multi_turn import Opponent
 from rove.remote.rollout import RemoteRollout, score_in_one_worker
 from rove.remote.worker_pool import WorkerPool, WorkerPools
 from rove.rollouts.runner import run_with_limits

@@ -31,7 +31,7 @@ from rove.core.records import Scores, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn
-from rove.envs.two_player import Opponent
+from rove.envs.multi_turn import Opponent
 from rove.remote.worker_pool import WorkerPool, WorkerPools
 from rove.workers import Worker
 

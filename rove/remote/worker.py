@@ -40,7 +40,7 @@ from rove.core.renderings import Rendering
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.environment import Environment, Turn, offered_tools, take_result
 from rove.envs.loading import load_environment
-from rove.envs.two_player import TwoPlayer, env_with_opponent
+from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.rollouts.runner import error_info
 from rove.utils.functions import maybe_await
 

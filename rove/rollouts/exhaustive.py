@@ -21,8 +21,7 @@ from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.dataset import build_example, example_key
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import MultiTurnEnv
-from rove.envs.two_player import env_with_opponent
+from rove.envs.multi_turn import MultiTurnEnv, env_with_opponent
 from rove.rollouts.groups import RolloutError
 from rove.rollouts.runner import Job, finished_rollout, make_turn, score, scores_after_cleanup, try_record
 

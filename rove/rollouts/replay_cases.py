@@ -15,8 +15,7 @@ from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import MultiTurnEnv
-from rove.envs.two_player import Opponent, env_with_opponent
+from rove.envs.multi_turn import MultiTurnEnv, Opponent, env_with_opponent
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job
 

@@ -10,18 +10,22 @@ choice are read from it.
 
 from __future__ import annotations
 
+import copy
 import string
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rove.core.checks import check_values
 from rove.core.errors import Error, WorkerError
 from rove.core.ranges import PositiveInt, Seconds
+from rove.core.records import Scores
+from rove.core.state import State
 from rove.rubrics.answers import normalized, read_answer, tagged_answer
 from rove.rubrics.choices import read_choice
 from rove.rubrics.numbers import count_numbers, read_number
 from rove.rubrics.parser import Completion, MaybeThinkParser, extract_boxed_answer
-from rove.rubrics.rubric import Rubric
+from rove.rubrics.rubric import Rubric, RubricGroup
 from rove.workers import Workers
 
 REGEX_MEMORY_BYTES = 256 << 20
@@ -146,3 +150,35 @@ class RegexRubric(Rubric):
     async def teardown(self) -> None:
         """End the worker processes."""
         await self._workers.aclose()
+
+
+ACCEPTED_ANSWERS = "accepted_answers"
+"""Column of a dataset row with its accepted answers, if it has several."""
+
+
+def accepted_answers(state: State) -> Sequence[str]:
+    """Return the accepted answers of a rollout's dataset row; empty if it has only one."""
+    row: Any = state.get("input") or {}
+    return row.get(ACCEPTED_ANSWERS) or []
+
+
+class AcceptedAnswersRubric(RubricGroup):
+    """Scores a reply against each accepted answer of its row, and keeps the scores with the highest reward.
+
+    Reward functions see one answer at a time as `answer`. Functions over a whole group see the first one.
+    """
+
+    def __init__(self, rubric: Rubric):
+        super().__init__([rubric])
+
+    async def score_rollout(self, state: State) -> Scores:
+        """Score one finished rollout; see `Rubric.score_rollout`."""
+        answers = accepted_answers(state)
+        if not answers:
+            return await super().score_rollout(state)
+        scores: list[Scores] = []
+        for answer in answers:
+            view = copy.copy(state)
+            view["answer"] = answer
+            scores.append(await super().score_rollout(view))
+        return max(scores, key=lambda scored: scored.reward)

@@ -9,7 +9,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
 from rove.stages.examination import GROUP_SIZE, MODEL_GROUPS, POLICY_EXAMPLES, Evidence, ModelEvidence
-from rove.stages.recipe_file import Section
+from rove.stages.recipe import Section
 from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_held_out
 
 LR_BACKOFF = 0.3

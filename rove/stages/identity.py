@@ -16,8 +16,8 @@ from rove.models.pretrained import model_path
 from rove.remote.loading import without_isolation
 from rove.runs.run import Run
 from rove.stages.clients import show_device
-from rove.stages.curves import CURVES, draw
 from rove.stages.reporter import Reporter
+from rove.stages.results import CURVES, draw
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel

@@ -18,8 +18,7 @@ from rove.runs.provenance import seal
 from rove.stages.choice import choose, limited, requested_examples
 from rove.stages.examination import Examination, examine
 from rove.stages.plan import estimate_stages
-from rove.stages.recipe import Recipe, RecipeFile
-from rove.stages.recipe_file import as_toml
+from rove.stages.recipe import Recipe, RecipeFile, as_toml
 from rove.stages.reporter import Reporter
 from rove.stages.request import ESTIMATE, EVIDENCE, RECIPE, REQUEST, TrainRequest, recipe_digest, with_held_out
 from rove.utils.event_loop import run_async

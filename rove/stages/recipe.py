@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import tomli_w
 
 from rove.core.checks import Settings
 from rove.core.config import convert, merge, read_toml
@@ -358,3 +359,26 @@ def _find_demo(name: str, model: str | None) -> Path:
         commands = ", ".join(f"rove demo {name} -m {of_model}" for of_model in models)
         message += f"; there is one for: {commands}"
     raise ConfigError(message)
+
+
+class Section(msgspec.Struct, frozen=True):
+    """A table, or a list of tables, of a recipe file; without a name, settings at its top."""
+
+    name: str
+    values: Any
+    reason: str = ""
+    """Why the values are as they are: a comment of the file."""
+
+
+def as_toml(sections: Sequence[Section], comment: str) -> str:
+    """Return a recipe as the text of a TOML file."""
+    parts = ["".join(f"# {line}\n" for line in comment.splitlines())]
+    for section in sections:
+        reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
+        values = {section.name: section.values} if section.name else section.values
+        text = tomli_w.dumps(values)
+        if is_list(section.values) and not text.startswith("[["):  # an array after a table would be part of it
+            tables: list[JsonObject] = section.values
+            text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in tables)
+        parts.append(reason + text)
+    return "\n".join(parts)

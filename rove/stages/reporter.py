@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.core.records import RolloutRecord
+from rove.stages.tables import rollout_text
 from rove.utils.console import SafeConsole, styled
 from rove.utils.terminal_text import inert
-from rove.viewer.tables import rollout_text
 
 WIDTH = 100
 """Columns if the output is not a terminal."""

@@ -15,11 +15,10 @@ from rove.remote.loading import open_environment
 from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.stages.arguments import name_and_environment, settings_from
-from rove.stages.curves import draw
 from rove.stages.identity import Watch, begin, identity_of
 from rove.stages.naming import run_folder
 from rove.stages.reporter import ConsoleReporter, Reporter
-from rove.stages.results import TrainingResult
+from rove.stages.results import TrainingResult, draw
 from rove.utils.event_loop import outside_event_loop, run_async
 
 if TYPE_CHECKING:

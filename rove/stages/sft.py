@@ -10,12 +10,11 @@ from rove.core.errors import needs_train_extra
 from rove.core.findings import OK, Finding
 from rove.runs.run import Run
 from rove.stages.arguments import settings_from
-from rove.stages.curves import draw
 from rove.stages.identity import Watch, begin, identity_of
 from rove.stages.naming import run_folder
 from rove.stages.placement import place_model
 from rove.stages.reporter import ConsoleReporter, Reporter
-from rove.stages.results import TrainingResult
+from rove.stages.results import TrainingResult, draw
 from rove.utils.event_loop import outside_event_loop
 
 if TYPE_CHECKING:

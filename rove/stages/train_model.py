@@ -14,13 +14,12 @@ from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
-from rove.stages.curves import held_out_rewards
 from rove.stages.naming import RUNS
 from rove.stages.pipeline import Pipeline, Row, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
-from rove.stages.results import Diagnosis, data_frame, image
+from rove.stages.results import Diagnosis, data_frame, held_out_rewards, image
 from rove.utils.event_loop import outside_event_loop
 
 if TYPE_CHECKING:

@@ -1,10 +1,12 @@
-"""Format numbers, intervals and curves as text."""
+"""Format numbers, intervals and curves as text, and shorten texts."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+
+from rove.core.plain import JsonValue
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -99,3 +101,24 @@ def folded(name: str, width: int) -> str:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
+
+
+def cut(value: str, limit: int) -> str:
+    """Shorten a text to about `limit` characters by leaving out its middle, with a note."""
+    if len(value) <= limit:
+        return value
+    head = limit * 2 // 3
+    return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[len(value) - (limit - head) :]}"
+
+
+def shown(value: JsonValue) -> str:
+    """Format a number; None or non-finite → "–"."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else number(value)
+
+
+def excerpt(value: str, limit: int) -> str:
+    """Return the start of a text on one line."""
+    line = " ".join(value[: 4 * limit].split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

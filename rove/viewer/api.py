@@ -16,9 +16,10 @@ from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
+from rove.statistics.format import cut
 from rove.viewer import queries, run_table, training_steps
 from rove.viewer.compare import compare_runs
-from rove.viewer.html import cut, utf8_text
+from rove.viewer.html import utf8_text
 from rove.viewer.index import Index, Progress, alert_rows
 from rove.viewer.overview import overview as describe_overview
 from rove.viewer.queries import Filter

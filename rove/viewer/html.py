@@ -15,9 +15,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from rove.core.plain import JsonValue
-from rove.statistics.format import number
-
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -41,36 +38,14 @@ IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(?:vendor/)?(\w+)\.js";\n', r
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 
 
-def shown(value: JsonValue) -> str:
-    """Format a number; None or non-finite → "–"."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else number(value)
-
-
 def finite(value: object) -> float | None:
     """Return a finite number as a float; None for anything else."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def cut(value: str, limit: int) -> str:
-    """Shorten a text to about `limit` characters by leaving out its middle, with a note."""
-    if len(value) <= limit:
-        return value
-    head = limit * 2 // 3
-    tail_start = len(value) - (limit - head)
-    return f"{value[:head]}\n… {len(value) - limit:,} characters left out …\n{value[tail_start:]}"
-
-
 def utf8_text(value: str) -> str:
     """Return a text that UTF-8 can encode: bytes of a file name that are not UTF-8 become "?"."""
     return value.encode("utf-8", "replace").decode()
-
-
-def excerpt(value: str, limit: int) -> str:
-    """Return the start of a text on one line."""
-    line = " ".join(value[: 4 * limit].split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:

@@ -26,8 +26,9 @@ from rove.core.plain import JsonObject, JsonValue
 from rove.runs.annotations import Annotations
 from rove.runs.schema import decoded_row
 from rove.runs.serialization import RolloutListing, decode_listing
+from rove.statistics.format import excerpt
 from rove.utils.files import cache_folder, open_regular, read_lines
-from rove.viewer.html import excerpt, utf8_text
+from rove.viewer.html import utf8_text
 
 FINGERPRINT_BYTES = 4096
 """Bytes at the start and end of the read part that identify it."""

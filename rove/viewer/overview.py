@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from rove.core.plain import JsonObject
 from rove.runs.metrics import SECONDS
 from rove.runs.run import Run
-from rove.statistics.format import duration
+from rove.statistics.format import duration, shown
 from rove.viewer import queries
-from rove.viewer.html import shown
 from rove.viewer.index import Index, alert_rows
 from rove.viewer.report import TABLE_HEAD, RunReport, cards, table_rows
 from rove.viewer.run_settings import masked, settings_of

@@ -23,10 +23,10 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
-from rove.statistics.format import caveats, duration, interval
+from rove.statistics.format import caveats, duration, interval, shown
 from rove.utils.files import atomic_write
 from rove.viewer import queries, training_steps
-from rove.viewer.html import finite, shown, utf8_text, whole_page
+from rove.viewer.html import finite, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line

@@ -14,10 +14,9 @@ from rove.core.plain import JsonObject, JsonValue
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
-from rove.statistics.format import version_words
+from rove.statistics.format import cut, version_words
 from rove.utils.files import open_regular
 from rove.utils.units import counted
-from rove.viewer.html import cut
 
 MAX_TEXT_CHARS = 20_000
 """Characters shown of one text."""

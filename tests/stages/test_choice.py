@@ -16,8 +16,7 @@ from rove.core.errors import ConfigError
 from rove.stages import examination
 from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
 from rove.stages.examination import Evidence, ModelEvidence, examine, read_evidence
-from rove.stages.recipe import RecipeFile
-from rove.stages.recipe_file import as_toml
+from rove.stages.recipe import RecipeFile, as_toml
 from rove.train.config import RLConfig, SFTConfig
 
 ARGUMENTS = frozenset({"num_examples", "seed"})

@@ -21,7 +21,7 @@ from setting_tables import setting_names, tables
 
 import rove.models.linear
 import rove.models.load
-import rove.stages.curves
+import rove.stages.results
 import rove.train.trainer
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
@@ -366,7 +366,7 @@ def count_calls(patch: pytest.MonkeyPatch) -> Any:
     patch.setattr(trainer, "token_logprobs", counted(trainer.token_logprobs, batches))
     patch.setattr(recompute, "checkpoint", counted(recompute.checkpoint, recomputed))
     patch.setattr(rove.models.linear, "HAS_BF16_PRODUCTS", True)
-    patch.setattr(rove.stages.curves, "figure_of", lambda *args: SimpleNamespace(savefig=lambda *a, **b: None))
+    patch.setattr(rove.stages.results, "figure_of", lambda *args: SimpleNamespace(savefig=lambda *a, **b: None))
     patch.setitem(sys.modules, "trackio", logger)
     yield batches, recomputed, logger
 

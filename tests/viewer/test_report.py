@@ -21,7 +21,8 @@ import rove as vf
 from rove.core.records import ErrorInfo
 from rove.runs.run import Run
 from rove.statistics import Tally
-from rove.viewer.html import bundled, cut, excerpt, shown
+from rove.statistics.format import cut, excerpt, shown
+from rove.viewer.html import bundled
 from rove.viewer.report import MAX_ROLLOUT_CHARS, MAX_TEXT_CHARS, choose_rollouts, markdown, training_data, write_report
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)'"

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.records import Outcome, Scores, Timing, Usage
-from rove.stages.curves import figure_of
+from rove.stages.results import figure_of
+from rove.stages.tables import counts_line, curves_table, movers_table
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
 from rove.statistics.compare import comparison_table
 from rove.statistics.format import SPARKS, folded, limits, number, percent, seconds, signed, sparkline
 from rove.statistics.result import summary_table
 from rove.utils.console import SafeConsole
-from rove.viewer.tables import counts_line, curves_table, movers_table
 
 SUMMARY = {
     "rollouts": 10,

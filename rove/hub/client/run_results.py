@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
+from rove import Run
 from rove.core.digest import digest_files
 from rove.core.errors import RunError
 from rove.core.masking import without_secrets
 from rove.core.plain import JsonObject
 from rove.core.records import RolloutRecord
 from rove.hub.package.manifest import Manifest
-from rove.runs.run import Run
 
 SCHEMA = 1
 EXAMPLES = 3

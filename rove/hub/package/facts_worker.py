@@ -6,11 +6,7 @@ import asyncio
 import sys
 from typing import Any
 
-from rove import compat
-from rove.clients.scripted import ScriptedClient
-from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
-from rove.rollouts.evaluate import generate
+from rove import Environment, ScriptedClient, compat, generate, load_environment
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
 

@@ -10,7 +10,8 @@ from rove.core.errors import RunError
 from rove.core.plain import JsonObject, is_list, is_mapping
 from rove.hub.server.pages.html import PageLocation
 from rove.hub.server.pages.leaderboard import Row
-from rove.viewer.html import cut, page_code, whole_page
+from rove.statistics.format import cut
+from rove.viewer.html import page_code, whole_page
 from rove.viewer.report import PAGE_DEFAULTS, rollout_data, summary_data, summary_markdown
 
 RUN_POLICY = f"{page_code().policy}; frame-ancestors 'none'"

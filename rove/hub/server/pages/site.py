@@ -30,8 +30,8 @@ from rove.hub.server.pages.html import (
 from rove.hub.server.pages.leaderboard import Row, Scale, interval_svg, leaderboard, rows_of, scale_of
 from rove.hub.server.pages.run import run_page
 from rove.hub.server.store import Store
+from rove.statistics.format import shown
 from rove.utils.units import counted
-from rove.viewer.html import shown
 
 HUB = "HUB"
 """Placeholder for the hub's address; a script replaces it in the browser."""

@@ -15,9 +15,8 @@ from rove.core.records import RolloutRecord
 from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison
 from rove.statistics.compare import name_width
-from rove.statistics.format import folded, number, percent, seconds, signed, sparkline
+from rove.statistics.format import cut, folded, number, percent, seconds, signed, sparkline
 from rove.utils.console import TextTable, styled
-from rove.viewer.html import cut
 
 MAX_COLUMNS = 100
 """Width of the lines below a table."""

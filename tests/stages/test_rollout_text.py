@@ -4,7 +4,7 @@ from fakes import record_of
 
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, Scores
-from rove.viewer.tables import rollout_text
+from rove.stages.tables import rollout_text
 
 
 def test_rollout_text_contains_messages_and_scores():

@@ -11,9 +11,8 @@ from rove.core.errors import RunError
 from rove.core.plain import JsonMapping, JsonObject
 from rove.hub.server.pages.html import collapsible, link, table, tag, text
 from rove.runs.schema import Summary, decoded
-from rove.statistics.format import interval, limits
+from rove.statistics.format import interval, limits, shown
 from rove.utils.units import counted
-from rove.viewer.html import shown
 
 MAX_ROWS = 200
 """Maximum number of rows shown per version."""

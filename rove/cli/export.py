@@ -10,23 +10,14 @@ from rich.console import Console
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import examples, json_option
 from rove.core.errors import ConfigError
-from rove.rollouts.export import WRITERS, RunRows, check_name, check_target, push, write_rows
+from rove.rollouts.export import FORMATS, RunRows, check_name, check_target, push, write_rows
 from rove.rollouts.filters import FUNCTIONS, NAMES, Filter
 from rove.runs.run import OWNED, Run
-
-SUFFIXES = {"jsonl": ".jsonl", "csv": ".csv", "parquet": ".parquet", "hf-dir": ""}
-LOADING = {
-    "jsonl": 'datasets.load_dataset("json", data_files="{}")',
-    "csv": 'datasets.load_dataset("csv", data_files="{}")',
-    "parquet": 'datasets.load_dataset("parquet", data_files="{}")',
-    "hf-dir": 'datasets.load_from_disk("{}")',
-}
-"""Python expressions that load each format."""
 
 
 def form_of(to: str | None, output: Path | None, upload: bool) -> str:
     """Return the form to write: `to`, else the one of the file's ending, else jsonl."""
-    by_name = {suffix: form for form, suffix in SUFFIXES.items() if suffix}
+    by_name = {kind.suffix: form for form, kind in FORMATS.items() if kind.suffix}
     suffix = output.suffix if output else ""
     if to is None and not upload and suffix and suffix not in by_name:
         raise ConfigError(f"{output} ends in '{suffix}'; expected {', '.join(by_name)}, or give the form with --to")
@@ -40,7 +31,7 @@ def form_of(to: str | None, output: Path | None, upload: bool) -> str:
 
 def target_of(run: Path, output: Path | None, form: str) -> Path:
     """Return the file or folder to write."""
-    target = output or run / f"data{SUFFIXES[form]}"
+    target = output or run / f"data{FORMATS[form].suffix}"
     if target.resolve() in {(run / name).resolve() for name in (*OWNED, "")}:
         raise ConfigError(f"{target} is part of the run; give another -o")
     check_target(target, form)
@@ -54,7 +45,7 @@ def print_rows(console: Console, run: Path, target: Path, form: str, count: int,
     console.print(message, soft_wrap=True, markup=False)
     hint(
         console,
-        f"load it: {LOADING[form].format(target)}",
+        f"load it: {FORMATS[form].load.format(target)}",
         f"or train on the run directly: rove sft --data {run} -m MODEL --min-reward R",
     )
 
@@ -78,7 +69,7 @@ def print_rows(console: Console, run: Path, target: Path, form: str, count: int,
     help="Export only rollouts with one of these tags (see rove view --annotate); repeatable.",
 )
 @click.option("--not-tag", "not_tags", multiple=True, help="Leave out rollouts with this tag; repeatable.")
-@click.option("--to", type=click.Choice(list(WRITERS)), help="File format.  [default: jsonl, or the suffix of -o]")
+@click.option("--to", type=click.Choice(list(FORMATS)), help="File format.  [default: jsonl, or the suffix of -o]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder to write.  [default: RUN/data…]")
 @click.option("--push", "upload", metavar="OWNER/NAME", help="Also upload to the Hugging Face Hub; private if new.")
 @json_option

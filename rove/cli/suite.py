@@ -29,6 +29,7 @@ from rove.stages.evaluation import EvalConfig
 from rove.stages.naming import short
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.suite import TABLES, Evaluation, as_words, error_source, expand, varied
+from rove.statistics import EvaluationResult
 from rove.statistics.format import caveats, folded, interval, number
 from rove.statistics.summary import broken_reward
 from rove.utils.console import styled
@@ -145,8 +146,8 @@ def _without_none(values: JsonMapping) -> JsonObject:
     }
 
 
-Runner = Callable[[EvalConfig, Reporter, str], tuple[JsonObject, Run | None]]
-"""`rove.stages.evaluation.run_eval`: (settings, reporter, title) → (summary, run folder)."""
+Runner = Callable[[EvalConfig, Reporter, str], tuple[EvaluationResult, Run | None]]
+"""`rove.stages.evaluation.run_eval`: (settings, reporter, title) → (result, run folder)."""
 
 
 def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, as_json: bool) -> int:

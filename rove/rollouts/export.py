@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -132,12 +132,12 @@ def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
         raise ConfigError("no rollout passes the filter; nothing was written")
     path.parent.mkdir(parents=True, exist_ok=True)
     with _draft(path) as draft:
-        return WRITERS[form](rows, draft)
+        return FORMATS[form].write(rows, draft)
 
 
 def check_target(path: Path, form: str) -> None:
     """Refuse, before any work, what could not be written."""
-    if form not in ("jsonl", "csv"):
+    if FORMATS[form].needs_datasets:
         _hf("datasets", form)
     if form != "hf-dir" and path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file for --to {form}")
@@ -259,12 +259,25 @@ def _write_folder(rows: Iterable[Row], draft: Path) -> int:
     return count
 
 
-WRITERS: dict[str, Callable[[Iterable[Row], Path], int]] = {
-    "jsonl": _write_jsonl,
-    "csv": _write_csv,
-    "parquet": _write_parquet,
-    "hf-dir": _write_folder,
+class Format(NamedTuple):
+    """A format of datasets."""
+
+    write: Callable[[Iterable[Row], Path], int]
+    suffix: str
+    """File name suffix; "" for a folder."""
+    load: str
+    """Python expression that loads a file or folder {}."""
+    needs_datasets: bool = False
+    """Whether the package `datasets` writes it."""
+
+
+FORMATS = {
+    "jsonl": Format(_write_jsonl, ".jsonl", 'datasets.load_dataset("json", data_files="{}")'),
+    "csv": Format(_write_csv, ".csv", 'datasets.load_dataset("csv", data_files="{}")'),
+    "parquet": Format(_write_parquet, ".parquet", 'datasets.load_dataset("parquet", data_files="{}")', True),
+    "hf-dir": Format(_write_folder, "", 'datasets.load_from_disk("{}")', True),
 }
+"""The formats of `rove export --to`. A new one needs only an entry here, and its `write` function."""
 
 
 # Columns: one type for all rows, found by reading all of them once

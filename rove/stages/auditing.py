@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rove.audit.auditor import AuditOptions, audit
+from rove.audit.auditor import AuditOptions, Learner, audit
 from rove.audit.findings import Report, selected
 from rove.audit.judge import JudgeModel
 from rove.core.errors import ConfigError, needs_train_extra
@@ -95,7 +95,7 @@ def run_audit(
     started_checks: set[str] = set()
     judge_model = None if judge is None else JudgeModel(judge, make_client(judge, None))
 
-    async def run(learner: Callable[..., object] | None, on_check: Callable[[str], None]) -> Report:
+    async def run(learner: Learner | None, on_check: Callable[[str], None]) -> Report:
         try:
             return await audit(env, env_dir, env_args, options, on_check, learner, judge_model)
         finally:

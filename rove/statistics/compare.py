@@ -202,8 +202,9 @@ def compare(
     run_a = Run(a) if isinstance(a, (str, Path)) else a
     run_b = Run(b) if isinstance(b, (str, Path)) else b
     if names is None:
-        are_runs = isinstance(run_a, Run) and isinstance(run_b, Run)
-        names = run_names(run_a.path, run_b.path) if are_runs else ("A", "B")
+        names = ("A", "B")
+        if isinstance(run_a, Run) and isinstance(run_b, Run):
+            names = run_names(run_a.path, run_b.path)
     rollouts = [scored_outcomes(source) if isinstance(source, Run) else source for source in (run_a, run_b)]
     side_a, side_b = sides = _Side(rollouts[0]), _Side(rollouts[1])
     for side, name in zip(sides, names):

@@ -51,7 +51,7 @@ def make_client(
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
         endpoints: See `find_endpoint`.
         trust_remote_code, device: See `rove.models.load.load_model`.
-        console: Shows the device of a model folder.
+        reporter: Shows the device of a model folder.
 
     Raises:
         ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, or a device is given for a

@@ -101,6 +101,7 @@ def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedR
 def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
     """Refuse runs whose difference would not be one of the models."""
     names = [run.env_name for run in (a, b)]
+    # Rewards of different environments have different scales.
     if names[0] != names[1]:
         raise ConfigError(
             f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "

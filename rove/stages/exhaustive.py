@@ -37,6 +37,7 @@ def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig, device: st
     env = load_environment(env_id)
     game = as_exhaustive_game(env)
 
+    # A greedy policy answers a position always alike, so each game has to be played once.
     sampling = SamplingParams.from_args({"temperature": 0.0, "max_tokens": config.max_tokens})
 
     async def play(client: Client) -> list[Line]:

@@ -84,6 +84,7 @@ def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporte
         target = evaluation_target(config, data.run)
         names, keys = _survey(config, target)
         rows = _measure_all(config, target, final, data, names, reporter)
+    # The model is trained and saved: an environment that cannot be loaded must not make the run fail.
     except (Error, OSError) as error:
         advice = f"evaluate it: rove eval ENV -m {shlex.quote(str(final))}; --final-eval-rollouts 0 skips this"
         reporter.note(f"not evaluated: {error}\n{advice}")
@@ -117,6 +118,7 @@ def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporte
 def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:
     """Return the names of the environment's scripted policies, and the keys of the examples that are evaluated."""
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
+        # With --env, the user has asked for this environment, judge included.
         if config.env is None:
             _refuse_judges(env, target)
         return sorted(env.policies), [example_key(row) for row in env.examples(config.final_eval_rollouts)]

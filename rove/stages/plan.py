@@ -22,6 +22,7 @@ def estimate_stages(recipe: Recipe, examination: Examination, pretrained: Loaded
     evidence, rollouts = examination.evidence, 0
     if recipe.data is not None:
         rollouts = recipe.data.num_examples * recipe.data.rollouts_per_example
+    # SFT trains on the good share of the best policy's rollouts; see `choose`.
     good_share = evidence.policies[-1].good_share if evidence.policies else 1.0
     work = Workload(
         rollouts=examination.conversations,
@@ -35,6 +36,7 @@ def estimate_stages(recipe: Recipe, examination: Examination, pretrained: Loaded
         conditions=len(recipe.conditions),
         table_rollouts=len(recipe.conditions) * recipe.evaluation.num_examples,
     )
+    # The time depends on the shape of the model, not on its weights.
     model = pretrained
     if model is None:
         assert recipe.new_model is not None

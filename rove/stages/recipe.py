@@ -252,6 +252,7 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     def _full_stage(self, env: str) -> JsonObject:
         """Return the table `full`: training ends as soon as the goals of the exhaustive evaluation are reached."""
         assert self.exhaustive is not None
+        # The goals are stated once, in `exhaustive`; training ends as soon as they are reached.
         every_game = {"env": env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.exhaustive.goals)}
         return {**self.full, "evaluation": [{**every_game, **table} for table in self.full["evaluation"]]}
 

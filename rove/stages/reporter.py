@@ -221,6 +221,7 @@ class ConsoleReporter:
     @contextmanager
     def _log_lines(self, title: str, total: int, done: int) -> Generator[TaskProgress]:
         def show(task: TaskProgress) -> None:
+            # A log of a long run should not consist of progress lines.
             if task.count % max(1, task.total // PROGRESS_LINES) == 0 or task.count == task.total:
                 self.console.print(task.line, soft_wrap=True)
                 heartbeat.printed()

@@ -106,6 +106,7 @@ class ScriptedServerClient:
         state = _RecordingState() if row is None else _RecordingState(input=row)
         try:
             return await self.client.respond(msgspec.structs.replace(request, state=state))
+        # A policy may read what only a rollout sets; the client of the server should learn which key.
         except KeyError as error:
             if state.missing is None:
                 raise

@@ -59,6 +59,7 @@ def sft(
         from rove.train.config import SFTConfig
 
     path = data.path if isinstance(data, Run) else data
+    # Data in memory have no name; the identity of the run is their content.
     in_memory: SFTSource | None = None
     name: str | None = None
     if isinstance(path, str | Path):
@@ -120,6 +121,7 @@ def run_sft(
                 ranks=ranks,
             )
         draw(run)
+        # After the run is complete: an interruption here loses nothing of the training.
         place_model(config, final, data, run, reporter)
     return TrainingResult(final, run)
 

@@ -120,6 +120,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
             # All evaluations are checked before the first one runs, because a suite may run for hours.
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
+        # Without a run folder, there is nothing to share.
         if not config.save:
             continue
         named = Path(config.run_dir).resolve() if config.run_dir is not None else None

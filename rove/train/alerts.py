@@ -131,6 +131,7 @@ def ratio_drift(history: History, limits: AlertLimits) -> Finding | None:
 
 def logprob_mismatch(history: History, limits: AlertLimits) -> Finding | None:
     """Compare the log-probabilities of sampler and trainer."""
+    # A difference without older weights is an error in one of both: the gradient would be of another policy.
     kl = _last(history, "mismatch_kl/all/mean", limits.window)
     if kl is None or kl <= limits.mismatch_kl:
         return None
@@ -161,6 +162,7 @@ def length_growth(history: History, limits: AlertLimits) -> Finding | None:
 def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | None:
     """Not after a policy collapse, which explains it."""
     rows = [row for row in history[-4 * limits.window :] if "groups/all" in row][-limits.window :]
+    # The share of all groups, not a mean of the steps' shares: steps may differ in their number of groups.
     share = zero_advantage_share(*rows) if len(rows) == limits.window else None
     if share is None or share <= limits.zero_advantage_groups or _reward_crash(history) is not None:
         return None
@@ -304,6 +306,7 @@ def grad_norm_spike(history: History, limits: AlertLimits) -> Finding | None:
     values = _values(history[-10 * limits.window :], "optim/grad_norm")
     if len(values) <= limits.window or "optim/grad_norm" not in history[-1]:
         return None
+    # A median, because earlier spikes should not raise the limit.
     usual = statistics.median(values[:-1])
     if values[-1] <= limits.grad_norm_factor * usual:
         return None
@@ -316,6 +319,7 @@ def trainer_idle(history: History, limits: AlertLimits) -> Finding | None:
     if idle is None or idle <= limits.idle:
         return None
     text = f"{idle:.0%} of the time the trainer waits for rollouts"
+    # Without late groups, the trainer waits because sampling is slow in general.
     if not _last(history, "queue/late", limits.window):
         return Finding("trainer_idle", text)
     return Finding(

@@ -60,6 +60,7 @@ class TrainingCallbacks:
         for logger in self.loggers:
             logger.log(int(row["step"]), scalars(row))
         steps = [metrics for metrics in history if metrics["step"]]  # without the measurement of the initial weights
+        # In the run folder as well as to the caller: `rove view` shows alerts at their step.
         for alert in new_alerts(steps, self.limits):
             self.run.append_alert(msgspec.to_builtins(alert))
             if self.on_alert is not None:

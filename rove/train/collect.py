@@ -249,7 +249,6 @@ def training_sequences(
     Returns:
         The sequences of each rollout, ordered by example and rollout index; and counts of groups and rollouts.
     """
-    # A failed rollout has no reward, so it is no part of the mean of its group.
     # Rollouts finish in any order. Sorted, the same rollouts give the same batches and the same weights, bit for bit.
     groups: dict[str, list[RolloutRecord]] = {}
     for record in sorted(records, key=lambda record: (record.example_id, record.example_key, record.rollout_index)):
@@ -257,6 +256,7 @@ def training_sequences(
 
     def is_trained(record: RolloutRecord) -> bool:
         is_masked = truncated == "mask" and record.is_truncated
+        # A failed rollout has no reward, so it is no part of the mean of its group.
         return record.scores is not None and not is_masked
 
     trained = [list(filter(is_trained, group)) for group in groups.values()]

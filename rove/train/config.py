@@ -208,6 +208,7 @@ class LoRAConfig(Settings, frozen=True, kw_only=True):
             raise ConfigError(
                 f"lora.{unused[0]} is {getattr(self, unused[0])}, but lora.rank is 0, so there is no adapter"
             )
+        # Before sampling starts, because PEFT is imported only when the adapter is added.
         if self.rank:
             check_peft()
 
@@ -274,6 +275,7 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
             )
         if self.evaluation_kind is not None:
             self.evaluation_kind.read_goals(self.goals)
+            # The evaluation steps through the game tree, so it needs the environment's objects in this process.
             if self.environment_isolation(run).on:
                 raise ConfigError(
                     f"{subject}: kind '{self.kind}' cannot run in a worker process: leave out kind or isolation"
@@ -573,6 +575,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     def _check_backend(self) -> None:
         if self.backend not in ("embedded", "vllm"):
             raise ConfigError(f"backend is '{self.backend}'; expected embedded or vllm")
+        # vLLM has its own copy of the weights, in the type that it is started with.
         if self.backend == "vllm":
             if self.bf16_sampling:
                 raise ConfigError(
@@ -580,6 +583,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
                     "vllm.tolerance"
                 )
             self.vllm.check()
+        # A setting without effect is most often a mistake, so it is an error.
         elif self.vllm != DEFAULT_CONFIG:
             names = DEFAULT_CONFIG.__struct_fields__
             name = next(name for name in names if getattr(self.vllm, name) != getattr(DEFAULT_CONFIG, name))

@@ -38,6 +38,7 @@ class Conversation(NamedTuple):
             sampled = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
         if loss_on == "last":
             return sorted(sampled)[-1:]
+        # Which messages are the completion cannot be guessed: a prompt may contain assistant messages, too.
         if self.prompt_length is None:
             raise ConfigError(
                 f"{self.place}: loss_on is 'completion', but the row has no 'prompt' and 'completion'; use 'all' or 'last'"
@@ -54,6 +55,7 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
     steps = record.steps
     sampled = [step.completion[-1] for step in steps if step.completion]
     responses = [message for message in record.completion if message["role"] == "assistant"]
+    # The model was shown exactly the conversation of the record, so one sequence has every response.
     if not sampled or (steps[0].prompt == record.prompt and sampled == responses):
         messages = [*record.prompt, *record.completion]
         return [Conversation(messages, record.tools, None, record.example_key, len(record.prompt))]

@@ -149,8 +149,10 @@ def after_sft(
     """
     unsure = [token_class for token_class in classes if not token_class.is_format]
     fixed = [token_class for token_class in classes if token_class.is_format]
+    # Tokens that never vary are learned in the first steps, unless the learning rate is wrong.
     if fixed and _mean(fixed, "loss") > 3 * max(CERTAIN_NATS, _mean(fixed, "entropy")):
         return [_learning_rate(f"tokens that never vary have a loss of {_mean(fixed, 'loss'):.2f} nats")]
+    # Token classes of a model that has learned the task may still be uncertain: several answers may be right.
     if task.has_learned(history):
         return _below_target(history, unsure, task, target)
     if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy"):
@@ -355,6 +357,7 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
     first_equal, equal = _zero_advantage_shares(history, window)
     text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {means[-1]:.3f}"
     is_solved = means[-1] >= lowest + SUCCESS_SHARE * (highest - lowest)
+    # Groups with the highest reward have no advantages either, which is no problem.
     if equal <= MIN_EQUAL_SHARE or is_solved:
         return []
     if first_equal > MIN_EQUAL_SHARE:

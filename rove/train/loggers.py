@@ -60,6 +60,7 @@ class TensorBoardLogger:
 
     def __init__(self, run: Run, config: JsonMapping, step: int):
         writer = load_module("tensorboard").SummaryWriter
+        # A stopped process may have logged steps that a resumed run takes again: `purge_step` hides them.
         self._writer = writer(str(run.path / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -95,6 +96,7 @@ def _wandb(run: Run, config: JsonMapping, step: int) -> Logger:
 
 
 def _trackio(run: Run, config: JsonMapping, step: int) -> Logger:
+    # Trackio identifies a run by its name, so the name must be as unique as the id.
     name = f"{run.path.name}-{_id(run)}"
     return HostedLogger(
         "trackio", {"project": PROJECT, "name": name, "config": without_secrets(dict(config)), "resume": "allow"}

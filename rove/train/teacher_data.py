@@ -91,6 +91,7 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
         return answer not in responses and _escaped(answer) not in responses
 
     missing = set(filter(is_missing, {*new, *trained_answers}))
+    # The responses of this task do not contain the answers, so nothing follows from a missing one.
     if len(missing & trained_answers) > len(trained_answers) / 2:
         return None
     return len(missing & new.keys()), len(new)
@@ -154,6 +155,7 @@ def token_classes(
     A class is named by up to `MAX_CONTEXT` tokens: as many as still occur `MIN_CONTEXT_COUNT` times.
     """
     occurrences: Counter[Context] = Counter()
+    # Both parts use the same contexts, so that their losses can be compared class by class.
     for sequence in chain(training, held_out):
         for position in _sampled(sequence):
             occurrences.update(_contexts(sequence, position))

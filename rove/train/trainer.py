@@ -101,6 +101,8 @@ MAX_LOGITS_BYTES = 1 << 28
 """Maximum memory of the logits that are kept at once when a packed batch is trained."""
 LARGE_VOCABULARY = 4096
 """Logits of a smaller vocabulary cost little; autograd scores them, so that older runs resume bit for bit."""
+BETAS = (0.9, 0.95)
+"""Decay rates of AdamW's moments, as is usual for language models: a shorter memory than PyTorch's 0.999."""
 MAXIMA = ("ratio_max", "difference_max")
 SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *MAXIMA)
 OnBatch = Callable[[Batch, torch.Tensor, torch.Tensor], None]
@@ -287,7 +289,6 @@ class Trainer:
         learning_rate: float,
         max_grad_norm: float = 1.0,
         weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
         activation_checkpointing: bool = False,
         mixed_precision: bool = False,
         ranks: Ranks = SINGLE_PROCESS,
@@ -306,7 +307,7 @@ class Trainer:
         vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
         decayed: dict[str, Any] = {"params": matrices, "weight_decay": weight_decay}
         plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
-        self.optimizer = torch.optim.AdamW([decayed, plain], lr=learning_rate, betas=betas, fused=True)
+        self.optimizer = torch.optim.AdamW([decayed, plain], lr=learning_rate, betas=BETAS, fused=True)
 
     def reset_optimizer(self) -> None:
         """Set the moments of AdamW to zero, as before the first step."""

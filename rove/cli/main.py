@@ -64,7 +64,9 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "hub": Entry("hub", "Run a hub, or log in to one."),
     },
 }
-COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+COMMANDS: dict[str, Entry] = {}
+for _entries in GROUPS.values():
+    COMMANDS |= _entries
 
 COMPAT_FLAG = "--compat"
 """Flag of every command: `import verifiers` is rove even if verifiers is installed."""

@@ -427,7 +427,7 @@ class _Batch:
 def _scalars(listed: RolloutListing) -> Iterator[object]:
     """Yield the values of FIXED after the first four."""
     for number in (listed.example_id, listed.rollout_index, listed.step or 0, *_tokens(listed)):
-        if abs(number) >= 1 << 53:
+        if abs(number) >= 1 << 53:  # the browser could not show it exactly
             raise ValueError(f"not a rollout record: {number} is too large for a count")
     error = listed.error
     yield from (

@@ -150,8 +150,10 @@ class PlaySession:
                 lines = lines[: -len(rows)] or [""]
         words = lines[-1 if board is not None else 0]
         reader = "you" if self.role == "model" else "the model"
-        told = f"; {reader} {'are' if reader == 'you' else 'is'} told: {words}"
-        ending = told if re.search("[A-Za-z]", words) else "."
+        ending = "."
+        if re.search("[A-Za-z]", words):
+            verb = "are" if reader == "you" else "is"
+            ending = f"; {reader} {verb} told: {words}"
         reward = "–" if record.reward is None else f"{record.reward:.4g}"
         return f"The game is over{ending} Reward of {reader}: {reward}"
 

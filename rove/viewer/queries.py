@@ -61,7 +61,7 @@ MAX_PATTERN_SCORES, MAX_PATTERN_VALUES = 6, 4
 """Scores of a pattern, and the different values that each may have."""
 MAX_PREPARED_SCORES = 12
 """Scores whose columns are read in advance."""
-MAX_INTEGER = 1 << 53
+MAX_INTEGER = 1 << 53  # integers of JavaScript are exact below
 
 CURRENT_ROLLOUTS = "superseded = 0"
 """SQL condition: rollouts that no later line repeats."""
@@ -525,8 +525,9 @@ def _is_any(column: _Values, values: Sequence[object]) -> bytes:
 
 def _both(left_mask: bytes, right_mask: bytes) -> bytes:
     """Return the mask of the rollouts that both masks select."""
-    both = int.from_bytes(left_mask, "big") & int.from_bytes(right_mask, "big")
-    return both.to_bytes(len(left_mask), "big")
+    # As one large integer: a loop over 100,000 bytes takes thirty times as long.
+    intersection = int.from_bytes(left_mask, "big") & int.from_bytes(right_mask, "big")
+    return intersection.to_bytes(len(left_mask), "big")
 
 
 def _largest(

@@ -216,7 +216,7 @@ def front_page(
     query = query or Query()
     whole = len(entries) == total and query == Query(limit=query.limit)
     count = counted(total, "environment") + ("" if whole else " found")
-    none = "" if entries else tag("p", "No environments." if whole else "No environments match this search.", "none")
+    empty = "No environments." if whole else "No environments match this search."
     body = [
         tag("h1", text(hub)),
         tag("p", "Environments for evaluating and training language models.", "note"),
@@ -225,7 +225,7 @@ def front_page(
         f'<ul class="environments"{" data-whole" if whole else ""}>',
         *(_entry_item(entry, location) for entry in entries),
         "</ul>",
-        none,
+        "" if entries else tag("p", empty, "none"),
         _pagination(query, len(entries), total, location),
     ]
     return frame(f"{hub} · environments", hub, location, [], body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -19,7 +20,7 @@ def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 # Training and evaluation questions are disjoint.
-PAIRS = random.Random("split").sample([(a, b) for a in range(100) for b in range(100)], k=10_000)
+PAIRS = random.Random("split").sample(list(itertools.product(range(100), repeat=2)), k=10_000)
 HELD_OUT, TRAINED = PAIRS[:2_000], PAIRS[2_000:]
 
 

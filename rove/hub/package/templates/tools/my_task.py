@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -61,7 +62,7 @@ def _call(tool: str, **arguments: Any) -> vf.AssistantMessage:
 
 
 # Training and evaluation questions are disjoint.
-PAIRS = [(fruit, count) for fruit in CENTS for count in range(2, 100)]
+PAIRS = list(itertools.product(CENTS, range(2, 100)))
 random.Random("split").shuffle(PAIRS)
 HELD_OUT, TRAINED = PAIRS[:100], PAIRS[100:]
 

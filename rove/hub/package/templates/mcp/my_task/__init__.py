@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -32,7 +33,7 @@ def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 # Training and evaluation questions are disjoint.
 SYLLABLES = ["ba", "da", "ka", "la", "ma", "na", "ra", "ta"]
-NAMES = [f"{a}{b}{c}".capitalize() for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES]
+NAMES = ["".join(syllables).capitalize() for syllables in itertools.product(SYLLABLES, repeat=3)]
 random.Random("split").shuffle(NAMES)
 HELD_OUT, TRAINED = NAMES[:100], NAMES[100:]
 

@@ -221,7 +221,7 @@ GONE = {
     "name:SmolaToolRubric": G0,
     "name:VLLMClient": G0,
 }
-"""Names that rove.compat lacks → the last generation that had them."""
+"""Names of the first releases without a rule → the last generation that had them."""
 
 
 def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:

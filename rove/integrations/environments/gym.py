@@ -1,4 +1,7 @@
-"""Environments with `reset` and `step`: Gymnasium's text games, and your own classes."""
+"""Environments with `reset` and `step`: Gymnasium's text games, and your own classes.
+
+docs/decisions/workers.md explains why they run in threads of this process, unlike TextArena's games.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ class GymEnv(MultiTurnEnv):
             actions = game.actions
         self.actions = None if actions is None else list(actions)
         self.action_parser, self.obs_to_text = action_parser, obs_to_text
-        # Gymnasium's `step` is synchronous and may take long; in the event loop it would stop all other rollouts.
+        # A `step` of a custom class may block; in the event loop it would stop all other rollouts.
         self._threads = Threads(MAX_CONCURRENT_STEPS)
         if description is None:
             description = game.description if game else "Play this game."
@@ -375,7 +378,7 @@ def read_action(text: str, names: Sequence[str]) -> int | None:
     Only the response after the reasoning counts (see `rove.rubrics.parser.visible_response`), and within it the content of
     the last `<action>` tags, if there are any.
     """
-    # Reasoning names actions that the model considers and rejects.
+    # Reasoning names actions that the model considers and rejects; see docs/decisions/answers.md.
     text = visible_response(text)
     tagged = re.findall(r"<action>(.*?)</action>", text, flags=re.DOTALL)
     answer = (tagged[-1] if tagged else text).strip().strip(".!\"'`*").lower()

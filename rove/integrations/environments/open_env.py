@@ -262,7 +262,7 @@ class _Server:
 
     def action(self, text: str) -> JsonObject:
         """Return the action in an answer."""
-        text = visible_response(text)
+        text = visible_response(text)  # drafts in the reasoning do not count; see docs/decisions/answers.md
         if self.field is not None:
             return {self.field: text}
         # Models write text around the object; the last fenced block is the answer after drafts.

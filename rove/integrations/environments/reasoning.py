@@ -197,6 +197,7 @@ class _FamilyRubric(Rubric):
         answer = str(self.parser.parse_answer(state["completion"]) or "")
         # Some families' scorers give credit for an empty answer; it is always wrong.
         raw = await self.env.score_answer(state["info"], answer) if answer else 0.0
+        # None (unreadable) is wrong: left out of the group, it would reward not answering (docs/decisions/workers.md).
         score = min(max(raw or 0.0, 0.0), 1.0)
         exact = float(score >= EXACT_THRESHOLD)
         reward = score if self.env.partial_credit else exact

@@ -49,6 +49,7 @@ class Session:
     ) -> tuple[float | None, str]:
         """Return the family's score of an answer, or (None, reason) if its scorer raises."""
         dataset = self._dataset(family, config, seed, 1)
+        # Scorers raise exceptions for answers that they cannot read; see docs/decisions/workers.md.
         try:
             return float(dataset.score_answer(answer=answer, entry=decode(task))), ""
         except Exception as error:
@@ -63,6 +64,7 @@ class Session:
         return self.datasets[key]
 
 
+# Without their tuples and numeric keys, arc_agi and rearc mark their own answers as wrong (docs/decisions/workers.md).
 MARKERS = ({"(tuple)"}, {"(dict)"}, {"(fraction)"})
 
 

@@ -1,4 +1,7 @@
-"""Tasksets of verifiers v1, run and scored by verifiers in a worker process."""
+"""Tasksets of verifiers v1, run and scored by verifiers in a worker process.
+
+The requests of its agents come to the recording proxy; see docs/decisions/agents.md.
+"""
 
 from __future__ import annotations
 

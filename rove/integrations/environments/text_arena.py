@@ -1,4 +1,4 @@
-"""Games of TextArena, each in its own process."""
+"""Games of TextArena, each in its own process; docs/decisions/workers.md explains why."""
 
 from __future__ import annotations
 

@@ -155,10 +155,12 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
         tried.append((measured, first, then))
     if not tried:
         return
+    # Only the best of the few-example trials is worth a measurement on all examples.
     promising, first, then = max(tried, key=lambda attempt: attempt[0].mean)
     if promising.mean < NEARLY_ALL * base.full:
         return
     repeating = await subject.measure(promising.name, _repeated(policy, first, then))
+    # A policy that stops after `first` shows whether the repetition or the beginning is paid.
     idle = await subject.measure(f"{first!r}, then nothing", _repeated(policy, first, ""))
     turns = statistics.fmean(len(record.steps) for record in repeating.scored)
     needed = statistics.fmean(len(record.steps) for record in best.scored)

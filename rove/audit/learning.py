@@ -333,7 +333,7 @@ async def _measure(
     subject: Subject, loaded: LoadedModel, name: str, options: LearnOptions, max_tokens: int
 ) -> Measured:
     sampling = {"temperature": 1.0, "max_tokens": max_tokens}
-    client = EngineClient.from_model(loaded)  # a new engine, since one keeps its weights
+    client = EngineClient.from_model(loaded)  # a new engine, since an engine keeps its copy of the weights
     return await subject.measure(name, client, rollouts=ROLLOUTS, seed=options.seed, sampling_args=sampling)
 
 

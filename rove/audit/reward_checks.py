@@ -127,6 +127,7 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
     for hedge in await measure_promising(subject, policies, base.floor.mean):
         if base.share(hedge.mean) >= HEDGE_SHARE and is_higher(hedge, base.floor, base.range):
             paid.append(hedge)
+    # To read the first of two answers, or the last, is a usual rule; to pay for both orders is a hole.
     first, last = await subject.measure_all(corrections(base.form, subject.answers))
     if min(base.share(first.mean), base.share(last.mean)) >= HEDGE_SHARE:
         paid.append(first)

@@ -79,6 +79,7 @@ def _row(row: JsonObject) -> JsonObject:
 
 if __name__ == "__main__":
     request = json.load(sys.stdin)
+    # An environment may print while it is loaded, which must not end up in the JSON.
     out = os.dup(1)
     os.dup2(2, 1)  # what the environment prints goes to stderr
     prepare_imports()

@@ -197,7 +197,7 @@ class Subject:
                     train=train,
                     on_record=keep,
                 )
-        except TimeoutError:
+        except TimeoutError:  # what has been measured by then counts
             if not records:
                 raise OutOfTime(OUT_OF_TIME) from None
         self.rollouts += len(records)

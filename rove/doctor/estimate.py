@@ -12,12 +12,11 @@ from typing import NamedTuple
 import msgspec
 
 from rove.core.protocols import SamplingParams
-from rove.doctor.machine import memory_needed, position_bytes, resident_memory, try_training
+from rove.doctor.machine import computed_tokens, memory_needed, position_bytes, resident_memory, try_training
 from rove.engine.engine import Engine, default_cache_bytes
 from rove.engine.kv_cache import common_prefix
 from rove.models.load import LoadedModel
 from rove.train.backends import EmbeddedBackend
-from rove.train.batch import can_pack, micro_batches
 from rove.train.config import EvaluationConfig, RLConfig, SFTConfig
 from rove.train.learner import Learner, add_lora
 from rove.train.sequences import TrainingSequence
@@ -140,23 +139,22 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     for rollout in groups:
         prompt_length = rollout[1].index(True)
         members += [_variant(rollout, loaded, rng, prompt_length) for _ in range(rl.rollouts_per_example)]
-    trained = _computed_tokens(rl.micro_batch_tokens, loaded, members)
+    trained = computed_tokens(rl.micro_batch_tokens, loaded, members)
     first = work.rollouts[0][0]
     shared = min(common_prefix(first, ids) for ids, _ in work.rollouts)
     several: list[TrainingSequence] = []  # a full micro-batch: long ones take more time per token
     while (
-        len(several) < rl.batch_size
-        and _computed_tokens(rl.micro_batch_tokens, loaded, several) < rl.micro_batch_tokens
+        len(several) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, several) < rl.micro_batch_tokens
     ):
         several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8)]
-    token = _training_seconds(learner, several) / _computed_tokens(rl.micro_batch_tokens, loaded, several)
+    token = _training_seconds(learner, several) / computed_tokens(rl.micro_batch_tokens, loaded, several)
     trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
         batch = [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
         passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * _computed_tokens(rl.micro_batch_tokens, loaded, batch) * token
+        sft_step = passes * computed_tokens(rl.micro_batch_tokens, loaded, batch) * token
         sft_step += _evaluation_seconds(sft.evaluation, rollout_seconds, work)
         training_conversations = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
@@ -260,8 +258,3 @@ def _variant(
     """Return a rollout with random tokens from position `start` on."""
     ids, mask = rollout
     return _sequence([*ids[:start], *_random_ids(loaded, rng, len(ids) - start)], mask)
-
-
-def _computed_tokens(micro_batch_tokens: int, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
-    batches = micro_batches(sequences, micro_batch_tokens, pack=can_pack(loaded.model))
-    return sum(batch.ids.numel() for batch in batches)

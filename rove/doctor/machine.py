@@ -122,6 +122,12 @@ def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tu
     return saved, logprobs.detach()
 
 
+def computed_tokens(micro_batch_tokens: int, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
+    """Return the tokens that training on these sequences computes; common prefixes are shared."""
+    batches = micro_batches(sequences, micro_batch_tokens, pack=can_pack(loaded.model))
+    return sum(batch.ids.numel() for batch in batches)
+
+
 def check_drift(trial: Trial, in_bf16: bool = False) -> Finding:
     """Check whether sampler and trainer compute the same probabilities of the sampled tokens.
 

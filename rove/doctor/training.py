@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from rove.doctor.machine import (
     check_drift,
     check_memory,
     check_time,
+    computed_tokens,
     memory_free,
     memory_needed,
     resident_memory,
@@ -44,7 +45,6 @@ from rove.runs.serialization import encode_record
 from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
-from rove.train.batch import can_pack, micro_batches
 from rove.train.collect import plan_groups, training_sequences
 from rove.train.config import RLConfig
 from rove.train.learner import add_lora
@@ -188,24 +188,18 @@ def _check_machine(
     records = [record for record in sampled.records if record.error is None]
     step = config.batch_size / max(1, len(records))  # training steps are this many times as large
     sequences = list(chain.from_iterable(sequences_from_record(record, 1.0) for record in records))
-    tokens = round(step * _computed_tokens(config.micro_batch_tokens, loaded, sequences)) if records else None
+    tokens = round(step * computed_tokens(config.micro_batch_tokens, loaded, sequences)) if records else None
     needed = memory_needed(config, loaded, trial, longest, tokens, libraries)
     yield check_memory(needed, memory_free(loaded.model.device))
     if records:
         rollouts, _ = training_sequences(records)  # without zero-advantage groups
         useful = list(chain.from_iterable(rollouts))
-        trained = step * _computed_tokens(config.micro_batch_tokens, loaded, useful or sequences)
+        trained = step * computed_tokens(config.micro_batch_tokens, loaded, useful or sequences)
         sampling = sampled.seconds_per_rollout * config.batch_size
         yield check_time(config.steps, config.checkpoint_every, sampling, trial.seconds / trial.tokens * trained)
     total_bytes = sum(len(encode_record(record)) for record in sampled.records)
     written = total_bytes / max(1, len(sampled.records))
     yield check_disk(config, needed, written, folder)
-
-
-def _computed_tokens(micro_batch_tokens: int, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
-    """Return the tokens that training on these sequences computes; common prefixes are shared."""
-    batches = micro_batches(sequences, micro_batch_tokens, pack=can_pack(loaded.model))
-    return sum(batch.ids.numel() for batch in batches)
 
 
 async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, on_progress: OnProgress) -> Sampled:

@@ -125,6 +125,8 @@ class AgentEnv(Environment):
         self.command = command if command is None or isinstance(command, str) else list(command)
         self.max_turns = max_turns
         self.timeout_seconds = timeout_seconds
+        # Tokens sampled at a temperature of the agent would be trained on as if sampled at that of the run
+        # (docs/decisions/agents.md).
         self.agent_sampling = frozenset(agent_sampling)
         self.grace_seconds = grace_seconds
         self.cwd = None if cwd is None else os.fspath(cwd)
@@ -339,11 +341,13 @@ def _set_completion(result: object, state: State) -> None:
 
 def _raise_failure(error: BaseException | None, turns: AgentTurns, state: State) -> None:
     """Raise the failure of the rollout, if any; a failure of the model comes before the agent's reaction to it."""
+    # An agent that catches every exception would turn an unreachable endpoint into a wrong answer
+    # (docs/decisions/agents.md).
     if turns.failure is not None:
         raise turns.failure
     if error is None or bookkeeping(state).stop_condition:
         return
-    if turns.overlong is not None:
+    if turns.overlong is not None:  # only now: an agent can shorten its history and continue
         raise turns.overlong
     if isinstance(error, Error):
         raise error

@@ -127,6 +127,7 @@ class JsonLines(Sequence[Row]):
     def __init__(self, path: Path):
         if not path.is_file():
             raise ConfigError(f"dataset file {path} does not exist")
+        # Arrays, because lists of Python integers take four times the memory.
         self._starts = array("Q")
         self._lines = array("Q")
         self._file = path.open("rb")
@@ -137,6 +138,7 @@ class JsonLines(Sequence[Row]):
                 check_no_utf16(path, line)
                 content = line.removeprefix(codecs.BOM_UTF8)
             if content.strip():
+                # Every line is checked now, so that a damaged one is reported before any work is lost.
                 try:
                     msgspec.json.decode(content, type=dict)
                 except UnicodeDecodeError as error:

@@ -412,6 +412,7 @@ def offered_tools(state: State) -> list[ToolDefinition] | None:
     """Return the tools that the next request offers: `state["tools"]` if these are tool definitions."""
     internals = bookkeeping(state)
     tools = state.get("tools")
+    # Outside of a `ToolEnv`, "tools" may be a key of the author with any meaning (docs/decisions/state.md).
     if tools is None and not internals.reads_tools:
         return internals.tools
     if tools is None or (is_list(tools) and all(map(_is_tool_definition, tools))):
@@ -431,7 +432,7 @@ def _is_tool_definition(tool: object) -> bool:
 
 async def _run_all(methods: Sequence[Callable[..., object]], *args: object) -> None:
     failures: list[BaseException] = []
-    for method in methods:
+    for method in methods:  # a failure must not keep the other resources open
         try:
             await maybe_await(method(*args))
         except BaseException as error:

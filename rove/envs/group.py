@@ -224,7 +224,7 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
 
 
 def _common_sampling(members: Mapping[str, Environment]) -> dict[str, object]:
-    first, *remaining = members.values()
+    first, *remaining = members.values()  # one run has one set of sampling parameters
     if any(env.sampling_args != first.sampling_args for env in remaining):
         differing = {name: env.sampling_args for name, env in members.items()}
         raise ConfigError(

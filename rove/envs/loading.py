@@ -205,6 +205,7 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
 
 def _check_version(env_id: str, file: Path, installed: str | None) -> None:
     """Raise ConfigError if a name has a version and the module has another or an unknown one."""
+    # A version in a name is a promise; an unknown one cannot keep it (docs/decisions/env_search.md).
     _, separator, version = env_id.partition("@")
     if not separator:
         return
@@ -237,6 +238,8 @@ def _check_version(env_id: str, file: Path, installed: str | None) -> None:
 
 def _note_replacement(name: str, env_dir: str | Path | None) -> None:
     """Warn if a name means another file than one would expect: not that of rove's example or of ./environments.
+
+    A module or an entry point of any installed package could otherwise silently replace an example of the same name.
 
     A file in a folder that the caller names, with `env_dir`, is always the expected one.
     """
@@ -333,7 +336,7 @@ def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _import(name: str, env_dir: str | Path | None) -> ModuleType:
     file, module = _locate(name, env_dir)
-    if module is None:
+    if module is None:  # not `import_module`: another module of this name may be on the import path
         return _import_file(name, file)
     if getattr(sys.modules.get(module), "__file__", str(file)) != str(file):
         _forget(module)

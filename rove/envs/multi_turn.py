@@ -128,6 +128,7 @@ class MultiTurnEnv(Environment):
         self._store_rendering(state, messages)
         while True:
             messages.append(await turn(state, messages))
+            # Stop conditions and `env_response` may read `state["completion"]`.
             internals.completion = self._visible(messages[start:])
             with phase("stop"):
                 if await self.check_stops(state):
@@ -149,7 +150,7 @@ class MultiTurnEnv(Environment):
             returned = await maybe_await(self.setup_state(state))
             if returned is not None and returned is not state:
                 state.update(returned)
-            prompt = state["prompt"]
+            prompt = state["prompt"]  # read once: what the author sets later changes nothing (docs/decisions/state.md)
             if self.message_type == "completion" and not isinstance(prompt, str):
                 kind = type(prompt).__name__
                 raise ConfigError(f"state['prompt'] is a {kind}; message_type 'completion' needs a text")

@@ -419,6 +419,7 @@ class RLMEnv(PythonEnv):
 
     async def _sub_calls(self, state: State, name: str, prompts: list[Any], contexts: list[Any]) -> list[str]:
         """Return the replies of sub-models; the first failure cancels the others."""
+        # All checks come before the first call, so that an invalid batch costs nothing.
         for prompt in prompts:
             if not isinstance(prompt, str) or not prompt:
                 raise TypeError(f"{name}() got {prompt!r:.60} as a prompt; pass a string that is not empty")
@@ -499,6 +500,7 @@ class RLMEnv(PythonEnv):
         """Return one reply of a sub-model."""
         calls: SubCalls = bookkeeping(branch).rlm.calls
         async with calls.parallel:
+            # Again, because calls that waited before this one may have used up the tokens.
             self._check_budget(branch, "llm", 1)
             calls.num_calls += 1
             if self.train_sub_calls:

@@ -58,7 +58,7 @@ class SandboxUse:
 
     async def end(self) -> None:
         """Close the sandbox for good."""
-        self.is_over = True
+        self.is_over = True  # a late tool call must not open another sandbox, which nothing would close
         if self.session is not None:
             await self.session.close()
 
@@ -194,7 +194,7 @@ class SandboxEnv(StatefulToolEnv):
             SandboxError: the sandbox could not be started, or the rollout is over.
         """
         use = use_of(state)
-        async with use.opening:
+        async with use.opening:  # concurrent calls of one turn share the sandbox
             if use.is_over:
                 raise SandboxError("the rollout is over and its sandbox is closed")
             if use.session is None:

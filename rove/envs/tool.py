@@ -155,6 +155,8 @@ class ToolEnv(MultiTurnEnv):
         self.parallel_calls = parallel_calls
         self.max_threads = max_threads
         check_values(self, max_threads=NonNegativeInt)
+        # A pool of rove's own: asyncio's has `cpus + 4` threads, so rollouts that wait for a server would queue, and joins
+        # them at exit, so that a tool that never returns would keep the process alive (docs/decisions/tools.md).
         self._threads = Threads(max_threads) if max_threads > 0 else None
         self.tools: list[ToolFunction] = []
         self.tool_map: dict[str, ToolFunction] = {}
@@ -242,6 +244,8 @@ class ToolEnv(MultiTurnEnv):
         A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which runs when
         the tool returns, unless the event loop has ended. Override this method to interrupt what a tool waits for.
         """
+        # A cleanup must not release what a thread still uses: to close a sqlite3 connection during a query ends the whole
+        # process (docs/decisions/tools.md).
         calls: PendingCalls = bookkeeping(state).sync_calls or PendingCalls()
         is_late = bool(calls)
         try:
@@ -370,6 +374,7 @@ class ToolEnv(MultiTurnEnv):
             return error
 
     async def _answer(self, call: object, messages: Messages, state: State) -> Message:
+        # Some servers give no id, or one id to several calls; models do not choose ids, so this is no error of theirs.
         id = call_id(call)
         try:
             tool = self._tool(call_name(call), state)
@@ -458,6 +463,7 @@ class StatefulToolEnv(ToolEnv):
         """
 
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
+        # Code of the environment, so its exceptions end the rollout and are not reported as the model's mistakes.
         with phase("update_tool_args"):
             updated = await maybe_await(self.update_tool_args(tool.name, arguments, messages, state))
             if not is_mapping(updated):
@@ -468,6 +474,7 @@ class StatefulToolEnv(ToolEnv):
             return dict(updated)
 
     async def _in_thread(self, threads: Threads, call: Callable[[], object], under_way: PendingCalls | None) -> object:
+        # One at a time: two threads that run `state["n"] += 1` can lose an update (docs/decisions/tools.md).
         while under_way:  # the first task to resume registers its call, so the others wait again
             await asyncio.wait(under_way)
         return await super()._in_thread(threads, call, under_way)

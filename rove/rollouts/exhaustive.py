@@ -138,6 +138,7 @@ class _CachingClient:
 
     async def respond(self, request: Request) -> Response:
         key = msgspec.json.encode(request.messages)
+        # The seed comes from the conversation, so that a conversation has one response, whichever game reaches it first.
         if key not in self.responses:
             seeded = msgspec.structs.replace(request, seed=derive_seed(request.seed, key.decode()))
             self.responses[key] = asyncio.ensure_future(self.client.respond(seeded))

@@ -34,6 +34,8 @@ def visible_response(text: str) -> str:
     reasoning and does not close it, for example because it ended at its token limit, has no response: "".
     """
     start, unfinished = _reasoning(text)
+    # Otherwise a reply that was cut at the token limit would earn a reward for a number that the reasoning mentions, and
+    # RL would learn to reason until the limit (docs/decisions/answers.md).
     return "" if unfinished else text[start:].strip()
 
 

@@ -79,5 +79,5 @@ def test_a_context_is_serialized_as_a_file():
 
 def test_instructions_describe_the_interface_the_budget_and_the_depth():
     plain, deep = instructions("tool", 1, 7), instructions("fence", 2, 9)
-    assert "tool `python`" in plain and "7 calls in all" in plain and "context=piece" not in plain
-    assert "```python" in deep and "9 calls in all" in deep and "context=piece" in deep
+    assert "tool `python`" in plain and "at most 7 prompts" in plain and "context=part" not in plain
+    assert "```python" in deep and "at most 9 prompts" in deep and "context=part" in deep

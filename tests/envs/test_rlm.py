@@ -79,8 +79,8 @@ def test_the_model_explores_the_context_with_code_and_answers_with_a_variable():
     assert told(record) == [f"({len(TEXT)}, {TEXT[:7]!r})", "[no output]", "[no output]"]
     assert (record.stop_condition, record.reward, record.error) == ("answer_is_ready", 1.0, None)
     system, user = record.prompt
-    assert "`context`" in system["content"] and "llm_batch" in system["content"] and "100 calls" in system["content"]
-    assert "context=piece" not in system["content"] and "```" not in system["content"]
+    assert "`context`" in system["content"] and "llm_batch" in system["content"] and "at most 100 prompts" in system["content"]
+    assert "context=part" not in system["content"] and "```" not in system["content"]
     assert (
         user["content"] == f"Which owl?\n\n`context` is a text of {len(TEXT):,} characters. It begins: {TEXT[:200]!r}"
     )
@@ -407,7 +407,7 @@ def test_sub_models_can_have_their_own_sandbox_and_sub_models(train: bool):
     assert [len(backend.opened) for backend in backends] == [1, 2, 4] and all(one.is_clean for one in backends)
     inner_steps = [step for step in steps if len(step.prompt) > 1 and "2,222 characters" in step.prompt[1]["content"]]
     assert len(inner_steps) == 4 and inner_steps[0].prompt[0] == record.prompt[0]
-    assert "context=piece" in record.prompt[0]["content"]
+    assert "context=part" in record.prompt[0]["content"]
 
 
 @pytest.mark.broad

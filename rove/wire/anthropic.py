@@ -60,8 +60,6 @@ class _ToolUse(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """Parts of an answer that are read."""
-
     content: list[JsonObject]
     stop_reason: str | None = None
     stop_details: JsonValue = None

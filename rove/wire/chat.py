@@ -154,8 +154,6 @@ def read_response(body: object) -> Response:
 
 
 class _Body(TokenOptions):
-    """Fields of a chat-completions request that are read."""
-
     messages: Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
     tools: list[ToolDefinition] | None = None
     tool_choice: str | JsonObject | None = None

@@ -52,8 +52,6 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """Parts of a completion that are read."""
-
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: JsonValue = None
 
@@ -118,8 +116,6 @@ Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_lengt
 
 
 class _Body(TokenOptions, kw_only=True):
-    """Fields of a completions request that are read."""
-
     prompt: str | list[JsonValue]
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None

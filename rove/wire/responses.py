@@ -66,8 +66,6 @@ class _Reasoning(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """Parts of a response that are read."""
-
     output: list[JsonObject] | None = None
     status: str | None = None
     error: JsonValue = None

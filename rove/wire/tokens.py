@@ -33,8 +33,6 @@ Likeliest = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
 class _Body(Options, kw_only=True):
-    """Fields of a request that are read."""
-
     prompt_ids: Ids
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Likeliest | None = None

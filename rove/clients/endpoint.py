@@ -152,7 +152,6 @@ class EndpointClient(ABC):
         """
 
     def _require_messages(self, request: Request, api: str) -> None:
-        """Raise ConfigError for a raw text."""
         if request.text is not None:
             raise ConfigError(
                 f"{api} cannot continue a raw text; expected messages: "
@@ -210,13 +209,16 @@ class EndpointClient(ABC):
 
     async def _respond(self, request: Request, attempts: list[str]) -> Response:
         path, content = self.translate(request)
-        url = self._urls.get(path) or self._urls.setdefault(path, self._url / path)
+        if path not in self._urls:
+            self._urls[path] = self._url / path
+        url = self._urls[path]
         body = msgspec.json.encode(content)
         while True:
             retries_left = self.max_retries - len(attempts)
             retry_after = 0.0
             try:
-                response = self._secrets.mask_response(self.read(request, await self._try(url, body)))
+                answer = await self._try(url, body)
+                response = self._secrets.mask_response(self.read(request, answer))
                 return msgspec.structs.replace(response, attempts=attempts) if attempts else response
             except _TemporaryError as error:
                 attempts.append(self._secrets.mask_text(str(error)))
@@ -243,11 +245,13 @@ class EndpointClient(ABC):
             ModelError, InfraError: as for `respond`.
         """
         try:
-            session, url, method = await self._connect(), self._url / path, "GET" if content is None else "POST"
+            session, url = await self._connect(), self._url / path
+            method = "GET" if content is None else "POST"
             body = None if content is None else msgspec.json.encode(content)
             async with session.request(method, url, data=body, allow_redirects=False) as reply:
                 if reply.status >= 300:
-                    raise self._refusal(url, reply.status, (await _read(reply)).decode(errors="replace"), 0.0)
+                    text = (await _read(reply)).decode(errors="replace")
+                    raise self._refusal(url, reply.status, text, retry_after=0.0)
                 yield reply
         except (_TemporaryError, aiohttp.ClientError, OSError) as error:
             message = str(error) if isinstance(error, _TemporaryError) else f"{type(error).__name__}: {error}"
@@ -300,6 +304,7 @@ class EndpointClient(ABC):
         self, session: aiohttp.ClientSession, url: URL, body: bytes
     ) -> tuple[int, Mapping[str, str], bytes]:
         try:
+            # A redirect would send the key to another host.
             async with session.post(url, data=body, allow_redirects=False) as reply:
                 return reply.status, reply.headers, await _read(reply)
         except aiohttp.ConnectionTimeoutError as error:
@@ -311,15 +316,18 @@ class EndpointClient(ABC):
 
     def _refusal(self, url: URL, status: int, text: str, retry_after: float) -> Exception:
         """Return the exception for an HTTP status of 300 or more."""
-        shown = excerpt(text)
+        quoted = excerpt(text)
         if status in (408, 409, 429) or status >= 500:
-            return _TemporaryError(f"HTTP {status}: {shown}", retry_after, status)
-        if _OVERLONG.search(text) and status not in _HINTS:
-            return OverlongPromptError(f"HTTP {status}: {shown}")
-        hint = f" ({_HINTS[status].format(api_key_var=self.api_key_var)})" if status in _HINTS else ""
-        return ModelError(f"HTTP {status} from {url}: {shown}{hint}")
+            return _TemporaryError(f"HTTP {status}: {quoted}", retry_after, status)
+        if status in _HINTS:
+            hint = _HINTS[status].format(api_key_var=self.api_key_var)
+            return ModelError(f"HTTP {status} from {url}: {quoted} ({hint})")
+        if _OVERLONG.search(text):
+            return OverlongPromptError(f"HTTP {status}: {quoted}")
+        return ModelError(f"HTTP {status} from {url}: {quoted}")
 
     async def _connect(self) -> aiohttp.ClientSession:
+        # An aiohttp session belongs to one event loop; `asyncio.run` in a loop gives a client a new one each time.
         loop, previous = asyncio.get_running_loop(), self._connection
         if previous and previous.loop is loop:
             return previous.session
@@ -338,6 +346,7 @@ class EndpointClient(ABC):
 async def _read(reply: aiohttp.ClientResponse) -> bytes:
     parts: list[bytes] = []
     size = 0
+    # In parts, because `reply.read()` has no limit: a broken server could fill the memory.
     async for part in reply.content.iter_any():
         parts.append(part)
         size += len(part)
@@ -352,7 +361,8 @@ def retry_delay(failures: int, backoff: float, retry_after: float, jitter: rando
     The pause is `retry_after` plus a random part up to min(8, backoff * 2**(failures - 1)), because a server that is
     overloaded requests the same pause from many clients and they must not all return at once.
     """
-    return retry_after + jitter.uniform(0.0, min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1)))
+    longest = min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1))
+    return retry_after + jitter.uniform(0.0, longest)
 
 
 class _Connection(NamedTuple):
@@ -373,7 +383,7 @@ def _checked_url(base_url: str, example: str) -> URL:
     try:
         url = URL(base_url)
     except ValueError:
-        url = URL()
+        url = URL()  # has no scheme, so that the error below reports it
     if url.scheme not in ("http", "https") or not url.host or url.user or url.query_string:
         raise ConfigError(
             f"base_url is {base_url!r}; expected http(s)://host[:port]/path without user or query, like {example}"

@@ -113,18 +113,14 @@ class Endpoint(NamedTuple):
             max_concurrent: maximum number of concurrent requests per address; a lower limit of the address applies.
             timeout: seconds per try.
         """
+        # Divided and rounded up: a request that fails at one replica goes to the next one.
         retries = -(-max_retries // len(self.addresses))
-        clients = [
-            address.client(
-                api_key,
-                max_concurrent=min(filter(None, (address.max_concurrent, max_concurrent)), default=None),
-                timeout=timeout,
-                max_retries=retries,
-            )
-            for address in self.addresses
-        ]
-        models = [address.model for address in self.addresses]
-        return Replicas(list(zip(clients, models, strict=True)), self.endpoint_id)
+        replicas = []
+        for address in self.addresses:
+            limit = min(filter(None, (address.max_concurrent, max_concurrent)), default=None)
+            client = address.client(api_key, max_concurrent=limit, timeout=timeout, max_retries=retries)
+            replicas.append((client, address.model))
+        return Replicas(replicas, self.endpoint_id)
 
 
 def read_endpoints(path: str | Path) -> dict[str, Endpoint]:
@@ -135,22 +131,26 @@ def read_endpoints(path: str | Path) -> dict[str, Endpoint]:
         raise ConfigError(f"{path}: unknown setting '{name}'; expected nothing but [[endpoint]] tables")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: 'endpoint' is not a list of tables; expected [[endpoint]], with two brackets")
-    found: dict[str, Endpoint] = {}
+    endpoints: dict[str, Endpoint] = {}
     for number, table in enumerate(tables, start=1):
         try:
             address = convert(Address, table)
-            known = found.setdefault(address.endpoint_id, Endpoint(address.endpoint_id, []))
-            known.addresses.append(address)
-            _check_prices(known.addresses)
+            endpoint = endpoints.setdefault(address.endpoint_id, Endpoint(address.endpoint_id, []))
+            endpoint.addresses.append(address)
+            _check_prices(endpoint.addresses)
         except ConfigError as error:
             raise ConfigError(f"{path}, endpoint {number} ({table.get('endpoint_id', 'unnamed')}): {error}") from error
-    return found
+    return endpoints
 
 
 def known_endpoints(path: str | Path | None = None) -> dict[str, Endpoint]:
     """Read the endpoints of a file, else of the first of `DEFAULT_PATHS` that exists; {} without a file."""
-    found = path if path is not None else next((known for known in DEFAULT_PATHS if known.is_file()), None)
-    return {} if found is None else read_endpoints(found)
+    if path is not None:
+        return read_endpoints(path)
+    for default_path in DEFAULT_PATHS:
+        if default_path.is_file():
+            return read_endpoints(default_path)
+    return {}
 
 
 def _check_prices(addresses: Iterable[Address]) -> None:
@@ -166,4 +166,6 @@ def _is_variable_name(key: str) -> bool:
     """
     if key in os.environ:
         return True
-    return re.fullmatch(r"[A-Z][A-Z0-9_]*", key) is not None and ("_" in key or len(key) < 16)
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", key):
+        return False
+    return "_" in key or len(key) < 16

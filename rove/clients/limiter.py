@@ -98,7 +98,7 @@ class Limiter:
         """Called with every new entry of the history."""
         self._limit = float(limit)
         self._clock = clock
-        self._began = clock()
+        self._created = clock()
         self._queue: deque[asyncio.Future[None]] = deque()
         self._arrivals: deque[asyncio.Future[None]] = deque()
         self._reserved = 0
@@ -106,15 +106,20 @@ class Limiter:
         self._timer_is_set = False
         self._slow_start = True
         self._cut_at = -math.inf
-        self._rounds = 0  # since the last cut
+        self._rounds = 0
+        """Rounds since the last cut."""
         self._refused_in_a_row = 0
-        self._round_began = self._began
+        self._round_started = self._created
         self._round_size = max(MIN_ROUND_SIZE, limit)
-        self._held_back = False  # whether requests waited for the limit in this round
+        self._was_full = False
+        """Whether requests waited for the limit in this round."""
         self._latencies: list[float] = []
-        self._quickest = math.inf
-        self._rates: dict[int, float] = {}  # answers per second, by requests under way (half octaves)
-        self._trial: tuple[float, float] | None = None  # limit and latency before a cut on trial
+        self._lowest_latency = math.inf
+        """Lowest median latency of a round."""
+        self._rates: dict[int, float] = {}
+        """Answers per second, by concurrent requests in half octaves."""
+        self._trial: tuple[float, float] | None = None
+        """Limit and latency before a cut that is on trial."""
         self._note("start")
 
     @property
@@ -228,8 +233,9 @@ class Limiter:
     def _answered(self, admitted: float) -> None:
         self._refused_in_a_row = 0
         if self.under_way + self._reserved >= self.limit:
-            self._held_back = True
+            self._was_full = True
             self._grow()
+        # Requests that were sent before a cut show the latency of the old limit.
         if admitted >= self._cut_at:
             self._latencies.append(self._clock() - admitted)
             if len(self._latencies) >= self._round_size:
@@ -245,38 +251,38 @@ class Limiter:
 
     def _end_round(self) -> None:
         latency = statistics.median(self._latencies)
-        rate = len(self._latencies) / max(1e-9, self._clock() - self._round_began)
+        rate = len(self._latencies) / max(1e-9, self._clock() - self._round_started)
         concurrency = rate * statistics.fmean(self._latencies)  # Little's law: mean number of concurrent requests
-        held_back, trial = self._held_back, self._trial
+        was_full, trial = self._was_full, self._trial
         self._start_round()
         self._rounds += 1
+        is_slow = latency > LATENCY_RATIO * self._lowest_latency
         if trial:
+            # Latency alone may not lower the limit: conversations grow, and runs with longer turns starved (benchmarks/LOG.md).
             self._trial = None
-            if latency > IMPROVED_RATIO * trial[1]:
-                self._limit, self._quickest = trial[0], latency
+            old_limit, old_latency = trial
+            if latency > IMPROVED_RATIO * old_latency:
+                self._limit, self._lowest_latency = old_limit, latency
                 self._note("restored")
-        elif (
-            held_back
-            and self.limit > 1
-            and latency > LATENCY_RATIO * self._quickest
-            and not self._pays(rate, concurrency)
-        ):
+        elif was_full and self.limit > 1 and is_slow and not self._pays(rate, concurrency):
             self._trial = (self._limit, latency)
             self._cut(LATENCY_FACTOR * min(self._limit, concurrency), "slower")
-        self._quickest = min(self._quickest, latency)
+        self._lowest_latency = min(self._lowest_latency, latency)
         size = _half_octave(concurrency)
         self._rates[size] = (rate + self._rates.get(size, rate)) / 2
 
     def _pays(self, rate: float, concurrency: float) -> bool:
         """Return whether throughput is clearly higher than with half as many requests."""
+        # Not than the best throughput so far: the limit grows by a few percent per round, and a server that only queued the
+        # additional requests never looked slower (benchmarks/LOG.md).
         smaller = [size for size in self._rates if size <= _half_octave(concurrency) - 2]
         return not smaller or rate > MIN_THROUGHPUT_RATIO * self._rates[max(smaller)]
 
     def _start_round(self) -> None:
         self._latencies.clear()
         self._round_size = max(MIN_ROUND_SIZE, self.limit)
-        self._round_began = self._clock()
-        self._held_back = False
+        self._round_started = self._clock()
+        self._was_full = False
 
     def _cut(self, limit: float, reason: str) -> None:
         self._limit = max(1.0, limit)
@@ -287,7 +293,7 @@ class Limiter:
         self._note(reason)
 
     def _note(self, reason: str) -> None:
-        change = Change(round(self._clock() - self._began, 3), self.limit, reason)
+        change = Change(round(self._clock() - self._created, 3), self.limit, reason)
         self.history.append(change)
         if self.on_change is not None:
             self.on_change(change)

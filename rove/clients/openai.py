@@ -49,11 +49,10 @@ class OpenAIClient(EndpointClient):
             )
         timeout = getattr(sdk, "timeout", None)
         # The SDK describes itself in some headers and marks absent ones with objects that are not strings.
-        headers = {
-            name: value
-            for name, value in (getattr(sdk, "default_headers", None) or {}).items()
-            if isinstance(value, str) and not _SDK_HEADERS.fullmatch(name)
-        }
+        headers: dict[str, str] = {}
+        for name, value in (getattr(sdk, "default_headers", None) or {}).items():
+            if isinstance(value, str) and not _SDK_HEADERS.fullmatch(name):
+                headers[name] = value
         return cls(
             str(sdk.base_url),
             sdk.api_key or NO_KEY,

@@ -59,7 +59,8 @@ class Replicas:
         self.name = name
         self._replicas = [_Replica(client, model) for client, model in replicas]
         self._clock = clock
-        self._assigned: dict[int, _Replica] = {}  # by the rollout's seed, the latest last
+        self._assigned: dict[int, _Replica] = {}
+        """Replica by the rollout's seed, the latest last."""
         self._limiter = JointLimiter(self._replicas, self._choose)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -102,8 +103,9 @@ class Replicas:
             except (InfraError, ModelError) as error:
                 attempts += self._labeled(replica, error.attempts)
                 error.attempts = attempts
-                may_pass = isinstance(error, (InfraError, InvalidModelResponseError))
-                if not may_pass or len(tried) == len(self._replicas):
+                # Any other `ModelError` is a rejection of the request, which would fail everywhere.
+                may_succeed = isinstance(error, (InfraError, InvalidModelResponseError))
+                if not may_succeed or len(tried) == len(self._replicas):
                     raise
             except asyncio.CancelledError as cancelled:
                 if attempts:
@@ -120,11 +122,13 @@ class Replicas:
 
     def _choose(self, seed: int | None = None, tried: Sequence[_Replica] = ()) -> _Replica:
         """Return the replica of the rollout with this seed, else the one with the lowest load."""
-        now = self._clock()
-        left = [replica for replica in self._replicas if replica not in tried]
-        answering = [replica for replica in left if replica.avoided_until <= now]
+        time_s = self._clock()
+        untried = [replica for replica in self._replicas if replica not in tried]
+        answering = [replica for replica in untried if replica.avoided_until <= time_s]
         assigned = None if seed is None else self._assigned.pop(seed, None)
-        chosen = assigned if assigned in answering else min(answering or left, key=lambda replica: replica.load)
+        # If all are avoided, an unlikely answer is better than none.
+        least_busy = min(answering or untried, key=lambda replica: replica.load)
+        chosen = assigned if assigned in answering else least_busy
         if seed is not None:
             self._assigned[seed] = chosen
             if len(self._assigned) > MAX_REMEMBERED_ROLLOUTS:
@@ -151,7 +155,9 @@ class Replicas:
 
     def _labeled(self, replica: _Replica, attempts: Sequence[str]) -> list[str]:
         """Return the failed tries, with the address of the replica if there are several."""
-        return [f"{replica.client.base_url}: {line}" if len(self._replicas) > 1 else line for line in attempts]
+        if len(self._replicas) == 1:
+            return list(attempts)
+        return [f"{replica.client.base_url}: {line}" for line in attempts]
 
 
 class JointLimiter:
@@ -215,14 +221,15 @@ class JointLimiter:
 
 
 class _Replica:
-    """One server and its state."""
-
     def __init__(self, client: EndpointClient, model: str):
         self.client = client
         self.model = model
-        self.under_way = 0  # requests, waiting ones included
-        self.reserved = 0  # rollouts with a reservation, or waiting for one
-        self.avoided_until = 0.0  # 0: available as far as known
+        self.under_way = 0
+        """Requests, including those that wait."""
+        self.reserved = 0
+        """Rollouts with a reservation, or waiting for one."""
+        self.avoided_until = 0.0
+        """Time until which it gets no requests; 0: it answered the last one."""
 
     @property
     def load(self) -> float:
@@ -232,5 +239,5 @@ class _Replica:
 
 def _seed_of(state: State) -> int | None:
     """Return the seed of a rollout, which may be 0; None for a state that was made without one."""
-    own = bookkeeping(state)
-    return own.seed if "seed" in own.given else None
+    rollout = bookkeeping(state)
+    return rollout.seed if "seed" in rollout.given else None

@@ -51,12 +51,12 @@ class ScriptedClient:
         Raises:
             InvalidModelResponseError: the policy returned neither a text nor an assistant message.
         """
-        given = request.messages if request.text is None else [UserMessage(request.text)]
-        messages = [Message(message) for message in given]  # copies: a policy cannot change the past
+        prompt = request.messages if request.text is None else [UserMessage(request.text)]
+        messages = [Message(message) for message in prompt]  # copies: a policy cannot change the past
         state = State() if request.state is None else request.state
         answer = self.policy(messages, state, random.Random(request.seed))
         message = self._message(await answer if inspect.isawaitable(answer) else answer)
-        usage = Usage(sum(map(_count_words, given)), _count_words(message))
+        usage = Usage(sum(map(_count_words, prompt)), _count_words(message))
         return Response(message, usage, "tool_calls" if message.get("tool_calls") else "stop")
 
     async def close(self) -> None:
@@ -74,7 +74,10 @@ class ScriptedClient:
 
 def _count_words(message: Mapping[str, object]) -> int:
     """Return the number of words of the text, and of the names and arguments of tool calls; invalid calls do not count."""
+    texts = [text_of(message)]
     calls = message.get("tool_calls")
-    functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    named = [f"{one.get('name')} {one.get('arguments')}" for one in functions if isinstance(one, Mapping)]
-    return sum(len(text.split()) for text in (text_of(message), *named))
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            texts.append(f"{function.get('name')} {function.get('arguments')}")
+    return sum(len(text.split()) for text in texts)

@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -50,13 +51,18 @@ class Secrets:
 
     def __init__(self, key: str, headers: Mapping[str, str]):
         credentials = {name: value for name, value in headers.items() if _CREDENTIAL.search(name)}
-        known = {secret for secret in _secrets(key, credentials) if len(secret) >= MIN_RESPONSE_SECRET_CHARS}
-        self._response_forms = sorted({form for secret in known for form in _spellings(secret)}, key=len, reverse=True)
-        forms = {form for secret in _secrets(key, headers) for form in _forms(secret) if len(form) >= MIN_SECRET_CHARS}
-        self._forms = [
-            (re.compile(r"\\*".join(map(re.escape, form[:MIN_SECRET_CHARS]))), form)
-            for form in sorted(forms, key=len, reverse=True)
-        ]
+        response_forms: set[str] = set()
+        for secret in _secrets(key, credentials):
+            if len(secret) >= MIN_RESPONSE_SECRET_CHARS:
+                response_forms.update(_spellings(secret))
+        # The longest first: a shorter form may be a part of a longer one, whose remaining characters would stay.
+        self._response_forms = sorted(response_forms, key=len, reverse=True)
+        forms = set(chain.from_iterable(map(_forms, _secrets(key, headers))))
+        self._forms: list[tuple[re.Pattern[str], str]] = []
+        for form in sorted(forms, key=len, reverse=True):
+            if len(form) >= MIN_SECRET_CHARS:
+                escaped_head = r"\\*".join(map(re.escape, form[:MIN_SECRET_CHARS]))
+                self._forms.append((re.compile(escaped_head), form))
 
     def mask_text(self, text: str) -> str:
         """Return the text with secrets masked: escaped any number of times, in any encoding, and truncated at the end."""
@@ -78,7 +84,6 @@ class Secrets:
         return msgspec.structs.replace(response, message=AssistantMessage(**message))
 
     def _without_credentials(self, value: object) -> Any:
-        """Return the value with credentials in its texts masked."""
         if isinstance(value, str):
             for form in self._response_forms:
                 value = value.replace(form, MASK)
@@ -110,17 +115,16 @@ def without_secrets(value: object, settings: object = None, by_field: bool = Tru
         value: Settings, records or texts that are shown or shared.
         by_field: Whether field names count. Records have fields such as "example_key", which are no secrets.
     """
-    known = {
-        name: text
-        for name, text in os.environ.items()
-        if _SECRET_VARIABLE.search(name.upper()) and len(text) >= _MIN_VARIABLE_CHARS and not text.isalpha()
-    }
-    known |= {str(place): text for place, text in enumerate(_secret_settings(settings, False))}
-    return _mask_values(value, Secrets(NO_KEY, known), "", by_field)
+    secrets: dict[str, str] = {}
+    for name, text in os.environ.items():
+        is_word = len(text) < _MIN_VARIABLE_CHARS or text.isalpha()
+        if _SECRET_VARIABLE.search(name.upper()) and not is_word:  # masking a word would hide it in every text
+            secrets[name] = text
+    secrets |= {str(number): text for number, text in enumerate(_secret_settings(settings, False))}
+    return _mask_values(value, Secrets(NO_KEY, secrets), "", by_field)
 
 
 def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:
-    """Yield the strings of settings whose names suggest a secret."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _secret_settings(item, is_secret or bool(SECRET_FIELD.search(str(name))))
@@ -133,8 +137,12 @@ def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:
 
 def _mask_values(value: object, secrets: Secrets, field: str, by_field: bool) -> object:
     if isinstance(value, Mapping):
-        inside = field if SECRET_FIELD.search(field) else None
-        return {str(key): _mask_values(item, secrets, inside or str(key), by_field) for key, item in value.items()}
+        # Everything below a secret field is secret, whatever its own name.
+        secret_field = field if SECRET_FIELD.search(field) else None
+        masked: dict[str, object] = {}
+        for key, item in value.items():
+            masked[str(key)] = _mask_values(item, secrets, secret_field or str(key), by_field)
+        return masked
     if isinstance(value, list | tuple):
         return [_mask_values(item, secrets, field, by_field) for item in value]
     if isinstance(value, str):
@@ -161,11 +169,12 @@ def _spellings(secret: str) -> Iterator[str]:
     yield from (secret, repr(secret)[1:-1], repr(content)[2:-1], json.dumps(secret)[1:-1], html.escape(secret))
     for encode in (partial(quote, safe=""), quote, quote_plus):
         encoded = encode(secret, errors="replace")
-        yield from (encoded, _URL_ENCODED.sub(lambda found: found[0].lower(), encoded))
+        yield from (encoded, _URL_ENCODED.sub(lambda match: match[0].lower(), encoded))
     for offset in range(3):
         # The characters that depend on the secret alone, wherever it is in the encoded bytes ("Basic user:secret").
         encoded = base64.b64encode(bytes(offset) + content).decode()
-        core = encoded[(0, 2, 3)[offset] : (offset + len(content)) * 8 // 6]
+        first = -(-offset * 8 // 6)  # base64 writes 8 bits as characters of 6
+        core = encoded[first : (offset + len(content)) * 8 // 6]
         yield from (core, core.translate(_URL_SAFE))
 
 
@@ -176,9 +185,9 @@ def _forms(secret: str) -> Iterator[str]:
         yield from (plain, " ".join(plain.split()))
 
 
-def _extent(text: str, end: int, rest: str) -> tuple[int, bool]:
-    """Return the index after the part of `rest` that follows at `end`, and whether all of `rest` does. Skips backslashes."""
-    for character in rest:
+def _extent(text: str, end: int, tail: str) -> tuple[int, bool]:
+    """Return the index after the part of `tail` that follows at `end`, and whether all of `tail` does. Skips backslashes."""
+    for character in tail:
         following = end
         while text[following : following + 1] == "\\":
             following += 1
@@ -188,14 +197,14 @@ def _extent(text: str, end: int, rest: str) -> tuple[int, bool]:
     return end, True
 
 
-def _masked(text: str, head: re.Pattern[str], rest: str, truncated: bool) -> str:
-    """Mask every secret that begins with `head` and continues with `rest`; with `truncated`, also one cut off at a line
+def _masked(text: str, head: re.Pattern[str], tail: str, truncated: bool) -> str:
+    """Mask every secret that begins with `head` and continues with `tail`; with `truncated`, also one cut off at a line
     end or quote.
     """
     position = 0
-    while found := head.search(text, position):
-        position = found.start()
-        end, is_whole = _extent(text, found.end(), rest)
+    while match := head.search(text, position):
+        position = match.start()
+        end, is_whole = _extent(text, match.end(), tail)
         if is_whole or (truncated and text[end:].lstrip("\\")[:1] in "…\n'\""):  # "" at the end of the text
             text = text[:position] + MASK + text[end:]
             position += len(MASK)

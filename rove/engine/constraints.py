@@ -201,8 +201,6 @@ def tool_call_grammar(
 
 
 class _Lark:
-    """Collects the rules of a grammar."""
-
     def __init__(self, special_token: FindSpecialToken):
         self.rules: list[str] = []
         self._special_token = special_token

@@ -214,7 +214,6 @@ class Engine:
         return _with_prompt_logprobs(await request.future, scored, sampling)
 
     async def _constraint_for(self, sampling: SamplingParams) -> Constraint | None:
-        """Return the constraint of a new completion, if structured output is requested."""
         if self.renderer is None:
             return None
         tokenizer, stop_ids = self.renderer.tokenizer, sorted(self.stop_ids)

@@ -31,23 +31,11 @@ from rove.core.errors import ConfigError, nearest
 from rove.core.plain import JsonMapping
 from rove.engine.families import FAMILIES
 
-IGNORED_SETTINGS = {
-    "auto_mapping",
-    "base_model_name_or_path",
-    "eva_config",
-    "exclude_modules",
-    "inference_mode",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_dropout",
-    "megatron_config",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-    "runtime_config",
-    "task_type",
-}
+IGNORED_SETTINGS = (
+    {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"}
+    | {"exclude_modules", "layers_pattern", "layers_to_transform"}
+    | {"eva_config", "lora_dropout", "megatron_config", "megatron_core", "qalora_group_size", "runtime_config"}
+)
 """PEFT settings that do not change what an adapter computes once its tensors exist."""
 SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations that leave the base weights unchanged; PiSSA and similar ones change them."""

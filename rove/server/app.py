@@ -75,7 +75,7 @@ def make_app(
     queue = RequestQueue(client, [model] if isinstance(model, str) else model, max_queued)
     engine = getattr(client, "engine", None)
     if engine is not None and hasattr(engine, "check_grammars"):
-        engine.check_grammars = True
+        engine.check_grammars = True  # a schema of a thousand characters can take hours to compile
     app = web.Application(middlewares=[_access_middleware(queue, api_key or "")], client_max_size=max_body)
     app[QUEUE] = queue
 
@@ -105,8 +105,9 @@ def _routes(queue: RequestQueue) -> list[web.RouteDef]:
     async def metrics(request: web.Request) -> web.StreamResponse:
         return web.Response(text=queue.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
+    apis = [web.post(f"/v1/{path}", api_handler(api, lambda request: queue)) for path, api in APIS.items()]
     return [
-        *(web.post(f"/v1/{path}", api_handler(api, lambda request: queue)) for path, api in APIS.items()),
+        *apis,
         web.post("/v1/messages/count_tokens", partial(count_tokens, queue=queue)),
         web.get("/v1/models", models),
         web.get("/v1/models/{name:.+}", one_model),
@@ -136,12 +137,13 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
     expected = api_key.encode()
 
     def authorize(request: web.Request) -> None:
-        given = key_of(request).encode(errors="surrogateescape")
+        request_key = key_of(request).encode(errors="surrogateescape")
         if queue.draining:
             raise RejectedError(503, "the server is shutting down; retry later or use another server")
         if not expected:
             check_page(request)
-        if expected and request.path != "/health" and not hmac.compare_digest(given, expected):
+        # Compared in constant time: the time of an ordinary comparison tells how many characters are right.
+        elif request.path != "/health" and not hmac.compare_digest(request_key, expected):
             raise RejectedError(
                 401,
                 "wrong or missing API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
@@ -154,7 +156,7 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
         resource = request.match_info.route.resource
         # The pattern, not the path: clients could invent any number of paths.
         route = resource.canonical if resource else "other"
-        began, status = time.perf_counter(), 499  # nginx's status for "client closed request"
+        started, status = time.perf_counter(), 499  # nginx's status for "client closed request"
         queue.metrics.open += 1
         queue.idle.clear()
         try:
@@ -176,6 +178,6 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
             queue.metrics.open -= 1
             if not queue.metrics.open:
                 queue.idle.set()
-            queue.metrics.finished(route, status, time.perf_counter() - began)
+            queue.metrics.finished(route, status, time.perf_counter() - started)
 
     return middleware

@@ -46,10 +46,10 @@ class Wire(Protocol):
     ) -> JsonObject: ...
     def first_chunks(self, head: Head, index: int) -> list[JsonObject]: ...  # noqa: D102
     def text_chunks(  # noqa: D102
-        self, head: Head, index: int, text: str, before: str, logprobs: Logprobs, /
+        self, head: Head, index: int, text: str, sent: str, logprobs: Logprobs, /
     ) -> list[JsonObject]: ...
     def last_chunks(  # noqa: D102
-        self, head: Head, index: int, response: Response, before: str, logprobs: Logprobs, earlier: Tokens = (), /
+        self, head: Head, index: int, response: Response, sent: str, logprobs: Logprobs, earlier: Tokens = (), /
     ) -> list[JsonObject]: ...
 
 
@@ -115,14 +115,15 @@ async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: 
         logprobs = [await _yielding(list_tokens, queue, response) for response in responses]
     if parsed.prompt_logprobs:
         prompt_scores = [await _yielding(_prompt_scores, queue, response) for response in responses]
-    shown = responses
-    if parsed.echo:
-        texts = [text_of(response.message) for response in responses]
-        messages = [AssistantMessage(queue.prompt_text(one) + text) for one, text in zip(parsed.choices, texts)]
-        shown = [msgspec.structs.replace(one, message=message) for one, message in zip(responses, messages)]
+    echoed: list[Response] = []
+    for choice, response in zip(parsed.choices, responses):
+        if parsed.echo:
+            text = queue.prompt_text(choice) + text_of(response.message)
+            response = msgspec.structs.replace(response, message=AssistantMessage(text))
+        echoed.append(response)
 
     def build_response() -> web.Response:
-        body = wire.response_body(head, shown, usage_of(responses, parsed.n), logprobs)
+        body = wire.response_body(head, echoed, usage_of(responses, parsed.n), logprobs)
         if parsed.prompt_logprobs or parsed.return_token_ids:
             assert isinstance(wire, TokenWire)
             body = wire.with_tokens(body, responses, parsed.return_token_ids, prompt_scores)
@@ -150,7 +151,8 @@ def _prompt_scores(queue: RequestQueue, response: Response) -> list[Any]:
 def _with_prompt(queue: RequestQueue, response: Response) -> list[TokenLogprob]:
     """Return the tokens of the prompt and the sampled tokens."""
     prompt = queue.prompt_token_logprobs(response)
-    return [*prompt, *queue.token_logprobs(tokens_of(response), sum(len(token.token) for token in prompt))]
+    characters = sum(len(token.token) for token in prompt)
+    return [*prompt, *queue.token_logprobs(tokens_of(response), characters)]
 
 
 class _Choice:
@@ -176,16 +178,15 @@ class _Stream:
         self.wire = wire
         self.head = head
         self.parsed = parsed
-        self.reply = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        )
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        headers["X-Accel-Buffering"] = "no"  # nginx would hold events back until its buffer is full
+        self.reply = web.StreamResponse(headers=headers)
         self.choices = [_Choice() for _ in parsed.choices]
         self._items: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
         self._sent = 0
 
     async def run(self) -> web.StreamResponse:
-        questions = self.parsed.choices
-        tasks = [asyncio.create_task(self._respond(i, question)) for i, question in enumerate(questions)]
+        tasks = [asyncio.create_task(self._respond(i, choice)) for i, choice in enumerate(self.parsed.choices)]
         try:
             first = await self._items.get()
             if isinstance(first[1], Exception):
@@ -200,19 +201,19 @@ class _Stream:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _respond(self, index: int, question: ChoiceRequest) -> None:
+    async def _respond(self, index: int, choice: ChoiceRequest) -> None:
         def emit(item: Item) -> None:
             self._items.put_nowait((index, item))
 
-        parsed = self.parsed
+        needs_tokens = self.parsed.logprobs is not None or self.parsed.return_token_ids
         request = msgspec.structs.replace(
-            question.request,
-            on_text=None if parsed.is_token_stream else emit,
-            on_token=emit if parsed.logprobs is not None or parsed.return_token_ids else None,
+            choice.request,
+            on_text=None if self.parsed.is_token_stream else emit,
+            on_token=emit if needs_tokens else None,
         )
         try:
-            item: Item = await self.queue.respond(msgspec.structs.replace(question, request=request))
-        except Exception as error:
+            item: Item = await self.queue.respond(msgspec.structs.replace(choice, request=request))
+        except Exception as error:  # sent as an event, unless it is the first item: then the status can still say it
             item = error
         emit(item)
 
@@ -241,7 +242,8 @@ class _Stream:
         choice = self.choices[index]
         if isinstance(item, Response):
             choice.waiting = tokens_of(item)[choice.tokens :]
-            earlier, (tokens, ids) = choice.earlier, self._tokens(choice)
+            earlier = choice.earlier
+            tokens, ids = self._tokens(choice)
             chunks = self.wire.last_chunks(self.head, index, item, choice.text, tokens, earlier)
             return self._with_ids(chunks, ids, item)
         if isinstance(item, Token):
@@ -249,9 +251,10 @@ class _Stream:
             if not self.parsed.is_token_stream:
                 return []
             item = ""
-        before, choice.text = choice.text, choice.text + item
+        sent = choice.text
+        choice.text += item
         tokens, ids = self._tokens(choice)
-        return self._with_ids(self.wire.text_chunks(self.head, index, item, before, tokens), ids)
+        return self._with_ids(self.wire.text_chunks(self.head, index, item, sent, tokens), ids)
 
     def _tokens(self, choice: _Choice) -> tuple[Logprobs, list[int]]:
         """Return the waiting tokens, if log-probabilities were requested, and their ids."""
@@ -261,23 +264,24 @@ class _Stream:
         if self.parsed.logprobs is not None:
             sent = self.queue.token_logprobs(choice.waiting, choice.characters)
             choice.characters += sum(len(token.token) for token in sent)
+            # The Responses API repeats all tokens in its last events, the others do not.
             choice.earlier = [*choice.earlier, *sent] if self.parsed.api == "responses" else []
         choice.waiting = []
         return sent, ids
 
     def _with_ids(self, chunks: list[JsonObject], ids: list[int], response: Response | None = None) -> list[JsonObject]:
         """Return the chunks of a choice with token ids, if they were requested; the last chunk also has those of the prompt."""
-        if not (self.parsed.return_token_ids and chunks):
+        if not self.parsed.return_token_ids or not chunks:
             return chunks
-        per_chunk = [ids, *([] for _ in chunks[1:])]
-        chunks = [
-            {**chunk, "choices": [{**choice, "token_ids": some} for choice in chunk["choices"]]}
-            for chunk, some in zip(chunks, per_chunk, strict=True)
-        ]
+        with_ids: list[JsonObject] = []
+        for i, chunk in enumerate(chunks):
+            chunk_ids = ids if i == 0 else []
+            choices = [{**choice, "token_ids": chunk_ids} for choice in chunk["choices"]]
+            with_ids.append({**chunk, "choices": choices})
         if response is not None and isinstance(self.wire, TokenWire):
             prompt = None if response.tokens is None else list(response.tokens.prompt_ids)
-            chunks[-1] = self.wire.chunk_with_prompt(chunks[-1], prompt)
-        return chunks
+            with_ids[-1] = self.wire.chunk_with_prompt(with_ids[-1], prompt)
+        return with_ids
 
     async def _send(self, *chunks: JsonObject) -> None:
         for chunk in chunks:
@@ -310,9 +314,9 @@ async def tokenize(request: web.Request, queue: RequestQueue) -> web.Response:
     body = read_body(await read_json(request), _Tokenize)
     queue.resolve_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        given = "neither" if body.prompt is None else "both"
+        number = "neither" if body.prompt is None else "both"
         raise ConfigError(
-            f"{given} of prompt and messages given; expected exactly one of them: a text or a list of messages"
+            f"{number} of prompt and messages given; expected exactly one of them: a text or a list of messages"
         )
     if body.prompt is not None:
         ids = queue.renderer.text_ids(body.prompt, context=queue.context)
@@ -332,8 +336,8 @@ async def count_tokens(request: web.Request, queue: RequestQueue) -> web.Respons
     body = await read_json(request)
     parsed = read_request({"max_tokens": 1, **body} if isinstance(body, dict) else body)
     queue.resolve_model(parsed.model)
-    one = parsed.choices[0].request
-    ids = queue.renderer.prompt_ids(one.messages, tools=one.tools, context=queue.context)
+    model_request = parsed.choices[0].request
+    ids = queue.renderer.prompt_ids(model_request.messages, tools=model_request.tools, context=queue.context)
     return json_response({"input_tokens": len(ids)})
 
 

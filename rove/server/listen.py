@@ -82,10 +82,13 @@ async def serve(
     Raises:
         ConfigError: The server cannot listen there.
     """
-    queue, stop, abort = app[QUEUE], asyncio.Event(), asyncio.Event()
+    queue = app[QUEUE]
+    stop, abort = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
-        (abort if stop.is_set() else stop).set()
+        if stop.is_set():
+            abort.set()
+        stop.set()
 
     async with listening(app, host, port) as runner:
         loop = asyncio.get_running_loop()
@@ -95,7 +98,7 @@ async def serve(
         on_start(base_url_of(runner))
         await stop.wait()
         queue.draining = True
-        for site in list(runner.sites):
+        for site in list(runner.sites):  # load balancers see closed ports and send new requests elsewhere
             await site.stop()
         if queue.metrics.open:
             on_drain(queue.metrics.open)

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -120,8 +121,8 @@ class AgentTurns:
         """Return the model's response."""
         if self.over.is_set():
             raise RejectedError(403, f"the rollout is over: {self._why}; no further responses", "rollout_over")
-        own = bookkeeping(self._state)
-        own.tools = own.tools or request.tools
+        rollout = bookkeeping(self._state)
+        rollout.tools = rollout.tools or request.tools
         agent_request = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
         messages = self._as_recorded(as_messages(request.messages))
         try:
@@ -132,14 +133,15 @@ class AgentTurns:
             self.overlong = error
             raise
         except BaseException as error:
-            if ends_task(error):
+            if ends_task(error):  # such as a cancellation: the agent or its time limit gave up, the rollout is not over
                 self.unanswered = unanswered_attempts(error) or self.unanswered
                 raise
             self._end_with(error)
             raise
         self.unanswered = []
-        recorded = [own.trajectory, *own.model_roles.values()]
-        step = next(step for steps in recorded for step in reversed(steps) if step.completion[-1] is message)
+        # By identity: the model may have given an equal message before, to another prompt.
+        recorded = chain(reversed(rollout.trajectory), *map(reversed, rollout.model_roles.values()))
+        step = next(step for step in recorded if step.completion[-1] is message)
         self._recorded.setdefault(_fingerprint(message), []).append(step)
         return Response(message, step.usage, step.finish_reason, step.tokens)
 
@@ -169,7 +171,9 @@ class AgentTurns:
             steps = self._recorded.get(_fingerprint(message), []) if message["role"] == "assistant" else []
             if len(steps) > 1:  # the model produced it several times: prefer the step with this prompt
                 steps = [step for step in steps if step.prompt == recorded] or steps
-            recorded.append(as_message(steps[-1].completion[-1]) if steps else message)
+            if steps:  # agents drop fields and write arguments anew; the recorded message keeps its tokens
+                message = as_message(steps[-1].completion[-1])
+            recorded.append(message)
         return recorded
 
 
@@ -196,11 +200,11 @@ class _AgentQueue(RequestQueue):
 
     def admit(self, parsed: ServingRequest) -> ServingRequest:
         """See `RequestQueue.admit`."""
-        questions = [
-            msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, tool_choice=None))
-            for one in parsed.choices
-        ]
-        return super().admit(msgspec.structs.replace(parsed, choices=questions))
+        choices = []
+        for choice in parsed.choices:
+            request = msgspec.structs.replace(choice.request, tool_choice=None)
+            choices.append(msgspec.structs.replace(choice, request=request))
+        return super().admit(msgspec.structs.replace(parsed, choices=choices))
 
     async def cancel_and_wait(self) -> None:
         """Cancel all requests and wait until they have ended."""
@@ -259,17 +263,16 @@ class Proxy:
         return app
 
     def _queue_of(self, request: web.Request) -> RequestQueue:
-        """Return the queue of the rollout whose key a request has."""
-        keys = request.match_info.get("key"), key_of(request), request.headers.get("x-api-key")
-        queue = next((self._queues[key] for key in keys if key in self._queues), None)
-        if queue is None:
-            raise RejectedError(
-                401,
-                "no rollout has this API key: it is wrong or missing, or the rollout is over; send the rollout's key as "
-                "'Authorization: Bearer KEY', 'x-api-key: KEY', or in the path: /k/KEY/v1/…",
-                "invalid_api_key",
-            )
-        return queue
+        # Agents may send another key along, such as a dummy that their package requires.
+        for key in (request.match_info.get("key"), key_of(request), request.headers.get("x-api-key")):
+            if key in self._queues:
+                return self._queues[key]
+        raise RejectedError(
+            401,
+            "no rollout has this API key: it is wrong or missing, or the rollout is over; send the rollout's key as "
+            "'Authorization: Bearer KEY', 'x-api-key: KEY', or in the path: /k/KEY/v1/…",
+            "invalid_api_key",
+        )
 
 
 _CHAT_APIS = {path: api for path, api in APIS.items() if path != "completions"}
@@ -278,7 +281,6 @@ _CHAT_APIS = {path: api for path, api in APIS.items() if path != "completions"}
 
 @web.middleware
 async def _error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into JSON responses."""
     try:
         return await handler(request)
     except web.HTTPNotFound:

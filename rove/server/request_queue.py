@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -13,7 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage
-from rove.core.protocols import Client, InferenceEngine, Response, Token
+from rove.core.protocols import Client, InferenceEngine, Request, Response, Token
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 from rove.wire.serving import ChoiceRequest, ServingRequest, TokenLogprob, check_known
 
@@ -40,7 +41,8 @@ class Metrics:
     def finished(self, route: str, status: int, seconds: float) -> None:
         """Count a finished request."""
         self._requests[route, status] += 1
-        self._buckets.setdefault(route, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
+        counts = self._buckets.setdefault(route, [0] * (len(BUCKETS) + 1))
+        counts[bisect_left(BUCKETS, seconds)] += 1
         self._seconds[route] += seconds  # pyright: ignore[reportArgumentType]  a Counter also adds floats
 
     def text(self) -> str:
@@ -128,19 +130,20 @@ class RequestQueue:
     def admit(self, parsed: ServingRequest) -> ServingRequest:
         """Check that the client can answer a request; return the request with its full model name."""
         model = self.resolve_model(parsed.model)
-        choice = parsed.choices[0].request.tool_choice if parsed.choices else None
-        if choice is not None and not getattr(self.client, "forces_tool_calls", False):
+        tool_choice = parsed.choices[0].request.tool_choice if parsed.choices else None
+        if tool_choice is not None and not getattr(self.client, "forces_tool_calls", False):
             raise ConfigError(
-                f"tool_choice requires a call of {', '.join(choice.names)}; expected 'none' or 'auto': "
+                f"tool_choice requires a call of {', '.join(tool_choice.names)}; expected 'none' or 'auto': "
                 f"'{self.names[0]}' is a scripted policy, which cannot be forced to call tools"
             )
         if hasattr(self.client, "engine"):  # before it raises a TypeError for an unknown field
             parsed = check_known(parsed)
+        # These raise if the client has no renderer or engine: before the model has worked for the answer.
         if parsed.logprobs is not None or parsed.echo or parsed.prompt_logprobs:
             _ = self.renderer
-        for question in parsed.choices:
-            if question.prompt_ids is not None:
-                self.check_ids(question.prompt_ids)
+        for choice in parsed.choices:
+            if choice.prompt_ids is not None:
+                self.check_ids(choice.prompt_ids)
                 _ = self.engine
         if self.metrics.queued + len(parsed.choices) > self.max_queued + self.client.max_concurrent:
             raise RejectedError(
@@ -149,28 +152,28 @@ class RequestQueue:
                 f"{self.max_queued} may be; retry later",
                 "queue_full",
             )
-        questions = [
-            msgspec.structs.replace(question, request=msgspec.structs.replace(question.request, model=model))
-            for question in parsed.choices
-        ]
-        return msgspec.structs.replace(parsed, model=model, choices=questions)
+        choices = []
+        for choice in parsed.choices:
+            request = msgspec.structs.replace(choice.request, model=model)
+            choices.append(msgspec.structs.replace(choice, request=request))
+        return msgspec.structs.replace(parsed, model=model, choices=choices)
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Check token ids here, because an invalid id would fail a whole batch of the engine."""
-        size = len(self.renderer.tokenizer) if hasattr(self.renderer.tokenizer, "__len__") else None  # pyright: ignore[reportArgumentType]
-        wrong = next((i for i in ids if i < 0 or (size is not None and i >= size)), None)
-        if wrong is not None:
-            raise ConfigError(
-                f"{wrong} is not a token id of '{self.names[0]}'; expected ids from 0 to {(size or 0) - 1}"
-            )
+        tokenizer: Any = self.renderer.tokenizer
+        size = len(tokenizer) if hasattr(tokenizer, "__len__") else math.inf
+        for id in ids:
+            if not 0 <= id < size:
+                last = size - 1 if size < math.inf else -1
+                raise ConfigError(f"{id} is not a token id of '{self.names[0]}'; expected ids from 0 to {last}")
 
-    async def respond(self, question: ChoiceRequest) -> Response:
+    async def respond(self, choice: ChoiceRequest) -> Response:
         """Wait for a slot and return the client's response."""
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)
         try:
-            return await self._respond(question)
+            return await self._respond(choice)
         except asyncio.CancelledError:
             if self._cancelled and not task.uncancel():  # otherwise the HTTP client has disconnected as well
                 raise RejectedError(503, "the server was stopped before the response was complete") from None
@@ -184,7 +187,7 @@ class RequestQueue:
         for task in self.tasks:
             task.cancel()
 
-    async def _respond(self, question: ChoiceRequest) -> Response:
+    async def _respond(self, choice: ChoiceRequest) -> Response:
         self.metrics.queued += 1
         try:
             await self._slots.acquire()
@@ -192,8 +195,10 @@ class RequestQueue:
             self.metrics.queued -= 1
         self.metrics.under_way += 1
         try:
-            ids = question.prompt_ids
-            response = await (self.client.respond(question.request) if ids is None else self._complete(question, ids))
+            if choice.prompt_ids is None:
+                response = await self.client.respond(choice.request)
+            else:
+                response = await self._complete(choice.request, choice.prompt_ids)
         finally:
             self.metrics.under_way -= 1
             self._slots.release()
@@ -201,19 +206,18 @@ class RequestQueue:
         self.metrics.completion_tokens += response.usage.completion_tokens
         return response
 
-    async def respond_all(self, questions: Sequence[ChoiceRequest]) -> list[Response]:
+    async def respond_all(self, choices: Sequence[ChoiceRequest]) -> list[Response]:
         """Return all responses, in order; the first error, or cancellation, cancels the others."""
-        if len(questions) == 1:
-            return [await self.respond(questions[0])]
+        if len(choices) == 1:
+            return [await self.respond(choices[0])]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.respond(question)) for question in questions]
+                tasks = [group.create_task(self.respond(choice)) for choice in choices]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _complete(self, question: ChoiceRequest, ids: list[int]) -> Response:
-        request = question.request
+    async def _complete(self, request: Request, ids: list[int]) -> Response:
         adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
         detokenizer = IncrementalDetokenizer.of(self.renderer, request, ids)
         output = await self.engine.generate(ids, request.sampling_params, request.seed, detokenizer, adapter)
@@ -222,36 +226,38 @@ class RequestQueue:
 
     def token_logprobs(self, tokens: Iterable[Token], offset: int = 0) -> list[TokenLogprob]:
         """Return sampled tokens in the wire format; `offset` is the number of characters before them."""
-        made = []
+        listed = []
         for token in tokens:
             top = [self._token(id, logprob) for id, logprob in token.top or []]
-            made.append(self._token(token.id, token.logprob, top, offset))
-            offset += len(made[-1].token)
-        return made
+            listed.append(self._token(token.id, token.logprob, top, offset))
+            offset += len(listed[-1].token)
+        return listed
 
-    def prompt_text(self, question: ChoiceRequest) -> str:
+    def prompt_text(self, choice: ChoiceRequest) -> str:
         """Return the prompt of a completion as text."""
-        if question.request.text is not None:
-            return question.request.text
-        return self.renderer.decode(question.prompt_ids or [])
+        if choice.request.text is not None:
+            return choice.request.text
+        return self.renderer.decode(choice.prompt_ids or [])
 
     def prompt_token_logprobs(self, response: Response) -> list[TokenLogprob]:
         """Return the prompt's tokens with the requested log-probabilities; the first token has none."""
         ids = response.tokens.prompt_ids if response.tokens else []
-        logprobs: list[float | None] = [None, *(response.prompt_logprobs or [None] * (len(ids) - 1))]
-        tops = [[], *(response.prompt_top_logprobs or [[]] * (len(ids) - 1))]
-        made, offset = [], 0
+        num_scored = len(ids) - 1
+        logprobs: list[float | None] = [None, *(response.prompt_logprobs or [None] * num_scored)]
+        tops = [[], *(response.prompt_top_logprobs or [[]] * num_scored)]
+        listed, offset = [], 0
         for id, logprob, top in zip(ids, logprobs, tops):
-            top = [self._token(other, value) for other, value in top]
-            made.append(self._token(id, logprob, top, offset))
-            offset += len(made[-1].token)
-        return made
+            top_tokens = [self._token(top_id, top_logprob) for top_id, top_logprob in top]
+            listed.append(self._token(id, logprob, top_tokens, offset))
+            offset += len(listed[-1].token)
+        return listed
 
     def _token(self, id: int, logprob: float | None, top: Sequence[TokenLogprob] = (), offset: int = 0) -> TokenLogprob:
         """Return a token; its text and bytes are cached because a response may list a hundred thousand tokens."""
         if id not in self._texts:
             text = self.renderer.decode([id])
-            self._texts[id] = (text, self.renderer.token_bytes(id) if "\ufffd" in text else b"")
+            utf8 = self.renderer.token_bytes(id) if "\ufffd" in text else b""
+            self._texts[id] = (text, utf8)
         text, utf8 = self._texts[id]
         return TokenLogprob(text, logprob, top, id, offset, utf8)
 
@@ -261,4 +267,5 @@ def tokens_of(response: Response) -> list[Token]:
     if response.tokens is None:
         return []
     ids, logprobs = response.tokens.completion_ids, response.tokens.logprobs
-    return [Token(*one) for one in zip(ids, logprobs, response.top_logprobs or [None] * len(ids), strict=True)]
+    tops = response.top_logprobs or [None] * len(ids)
+    return [Token(id, logprob, top) for id, logprob, top in zip(ids, logprobs, tops, strict=True)]

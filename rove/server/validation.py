@@ -68,11 +68,14 @@ def _http_error(error: web.HTTPException) -> tuple[int, JsonObject]:
 
 def refusal(error: Exception, path: str = "") -> web.Response:
     """Return the response to a request for `path` that failed with `error`."""
-    status, body = error_response(error, "anthropic" if path.endswith(("/messages", "/messages/count_tokens")) else "")
-    headers = {"Retry-After": "1"} if status == 503 else {}
+    api = "anthropic" if path.endswith(("/messages", "/messages/count_tokens")) else ""
+    status, body = error_response(error, api)
+    headers: dict[str, str] = {}
+    if status == 503:  # clients pause as long before they try again
+        headers["Retry-After"] = "1"
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers["Allow"] = error.headers["Allow"]
-    if status == 408:
+    if status == 408:  # the rest of the late body would be read as the next request
         headers["Connection"] = "close"
     return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json", headers=headers)
 

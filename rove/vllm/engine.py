@@ -225,7 +225,6 @@ class VLLMEngine:
             server = self._router.least_busy()
 
     def _restart(self, server: Server) -> asyncio.Task[None]:
-        """Return the task that restarts a server."""
         if server.number not in self._restarting:
             task = asyncio.create_task(asyncio.to_thread(self.fleet.restart, server))
 

@@ -176,7 +176,6 @@ class Fleet:
     # One server
 
     def _update(self, server: Server, weights: ServedWeights) -> None:
-        """Load the newest weights into one server."""
         with self._locks[server.number]:
             server.starts_since_update = 0
             if server.has_ended or (server.is_ours and (server.is_hung or server.shape != weights.lora_shape)):
@@ -231,7 +230,6 @@ class Fleet:
         self.context = min(self.context, model.get("max_model_len") or self.context)
 
     def _replace_weights(self, server: Server, weights: ServedWeights) -> None:
-        """Load weights into a running server."""
         # "keep": running requests continue with the new weights; other modes would end them, or wait for the longest.
         server.request_json("POST", "/pause?mode=keep", seconds=self.config.hang_seconds)
         if server.model != weights.model:

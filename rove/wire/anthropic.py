@@ -59,8 +59,6 @@ class _ToolUse(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """Parts of an answer that are read."""
-
     content: list[JsonObject]
     stop_reason: str | None = None
     stop_details: JsonValue = None
@@ -90,7 +88,7 @@ def request_body(request: Request) -> JsonObject:
         elif blocks:
             turns.append({"role": role, "content": blocks})
     sampling = request.sampling_params
-    if sampling.max_tokens == 0:
+    if sampling.max_tokens == 0:  # a request that only scores its prompt
         raise ConfigError("max_tokens is 0; expected 1 or more: Anthropic's Messages API always generates")
     body: JsonObject = {
         "model": request.model or None,
@@ -112,8 +110,10 @@ def _tool_choice(request: Request) -> JsonObject | None:
     if request.tool_choice is None:
         return None
     name = only_tool(request)
-    choice = {"type": "any"} if name is None else {"type": "tool", "name": name}
-    return choice | ({"disable_parallel_tool_use": True} if forces_one_call(request) else {})
+    choice: JsonObject = {"type": "any"} if name is None else {"type": "tool", "name": name}
+    if forces_one_call(request):
+        choice["disable_parallel_tool_use"] = True
+    return choice
 
 
 def read_response(body: object) -> Response:
@@ -130,12 +130,15 @@ def read_response(body: object) -> Response:
         thinking = [msgspec.convert(block, _Thinking).thinking for block in blocks if block.get("type") == "thinking"]
     except msgspec.ValidationError as error:
         raise InvalidModelResponseError(f"not an Anthropic message ({error}): {excerpt(body)}") from error
-    prompt_tokens = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    # This API counts cached prompt tokens apart from the others.
+    prompt_counts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    prompt_tokens = sum(count(message.usage, name) for name in prompt_counts)
+    hit_limit = message.stop_reason in ("max_tokens", "model_context_window_exceeded")
     return build_response(
         body,
         text,
-        Usage(sum(count(message.usage, name) for name in prompt_tokens), count(message.usage, "output_tokens")),
-        finish_reason(message.stop_reason in ("max_tokens", "model_context_window_exceeded"), calls),
+        Usage(prompt_tokens, count(message.usage, "output_tokens")),
+        finish_reason(hit_limit, calls),
         tool_calls=calls,
         reasoning_content="\n\n".join(filter(None, thinking)),
         refusal=_refusal(message.stop_details) if message.stop_reason == "refusal" else None,
@@ -157,6 +160,7 @@ def _turn(message: JsonMapping) -> tuple[str, list[JsonObject]]:
 
 def _from_assistant(message: JsonMapping) -> list[JsonObject]:
     original = message.get(CONTENT)
+    # Signatures hold for the original blocks only: an edited message is sent without its thinking.
     if original and is_unedited(message, _text(original), _tool_calls(original)):
         return _without_blanks(original)
     blocks = _without_blanks([_block(part) for part in parts_of(message)])
@@ -185,12 +189,12 @@ def _source(part: JsonObject, url: str) -> JsonObject:
 
 
 def _tool_use(call: ToolCall) -> JsonObject:
-    given = call.function.arguments
+    text = call.function.arguments
     try:
-        arguments = msgspec.json.decode(given.strip() or "{}", type=JsonObject)
+        arguments = msgspec.json.decode(text.strip() or "{}", type=JsonObject)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"arguments of tool call {call.id!r} are {excerpt(given)} ({error}); expected the text of a JSON object, "
+            f"arguments of tool call {call.id!r} are {excerpt(text)} ({error}); expected the text of a JSON object, "
             "Anthropic's Messages API accepts nothing else: correct or remove the call"
         ) from error
     return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
@@ -220,19 +224,25 @@ def _tool_calls(blocks: list[JsonObject]) -> list[JsonObject]:
 
 
 def _refusal(details: object) -> str:
-    details = details if isinstance(details, dict) else {}
-    return next(
-        (details[name] for name in ("explanation", "category") if is_text(details.get(name))), "no reason given"
-    )
+    if isinstance(details, dict):
+        for name in ("explanation", "category"):
+            if is_text(details.get(name)):
+                return details[name]
+    return "no reason given"
 
 
 def _needs_original(blocks: list[JsonObject]) -> bool:
     """Return whether other fields lose information of the blocks, and the API accepts the blocks in a request."""
-    types = [block.get("type") for block in _without_blanks(blocks)]
-    plain = all(type in ("text", "tool_use") for type in types)
-    return not (plain or types[-1] in _THINKING)  # the API refuses messages that end with thinking
+    kinds = [block.get("type") for block in _without_blanks(blocks)]
+    if all(kind in ("text", "tool_use") for kind in kinds):
+        return False
+    return kinds[-1] not in _THINKING  # the API refuses messages that end with thinking
 
 
 def _without_blanks(blocks: list[JsonObject]) -> list[JsonObject]:
     """Return the blocks without blank texts, which the API sends but does not accept."""
-    return [block for block in blocks if block.get("type") != "text" or block["text"].strip()]
+
+    def is_blank(block: JsonObject) -> bool:
+        return block.get("type") == "text" and not block["text"].strip()
+
+    return [block for block in blocks if not is_blank(block)]

@@ -79,12 +79,14 @@ def request_body(request: Request) -> JsonObject:
     body: JsonObject = {
         "model": request.model or None,
         "messages": [without_none(message) for message in request.messages],
-        "tools": request.tools or None,
+        "tools": request.tools or None,  # OpenAI refuses an empty list
         "tool_choice": _tool_choice(request),
         "chat_template_kwargs": request.chat_template_kwargs or None,
+        # Defaults are left out: OpenAI refuses fields that it does not know, such as this one.
         "add_generation_prompt": None if request.add_generation_prompt else False,
         "parallel_tool_calls": False if forces_one_call(request) else None,
         **sampling_fields(sampling),
+        # Chat completions has a switch and a number, text completions only a number.
         "logprobs": None if sampling.logprobs is None else True,
         "top_logprobs": sampling.logprobs or None,
         **sampling.extra,
@@ -112,17 +114,17 @@ def read_response(body: object) -> Response:
 
     choice = completion.choices[0]
     message = choice.message
-    is_old_call = isinstance(message.function_call, dict) and is_text(message.function_call.get("name"))
-    old_calls = [{"function": message.function_call}] if is_old_call else []
+    tool_calls = message.tool_calls
+    if not tool_calls and isinstance(message.function_call, dict) and is_text(message.function_call.get("name")):
+        tool_calls = [{"function": message.function_call}]
+    reasoning = message.reasoning_content if is_text(message.reasoning_content) else message.reasoning
     return build_response(
         body,
         text_of({"content": message.content}),
         Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens")),
         choice.finish_reason or "stop",
-        tool_calls=message.tool_calls or old_calls,
-        reasoning_content=next(
-            (text for text in (message.reasoning_content, message.reasoning) if is_text(text)), None
-        ),
+        tool_calls=tool_calls,
+        reasoning_content=reasoning if is_text(reasoning) else None,
         refusal=message.refusal if is_text(message.refusal) else None,
     )
 
@@ -131,8 +133,6 @@ def read_response(body: object) -> Response:
 
 
 class _Body(TokenOptions):
-    """Fields of a chat-completions request that are read."""
-
     messages: Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
     tools: list[ToolDefinition] | None = None
     tool_choice: str | JsonObject | None = None
@@ -156,11 +156,13 @@ def read_request(body: JsonValue) -> ServingRequest:
     for tool in options.tools or []:
         if function_of(tool) is None:
             raise ConfigError(f"a tool of type {excerpt(tool['type'])}; expected 'function'")
-    wanted = options.response_format
+    response_format = options.response_format
+    if response_format == {"type": "text"}:  # the default, written out
+        response_format = None
     sampling = sampling_of(
         body,
         options,
-        response_format=None if wanted == {"type": "text"} else wanted,
+        response_format=response_format,
         top_logprobs=options.top_logprobs or None,
         prompt_logprobs=prompt_logprobs_of(options),
     )
@@ -187,15 +189,17 @@ def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
 ) -> JsonObject:
     """Return the JSON of a chat completion; `logprobs` are the tokens of each choice."""
-    choices = [
-        {
+    choices = []
+    for i, response in enumerate(responses):
+        # Only chat's own fields: others, such as the sampled text, serve rove itself. `content` may be null, but not missing.
+        message = {name: value for name, value in without_none(response.message).items() if name in FIELDS}
+        choice = {
             "index": i,
-            "message": {"content": None} | {k: v for k, v in response.message.items() if k in FIELDS and v is not None},
+            "message": {"content": None} | message,
             "logprobs": None if logprobs is None else _logprobs(logprobs[i]),
             "finish_reason": response.finish_reason,
         }
-        for i, response in enumerate(responses)
-    ]
+        choices.append(choice)
     return completion_object(head, "chat.completion", choices) | {"usage": usage_body(usage)}
 
 
@@ -203,12 +207,14 @@ def with_tokens(
     body: JsonObject, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[JsonValue]] | None
 ) -> JsonObject:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
+    # All choices of a chat completion have the same prompt, so vLLM writes it once, next to them.
     if prompt_logprobs is not None:
         body = {**body, "prompt_logprobs": prompt_logprobs[0]}
     if token_ids:
-        prompt, ids = token_ids_of(responses)
-        choices = [{**choice, "token_ids": one} for choice, one in zip(body["choices"], ids, strict=True)]
-        body = {**body, "choices": choices, "prompt_token_ids": prompt[0]}
+        prompt_ids, completion_ids = token_ids_of(responses)
+        pairs = zip(body["choices"], completion_ids, strict=True)
+        choices = [{**choice, "token_ids": ids} for choice, ids in pairs]
+        body = {**body, "choices": choices, "prompt_token_ids": prompt_ids[0]}
     return body
 
 
@@ -232,11 +238,18 @@ def last_chunks(
 ) -> list[JsonObject]:
     """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
     message = response.message
+    # Calls are sent whole: only the complete text shows whether it is a call and whether it is valid.
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
-    fields = {name: message.get(name) or None for name in ("reasoning_content", "refusal")}
-    delta = without_none({"content": unsent_text(response, sent) or None, "tool_calls": calls or None, **fields})
-    rest = [_chunk(head, index, delta, logprobs=logprobs)] if delta or logprobs else []
-    return [*rest, _chunk(head, index, {}, response.finish_reason)]
+    delta = without_none(
+        {
+            "content": unsent_text(response, sent) or None,
+            "tool_calls": calls or None,
+            "reasoning_content": message.get("reasoning_content") or None,
+            "refusal": message.get("refusal") or None,
+        }
+    )
+    chunks = [_chunk(head, index, delta, logprobs=logprobs)] if delta or logprobs else []
+    return [*chunks, _chunk(head, index, {}, response.finish_reason)]
 
 
 def usage_chunk(head: Head, usage: Usage) -> JsonObject:
@@ -280,7 +293,8 @@ def _checked_message(message: JsonObject) -> JsonObject:
         raise ConfigError(f"a message of role '{role}' without content; expected a text, or a list of content parts")
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise ConfigError("a message of role 'tool' without tool_call_id; expected the id of the call that it answers")
-    parts = [text_or_refusal(part) for part in parts_of(message)]
-    if isinstance(message.get("content"), list) and None not in parts:
-        return {**message, "content": "".join(filter(None, parts))}
+    texts = [text_or_refusal(part) for part in parts_of(message)]
+    # Most chat templates expect a text, and would print a list of parts as such.
+    if isinstance(message.get("content"), list) and None not in texts:
+        return {**message, "content": "".join(filter(None, texts))}
     return message

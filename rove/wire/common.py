@@ -24,8 +24,15 @@ NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
 _ONLY_COMPLETIONS = (
-    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("stop_token_ids", "min_tokens", "ignore_eos", "structured_outputs"),
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "structured_outputs",
 )
 """Sampling parameters that only (chat) completions APIs have."""
 
@@ -85,7 +92,8 @@ def parts_of(message: JsonMapping) -> list[JsonObject]:
 
 def text_or_refusal(part: JsonMapping) -> str | None:
     """Return the text of a text or refusal part; None for a part of another type."""
-    return text_in(part, part["type"]) if part.get("type") in ("text", "refusal") else None
+    kind = part.get("type")
+    return text_in(part, kind) if kind in ("text", "refusal") else None
 
 
 def text_in(part: JsonMapping, *path: str) -> str:
@@ -98,9 +106,9 @@ def text_in(part: JsonMapping, *path: str) -> str:
     return value
 
 
-def unsendable(part: JsonMapping, api: str, known: str) -> ConfigError:
-    """Return the error for a content part that an API does not support; `known` lists the parts that it supports."""
-    return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {known}")
+def unsendable(part: JsonMapping, api: str, supported: str) -> ConfigError:
+    """Return the error for a content part that an API does not support; `supported` lists the parts that it does."""
+    return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {supported}")
 
 
 def is_unedited(message: JsonMapping, text: str, tool_calls: list[JsonObject]) -> bool:
@@ -137,11 +145,13 @@ def sampling_fields(sampling: SamplingParams) -> JsonObject:
 
 def only_tool(request: Request) -> str | None:
     """Return the name of the tool that must be called; None if any of them may be."""
-    names, count = request.tool_choice.names if request.tool_choice else (), len(request.tools or [])
+    if request.tool_choice is None:
+        return None
+    names, num_tools = request.tool_choice.names, len(request.tools or [])
     if len(names) == 1:
         return names[0]
-    if 0 < len(names) < count:
-        raise ConfigError(f"tool_choice allows {', '.join(names)} of {count} tools; expected one, or all")
+    if 0 < len(names) < num_tools:  # the APIs can require one tool or any tool, but not one of several
+        raise ConfigError(f"tool_choice allows {', '.join(names)} of {num_tools} tools; expected one, or all")
     return None
 
 
@@ -155,10 +165,10 @@ def refuse_unsupported(request: Request, api: str, *names: str) -> None:
 
     `names` are missing parameters in addition to those that only (chat) completions have.
     """
-    off = {"top_k": (0, -1), "repetition_penalty": (1,)}
+    neutral_values = {"top_k": (0, -1), "repetition_penalty": (1,)}
     for name in (*names, *_ONLY_COMPLETIONS):
         value = getattr(request.sampling_params, name)
-        if value and value not in off.get(name, ()):
+        if value and value not in neutral_values.get(name, ()):
             raise ConfigError(
                 f"{name} is {value!r}; expected none, {api} has no such argument: leave it out or use chat "
                 "completions (fields that only one server supports go into extra)"
@@ -174,16 +184,17 @@ def build_response(body: object, text: str, usage: Usage, finish_reason: str, **
     An empty answer is an answer, as it is for a local model: its message has the text "". Otherwise a model that stays silent
     on hard examples would gain, because these examples would not count. Tool calls get the form of `normalized_calls`.
     """
-    given = {name: value for name, value in fields.items() if value}
-    if "tool_calls" in given:
-        given["tool_calls"] = normalized_calls(given["tool_calls"])
-    if finish_reason in UNFINISHED and not (text or given):
+    message_fields = {name: value for name, value in fields.items() if value}
+    if "tool_calls" in message_fields:
+        message_fields["tool_calls"] = normalized_calls(message_fields["tool_calls"])
+    if finish_reason in UNFINISHED and not text and not message_fields:
         raise EmptyModelResponseError(
             f"the answer is empty and ended with '{finish_reason}'; expected an answer that the model ended: check the "
             f"server's log. Given: {excerpt(body)}"
         )
     # Next to tool calls an empty text is null, as chat servers send and expect it; alone it must be a text.
-    message = AssistantMessage(text or (None if "tool_calls" in given else ""), **given)
+    empty_text = None if "tool_calls" in message_fields else ""
+    message = AssistantMessage(text or empty_text, **message_fields)
     return Response(message, usage, finish_reason)
 
 
@@ -195,8 +206,9 @@ def normalized_calls(calls: Sequence[object]) -> list[JsonObject]:
     become JSON text: an object is encoded, and null is no arguments. A text stays as it is, even if it is not JSON: the
     environment reports it to the model. Unknown fields are kept.
     """
-    given_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
-    new_ids = _new_ids(calls)
+    # Models do not choose ids, so a missing or repeated one is not their fault (docs/decisions/tools.md).
+    server_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
+    new_ids = (id for id in _new_ids(calls) if id not in server_ids)
     used_ids: set[str] = set()
     normalized: list[JsonObject] = []
     for call in calls:
@@ -206,9 +218,10 @@ def normalized_calls(calls: Sequence[object]) -> list[JsonObject]:
             )
         id = _id_text(call.get("id"))
         if not id or id in used_ids:
-            id = next(new_id for new_id in new_ids if new_id not in given_ids and new_id not in used_ids)
+            id = next(new_ids)
         used_ids.add(id)
-        normalized.append({**call, "id": id, "type": call.get("type") or "function", "function": _function(call)})
+        kind = call.get("type") or "function"
+        normalized.append({**call, "id": id, "type": kind, "function": _function(call)})
     return normalized
 
 
@@ -249,7 +262,9 @@ def arguments_text(arguments: object) -> str:
 
 def finish_reason(hit_limit: bool, tool_calls: object) -> str:
     """Return the finish reason of an answer; a length limit takes precedence, since it may have cut the tool calls."""
-    return "length" if hit_limit else "tool_calls" if tool_calls else "stop"
+    if hit_limit:
+        return "length"
+    return "tool_calls" if tool_calls else "stop"
 
 
 def without_none(fields: JsonObject) -> JsonObject:
@@ -264,6 +279,7 @@ def is_text(value: object) -> bool:
 
 def count(usage: object, name: str) -> int:
     """Return a token count of a server's usage; 0 if it is missing or impossible (see `MAX_TOKENS`)."""
+    # Usage comes from any server, and one wrong number must not make a paid answer fail.
     value = usage.get(name) if isinstance(usage, dict) else None
     if not isinstance(value, int) or isinstance(value, bool):
         return 0

@@ -51,8 +51,6 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """Parts of a completion that are read."""
-
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: JsonValue = None
 
@@ -89,7 +87,7 @@ def read_response(body: object) -> Response:
     choice = completion.choices[0]
     usage = Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens"))
     reason = choice.finish_reason or ""
-    if reason not in UNFINISHED:
+    if reason not in UNFINISHED:  # servers have names of their own for an end token and a stop text
         reason = finish_reason(reason == "length", tool_calls=None)
     return build_response(body, choice.text or "", usage, reason)
 
@@ -117,8 +115,6 @@ Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_lengt
 
 
 class _Body(TokenOptions, kw_only=True):
-    """Fields of a completions request that are read."""
-
     prompt: str | list[JsonValue]
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
@@ -138,25 +134,24 @@ def read_request(body: JsonValue) -> ServingRequest:
         raise ConfigError("echo and stream are both true; expected one of them: streams begin after the prompt")
     if options.best_of not in (None, 1, options.n):
         raise ConfigError(f"best_of is {options.best_of}; expected that of n: every answer sampled is sent")
-    scored = [
-        count
-        for count in (prompt_logprobs_of(options), options.logprobs if options.echo else None)
-        if count is not None
-    ]
-    sampling = sampling_of(
-        body, options, top_logprobs=options.logprobs or None, prompt_logprobs=max(scored, default=None)
-    )
+    # With `echo`, `logprobs` holds for the prompt as well; of two numbers the larger one serves both.
+    prompt_logprobs = prompt_logprobs_of(options)
+    if options.echo and options.logprobs is not None:
+        prompt_logprobs = max(options.logprobs, prompt_logprobs or 0)
+    sampling = sampling_of(body, options, top_logprobs=options.logprobs or None, prompt_logprobs=prompt_logprobs)
     prompts = _prompts(options.prompt)
     if len(prompts) * (options.n or 1) > MAX_CHOICES:
         raise ConfigError(f"{len(prompts)} prompts with n {options.n or 1}; expected {MAX_CHOICES} answers at most")
-    questions = []
+    choices = []
     for prompt in prompts:
-        is_text = isinstance(prompt, str)
-        question = ChoiceRequest(Request([], sampling, text=prompt if is_text else None), None if is_text else prompt)
-        questions += expand_choices(question, options.n)
+        if isinstance(prompt, str):
+            choice = ChoiceRequest(Request([], sampling, text=prompt))
+        else:
+            choice = ChoiceRequest(Request([], sampling), prompt_ids=prompt)
+        choices += expand_choices(choice, options.n)
     return ServingRequest.of(
         options,
-        questions,
+        choices,
         options.logprobs,
         echo=bool(options.echo),
         prompt_logprobs=options.prompt_logprobs is not None,
@@ -168,10 +163,10 @@ def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
 ) -> JsonObject:
     """Return the JSON of a completion; `logprobs` are the tokens of each choice."""
-    choices = [
-        _choice(i, text_of(response.message), response.finish_reason, None if logprobs is None else logprobs[i])
-        for i, response in enumerate(responses)
-    ]
+    choices = []
+    for i, response in enumerate(responses):
+        tokens = None if logprobs is None else logprobs[i]
+        choices.append(_choice(i, text_of(response.message), response.finish_reason, tokens))
     return completion_object(head, KIND, choices) | {"usage": usage_body(usage)}
 
 
@@ -179,18 +174,21 @@ def with_tokens(
     body: JsonObject, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[JsonValue]] | None
 ) -> JsonObject:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
+    # One completion request may have several prompts, so each choice has its own.
     choices: list[JsonObject] = body["choices"]
     if prompt_logprobs is not None:
-        choices = [{**choice, "prompt_logprobs": one} for choice, one in zip(choices, prompt_logprobs, strict=True)]
+        pairs = zip(choices, prompt_logprobs, strict=True)
+        choices = [{**choice, "prompt_logprobs": logprobs} for choice, logprobs in pairs]
     if token_ids:
-        with_ids = zip(choices, *token_ids_of(responses), strict=True)
-        choices = [{**choice, "prompt_token_ids": prompt, "token_ids": ids} for choice, prompt, ids in with_ids]
+        triples = zip(choices, *token_ids_of(responses), strict=True)
+        choices = [{**choice, "prompt_token_ids": prompt, "token_ids": ids} for choice, prompt, ids in triples]
     return {**body, "choices": choices}
 
 
 def chunk_with_prompt(chunk: JsonObject, prompt_token_ids: list[int] | None) -> JsonObject:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
-    return {**chunk, "choices": [{**choice, "prompt_token_ids": prompt_token_ids} for choice in chunk["choices"]]}
+    choices = [{**choice, "prompt_token_ids": prompt_token_ids} for choice in chunk["choices"]]
+    return {**chunk, "choices": choices}
 
 
 def first_chunks(head: Head, index: int) -> list[JsonObject]:
@@ -207,9 +205,8 @@ def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
 ) -> list[JsonObject]:
     """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
-    return [
-        completion_object(head, KIND, [_choice(index, unsent_text(response, sent), response.finish_reason, logprobs)])
-    ]
+    choice = _choice(index, unsent_text(response, sent), response.finish_reason, logprobs)
+    return [completion_object(head, KIND, [choice])]
 
 
 def usage_chunk(head: Head, usage: Usage) -> JsonObject:
@@ -234,20 +231,22 @@ def _logprobs(tokens: list[TokenLogprob]) -> JsonObject:
 
 def _by_text(tokens: Tokens) -> dict[str, float | None]:
     """Return text → log-probability; the first, most likely of several tokens with the same text counts."""
-    found: dict[str, float | None] = {}
+    logprobs: dict[str, float | None] = {}
     for token in tokens:
-        found.setdefault(token.token, token.logprob)
-    return found
+        logprobs.setdefault(token.token, token.logprob)
+    return logprobs
 
 
-def _prompts(given: str | list[JsonValue]) -> list[str] | list[list[int]]:
-    for kind, one in ((str, True), (Ids, True), (list[str], False), (list[Ids], False)):
+def _prompts(prompt: str | list[JsonValue]) -> list[str] | list[list[int]]:
+    # First as one prompt, then as several: [1, 2] is one prompt of two tokens.
+    forms = (([prompt], list[str]), ([prompt], list[Ids]), (prompt, list[str]), (prompt, list[Ids]))
+    for value, kind in forms:
         try:
-            prompts = msgspec.convert([given] if one else given, list[kind] if one else kind)
+            prompts = msgspec.convert(value, kind)
         except msgspec.ValidationError:
             continue
         if prompts:
             return prompts
     raise ConfigError(
-        f"prompt is {excerpt(given)}; expected a text, texts, token ids, or lists of these that are not empty"
+        f"prompt is {excerpt(prompt)}; expected a text, texts, token ids, or lists of these that are not empty"
     )

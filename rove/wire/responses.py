@@ -6,6 +6,7 @@ Stateless: every request contains the whole conversation, and the server stores 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import msgspec
 
@@ -64,8 +65,6 @@ class _Reasoning(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """Parts of a response that are read."""
-
     output: list[JsonObject] | None = None
     status: str | None = None
     error: JsonValue = None
@@ -89,7 +88,7 @@ def request_body(request: Request) -> JsonObject:
     refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")
     body: JsonObject = {
         "model": request.model or None,
-        "input": [item for message in request.messages for item in _items(message)],
+        "input": list(chain.from_iterable(map(_items, request.messages))),
         "tools": [_tool(tool) for tool in request.tools or []] or None,
         "tool_choice": _tool_choice(request),
         "parallel_tool_calls": False if forces_one_call(request) else None,
@@ -114,8 +113,9 @@ def _tool_choice(request: Request) -> str | JsonObject | None:
 
 def _format(response_format: JsonMapping) -> JsonObject:
     """Return chat's `response_format` in this API's form, with the schema next to the type."""
-    inner = response_format.get("json_schema")
-    return {"type": response_format.get("type"), **(inner if isinstance(inner, Mapping) else {})}
+    named_schema = response_format.get("json_schema")
+    fields = named_schema if isinstance(named_schema, Mapping) else {}
+    return {"type": response_format.get("type"), **fields}
 
 
 def read_response(body: object) -> Response:
@@ -133,13 +133,16 @@ def read_response(body: object) -> Response:
         reasoning = [msgspec.convert(item, _Reasoning) for item in items if item.get("type") == "reasoning"]
     except msgspec.ValidationError as error:
         raise InvalidModelResponseError(f"not an OpenAI response ({error}): {excerpt(body)}") from error
-    if result.status == "failed":
+    if result.status == "failed":  # this API reports failures with HTTP 200
         raise ModelError(f"the server failed to answer: {excerpt(result.error or body)}")
     if result.output is None or result.status not in (None, "completed", "incomplete"):
         raise InvalidModelResponseError(f"not a finished OpenAI response: {excerpt(body)}")
     details = result.incomplete_details
     hit_limit = isinstance(details, dict) and details.get("reason") == "max_output_tokens"
-    thoughts = [part.text for item in reasoning for part in item.content or item.summary]
+    # OpenAI sends only a summary of the reasoning, servers of open models the reasoning itself.
+    thoughts: list[str] = []
+    for item in reasoning:
+        thoughts += [part.text for part in item.content or item.summary]
     return build_response(
         body,
         text,
@@ -188,7 +191,7 @@ def _content(message: JsonMapping) -> str | list[JsonObject]:
     return [_part(part, message.get("role") == "tool") for part in parts_of(message)]
 
 
-def _part(part: JsonObject, of_tool: bool) -> JsonObject:
+def _part(part: JsonObject, is_tool_result: bool) -> JsonObject:
     text, kind = text_or_refusal(part), part.get("type")
     if text is not None:
         return {"type": "input_text", "text": text}
@@ -197,7 +200,7 @@ def _part(part: JsonObject, of_tool: bool) -> JsonObject:
         return {"type": "input_image", "image_url": url, "detail": part["image_url"].get("detail") or "auto"}
     if kind == "file" and isinstance(part.get("file"), dict):
         return {"type": "input_file", **part["file"]}
-    if kind == "input_audio" and not of_tool:
+    if kind == "input_audio" and not is_tool_result:
         audio = {name: text_in(part, "input_audio", name) for name in ("data", "format")}
         return {"type": "input_audio", "input_audio": audio}
     raise unsendable(
@@ -220,8 +223,12 @@ def _tool(tool: JsonObject) -> JsonObject:
 
 
 def _parts(items: list[JsonObject], kind: str) -> list[JsonObject]:
-    messages = [msgspec.convert(item, _Message) for item in items if item.get("type") == "message"]
-    return [part for message in messages for part in message.content if part.get("type") == kind]
+    parts: list[JsonObject] = []
+    for item in items:
+        if item.get("type") == "message":
+            content = msgspec.convert(item, _Message).content
+            parts += [part for part in content if part.get("type") == kind]
+    return parts
 
 
 def _text(items: list[JsonObject]) -> str:
@@ -235,7 +242,9 @@ def _tool_calls(items: list[JsonObject]) -> list[JsonObject]:
 
 def _needs_original(items: list[JsonObject], reasoning: list[_Reasoning]) -> bool:
     """Return whether other fields lose information of the items, and the API accepts the items in a request."""
-    plain = all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items)
+    if all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items):
+        return False
     # The API refuses reasoning without content, since the server stores nothing under its id, and reasoning at the end.
-    unsendable_reasoning = any(not (item.encrypted_content or item.content) for item in reasoning)
-    return not (plain or unsendable_reasoning or items[-1].get("type") == "reasoning")
+    if any(not item.encrypted_content and not item.content for item in reasoning):
+        return False
+    return items[-1].get("type") != "reasoning"

@@ -102,17 +102,17 @@ class ServingRequest(msgspec.Struct, frozen=True):
     """"responses" or "anthropic", which stream named events and have their own form of errors; "" for the other APIs."""
 
     @staticmethod
-    def of(options: Options, questions: list[ChoiceRequest], logprobs: int | None, **more: Any) -> ServingRequest:
+    def of(options: Options, choices: list[ChoiceRequest], logprobs: int | None, **fields: Any) -> ServingRequest:
         """Return the parsed request for options that the completions APIs share."""
         return ServingRequest(
             options.model,
-            questions,
+            choices,
             options.n or 1,
             bool(options.stream),
             bool(options.stream_options and options.stream_options.include_usage),
             logprobs,
             fields=fields_of(options),
-            **more,
+            **fields,
         )
 
 
@@ -164,13 +164,14 @@ def read_body(body: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{error}; given: {_given(body, str(error))}") from error
+        raise ConfigError(f"{error}; given: {_invalid_value(body, str(error))}") from error
 
 
-def _given(body: JsonValue, error: str) -> str:
+def _invalid_value(body: JsonValue, error: str) -> str:
     """Return an excerpt of the value at the path that msgspec's error names, such as "… - at `$.messages[0]`"."""
     path = re.search(r"`\$([^`]*)`$", error)
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path[1] if path else ""):
+    steps = re.findall(r"\.(\w+)|\[(\d+)\]", path[1]) if path else []
+    for name, index in steps:
         try:
             body = body[name] if name else body[int(index)]
         except (LookupError, TypeError):
@@ -180,14 +181,15 @@ def _given(body: JsonValue, error: str) -> str:
 
 def sampling_of(body: JsonMapping, options: msgspec.Struct, **fields: Any) -> SamplingParams:
     """Return the sampling parameters of a request: its options, unknown fields of the body (as `extra`), and `fields`."""
-    known = {*options.__struct_fields__, *IGNORED}
-    known |= {name for name, value in HARMLESS.items() if body.get(name) == value}
-    further = {name: value for name, value in body.items() if name not in known}
-    given = {name: getattr(options, name, None) for name in _SAMPLING}
-    if given["max_tokens"] == 0 and given["max_completion_tokens"] is None:
-        sampling = SamplingParams.from_args(further, {**given, "max_tokens": None}, fields)
+    read_names = {*options.__struct_fields__, *IGNORED}
+    read_names |= {name for name, value in HARMLESS.items() if body.get(name) == value}
+    extra = {name: value for name, value in body.items() if name not in read_names}
+    arguments = {name: getattr(options, name, None) for name in _SAMPLING}
+    # Only these APIs may ask for no tokens, to score a prompt; everywhere else 0 is refused as a mistake.
+    if arguments["max_tokens"] == 0 and arguments["max_completion_tokens"] is None:
+        sampling = SamplingParams.from_args(extra, {**arguments, "max_tokens": None}, fields)
         return msgspec.structs.replace(sampling, max_tokens=0, min_tokens=None)
-    return SamplingParams.from_args(further, given, fields)
+    return SamplingParams.from_args(extra, arguments, fields)
 
 
 def prompt_logprobs_of(options: TokenOptions) -> int | None:
@@ -207,39 +209,35 @@ def fields_of(options: msgspec.Struct) -> frozenset[str]:
 
 def check_known(parsed: ServingRequest) -> ServingRequest:
     """Return the request without fields that only some endpoints use."""
-    questions = []
-    for question in parsed.choices:
-        request = question.request
+    choices = []
+    for choice in parsed.choices:
+        request = choice.request
         extra = request.sampling_params.extra
         unknown = sorted(extra.keys() - ONLY_ENDPOINTS)
         if unknown:
             close = get_close_matches(unknown[0], sorted(parsed.fields), n=1)
-            mean = f"did you mean '{close[0]}'? Else leave it out" if close else "leave it out"
-            raise ConfigError(f"no field '{excerpt(unknown[0], 100)}' here; {mean}. docs/serving.md lists all fields")
+            advice = f"did you mean '{close[0]}'? Else leave it out" if close else "leave it out"
+            raise ConfigError(f"no field '{excerpt(unknown[0], 100)}' here; {advice}. docs/serving.md lists all fields")
         if extra:
             sampling = msgspec.structs.replace(request.sampling_params, extra={})
-            question = msgspec.structs.replace(
-                question, request=msgspec.structs.replace(request, sampling_params=sampling)
-            )
-        questions.append(question)
-    return msgspec.structs.replace(parsed, choices=questions)
+            request = msgspec.structs.replace(request, sampling_params=sampling)
+            choice = msgspec.structs.replace(choice, request=request)
+        choices.append(choice)
+    return msgspec.structs.replace(parsed, choices=choices)
 
 
-def expand_choices(question: ChoiceRequest, n: int | None) -> list[ChoiceRequest]:
+def expand_choices(choice: ChoiceRequest, n: int | None) -> list[ChoiceRequest]:
     """Return `n` requests with consecutive seeds, starting at the given seed or at a random one."""
-    request = question.request
-    given = request.sampling_params.seed
-    start = random.getrandbits(62) if given is None else given
-    made = []
-    for i in range(n or 1):
-        sampling = (
-            request.sampling_params
-            if given is None
-            else msgspec.structs.replace(request.sampling_params, seed=given + i)
-        )
-        one = msgspec.structs.replace(request, sampling_params=sampling, seed=start + i)
-        made.append(msgspec.structs.replace(question, request=one))
-    return made
+    request = choice.request
+    sampling = request.sampling_params
+    # Consecutive, so that the answers of one request differ and are the same when it is repeated.
+    start = random.getrandbits(62) if sampling.seed is None else sampling.seed
+    choices = []
+    for seed in range(start, start + (n or 1)):
+        seeded = sampling if sampling.seed is None else msgspec.structs.replace(sampling, seed=seed)
+        seeded_request = msgspec.structs.replace(request, sampling_params=seeded, seed=seed)
+        choices.append(msgspec.structs.replace(choice, request=seeded_request))
+    return choices
 
 
 def usage_of(responses: Sequence[Response], n: int) -> Usage:
@@ -263,10 +261,10 @@ def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[JsonObject]:
     The bytes of all tokens together are the UTF-8 text, also where a character consists of several tokens.
     """
 
-    def entry(one: TokenLogprob) -> JsonObject:
-        return {"token": one.token, "logprob": one.logprob, "bytes": list(one.utf8 or one.token.encode())}
+    def entry(token: TokenLogprob) -> JsonObject:
+        return {"token": token.token, "logprob": token.logprob, "bytes": list(token.utf8 or token.token.encode())}
 
-    return [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in tokens]
+    return [{**entry(token), "top_logprobs": list(map(entry, token.top))} for token in tokens]
 
 
 def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[JsonObject | None]:
@@ -279,24 +277,24 @@ def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[JsonObject | No
         if token.logprob is None:
             body.append(None)
             continue
-        ranks = {one.id: rank for rank, one in enumerate(token.top, start=1)}
-        entries = {one.id: one for one in (token, *token.top)}
-        body.append(
-            {
-                str(id): {"logprob": one.logprob, "rank": ranks.get(id), "decoded_token": one.token}
-                for id, one in entries.items()
-            }
-        )
+        ranks = {likely.id: rank for rank, likely in enumerate(token.top, start=1)}
+        entries: JsonObject = {}
+        for entry in (token, *token.top):
+            fields = {"logprob": entry.logprob, "rank": ranks.get(entry.id), "decoded_token": entry.token}
+            entries[str(entry.id)] = fields
+        body.append(entries)
     return body
 
 
 def token_ids_of(responses: Sequence[Response]) -> tuple[list[list[int] | None], list[list[int] | None]]:
     """Return the token ids of each prompt and of each completion; None if the client has no tokens."""
-    tokens = [response.tokens for response in responses]
-    return (
-        [None if one is None else list(one.prompt_ids) for one in tokens],
-        [None if one is None else list(one.completion_ids) for one in tokens],
-    )
+    prompts: list[list[int] | None] = []
+    completions: list[list[int] | None] = []
+    for response in responses:
+        tokens = response.tokens
+        prompts.append(None if tokens is None else list(tokens.prompt_ids))
+        completions.append(None if tokens is None else list(tokens.completion_ids))
+    return prompts, completions
 
 
 def unsent_text(response: Response, sent: str) -> str:
@@ -311,28 +309,29 @@ def error_body(message: str, type: str = "invalid_request_error", code: str | No
 
 
 def tool_choice_of(
-    given: JsonValue, tools: Sequence[JsonMapping] | None, parallel: bool | None = None
+    choice: JsonValue, tools: Sequence[JsonMapping] | None, parallel: bool | None = None
 ) -> ToolChoice | None:
     """Return which tools must be called, according to OpenAI's `tool_choice`; None if none must.
 
     Args:
-        given: None, "none", "auto", "required", or a named function as chat completions or the Responses API write it.
+        choice: None, "none", "auto", "required", or a named function as chat completions or the Responses API write it.
         parallel: whether several calls are allowed. Default: yes for "required", no for a named function.
     """
-    if given in (None, "none", "auto"):
+    if choice in (None, "none", "auto"):
         return None
     names = [tool["function"]["name"] for tool in tools or []]
-    if given == "required":
+    if choice == "required":
         if not names:
             raise ConfigError('tool_choice is required without tools; expected tools next to it, or tool_choice "auto"')
         return ToolChoice(tuple(names), parallel is not False)
     name = None
-    if isinstance(given, Mapping) and given.get("type") == "function":
-        function = given.get("function", given)
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        # Chat completions puts the name one level deeper than the Responses API.
+        function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise ConfigError(
-            f'tool_choice is {excerpt(given)}; expected "none", "auto", "required", or '
+            f'tool_choice is {excerpt(choice)}; expected "none", "auto", "required", or '
             '{"type": "function", "function": {"name": …}}'
         )
     if name not in names:
@@ -347,11 +346,13 @@ def joined_content(content: object, read_part: Callable[[JsonValue], JsonObject]
     if not isinstance(content, list):
         return content
     parts = [read_part(part) for part in content]
-    return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
+    if all("text" in part for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
 
 
 def refuse(body: JsonMapping, fields: Iterable[str], why: str) -> None:
     """Refuse fields with a value other than null, false and ""."""
-    for name in fields:
+    for name in fields:  # client libraries send fields with such values, which request nothing
         if body.get(name) not in (None, "") and body[name] is not False:
             raise ConfigError(f"{name} is {excerpt(body[name])}, but {why}; leave it out")

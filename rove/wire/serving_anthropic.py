@@ -74,12 +74,16 @@ def read_request(body: JsonValue) -> ServingRequest:
     """
     options = read_body(body, _Body)
     sampling = sampling_of(body, options, stop=options.stop_sequences or None)
-    choice = (options.tool_choice or {}).get("type", "auto")
-    tools = None if choice == "none" else [_tool(tool) for tool in options.tools or []] or None
-    system = [SystemMessage(_content(options.system, "system"))] if options.system else []
-    messages = [message for i, one in enumerate(options.messages) for message in _messages(one, i)]
+    tools = None
+    if (options.tool_choice or {}).get("type") != "none":
+        tools = [_tool(tool) for tool in options.tools or []] or None
+    messages: list[Message] = []
+    if options.system:
+        messages.append(SystemMessage(_content(options.system, "system")))
+    for i, turn in enumerate(options.messages):
+        messages += _messages(turn, i)
     request = Request(
-        checked_messages([*system, *messages]),
+        checked_messages(messages),
         sampling,
         tools=tools,
         tool_choice=_tool_choice(options.tool_choice, tools),
@@ -93,17 +97,17 @@ def read_request(body: JsonValue) -> ServingRequest:
     )
 
 
-def _tool_choice(given: JsonObject | None, tools: list[JsonObject] | None) -> ToolChoice | None:
-    match given:
+def _tool_choice(choice: JsonObject | None, tools: list[JsonObject] | None) -> ToolChoice | None:
+    match choice:
         case None | {"type": "auto" | "none"}:
             return None
         case {"type": "any"}:
-            parallel = given.get("disable_parallel_tool_use") is not True
+            parallel = choice.get("disable_parallel_tool_use") is not True
             return tool_choice_of("required", tools, parallel)
         case {"type": "tool", "name": str() as name}:
             return tool_choice_of({"type": "function", "function": {"name": name}}, tools)
     raise ConfigError(
-        f'tool_choice is {excerpt(given)}; expected {{"type": "auto"}}, {{"type": "any"}}, {{"type": "none"}} or '
+        f'tool_choice is {excerpt(choice)}; expected {{"type": "auto"}}, {{"type": "any"}}, {{"type": "none"}} or '
         '{"type": "tool", "name": …}'
     )
 
@@ -118,6 +122,7 @@ def response_body(
 
 def first_chunks(head: Head, index: int) -> list[JsonObject]:
     """Return the first events of a stream."""
+    # Without usage, which is known when the answer ends.
     return [{"type": "message_start", "message": _message(head, [], Usage())}]
 
 
@@ -125,8 +130,8 @@ def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs
     """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
-    begin = [] if sent else [_start(0, {"type": "text", "text": ""})]
-    return [*begin, _delta(0, {"type": "text_delta", "text": text})]
+    start = [] if sent else [_start(0, {"type": "text", "text": ""})]
+    return [*start, _delta(0, {"type": "text_delta", "text": text})]
 
 
 def last_chunks(
@@ -136,10 +141,12 @@ def last_chunks(
     blocks = _blocks(response.message, text_first=bool(sent))
     events: list[JsonObject] = []
     for position, block in enumerate(blocks):
-        begun = position == 0 and bool(sent)
-        events += _block_events(position, {**block, "text": unsent_text(response, sent)} if begun else block, begun)
-    ended = {"delta": _ended(response), "usage": _usage(response.usage)}
-    return [*events, {"type": "message_delta", **ended}, {"type": "message_stop"}]
+        is_started = position == 0 and bool(sent)
+        if is_started:
+            block = {**block, "text": unsent_text(response, sent)}
+        events += _block_events(position, block, is_started)
+    events.append({"type": "message_delta", "delta": _ended(response), "usage": _usage(response.usage)})
+    return [*events, {"type": "message_stop"}]
 
 
 def error_body(status: int, message: str) -> JsonObject:
@@ -158,19 +165,24 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 
 def _ended(response: Response) -> JsonObject:
-    refused = "refusal" if response.message.get("refusal") else "end_turn"
-    return {"stop_reason": _REASONS.get(response.finish_reason, refused), "stop_sequence": None}
+    default = "refusal" if response.message.get("refusal") else "end_turn"
+    return {"stop_reason": _REASONS.get(response.finish_reason, default), "stop_sequence": None}
 
 
 def _blocks(message: JsonMapping, text_first: bool = False) -> list[JsonObject]:
     """Return the blocks of an answer; `text_first` if a stream has already sent text."""
-    text, thought = text_of(message) or message.get("refusal") or "", message.get("reasoning_content")
+    text = text_of(message) or message.get("refusal") or ""
+    thought = message.get("reasoning_content")
     calls = tool_calls_of(message)
-    blocks = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+    blocks: list[JsonObject] = []
+    if thought:
+        blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
     if text or not calls:
+        # Blocks are numbered in the order in which a stream starts them, so text that was sent stays the first.
         blocks.insert(0 if text_first else len(blocks), {"type": "text", "text": text})
     for call in calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": _input(call.function)})
+        function = call.function
+        blocks.append({"type": "tool_use", "id": call.id, "name": function.name, "input": _input(function)})
     return blocks
 
 
@@ -182,15 +194,13 @@ def _input(function: Function) -> JsonObject:
         return {"arguments": function.arguments}
 
 
-def _block_events(position: int, block: JsonObject, begun: bool) -> Iterator[JsonObject]:
+def _block_events(position: int, block: JsonObject, is_started: bool) -> Iterator[JsonObject]:
     kind = block["type"]
-    empty = {"text": {"text": ""}, "thinking": {"thinking": ""}, "tool_use": {"input": {}}}[kind]
-    if not begun:
-        yield _start(position, {**block, **empty})
+    if not is_started:  # a block starts empty; its content follows as deltas
+        yield _start(position, {**block, "input": {}} if kind == "tool_use" else {**block, kind: ""})
     if kind == "tool_use":
-        yield _delta(
-            position, {"type": "input_json_delta", "partial_json": msgspec.json.encode(block["input"]).decode()}
-        )
+        partial_json = msgspec.json.encode(block["input"]).decode()
+        yield _delta(position, {"type": "input_json_delta", "partial_json": partial_json})
     elif block[kind]:
         yield _delta(position, {"type": f"{kind}_delta", kind: block[kind]})
     yield {"type": "content_block_stop", "index": position}
@@ -212,44 +222,52 @@ def _tool(tool: JsonMapping) -> JsonObject:
 
 
 def _messages(turn: _Turn, position: int) -> list[Message]:
-    where = f"messages[{position}]"
+    path = f"messages[{position}]"
     if turn.role == "system":
-        return [SystemMessage(_content(turn.content, where))]
+        return [SystemMessage(_content(turn.content, path))]
     if turn.role not in ("user", "assistant"):
-        raise ConfigError(f"the role of {where} is {excerpt(turn.role)}; expected user or assistant")
+        raise ConfigError(f"the role of {path} is {excerpt(turn.role)}; expected user or assistant")
     if isinstance(turn.content, str):
         return [Message(role=turn.role, content=turn.content)]
-    return [_from_assistant(turn.content, where)] if turn.role == "assistant" else _from_user(turn.content, where)
+    return [_from_assistant(turn.content, path)] if turn.role == "assistant" else _from_user(turn.content, path)
 
 
-def _from_user(blocks: list[JsonObject], where: str) -> list[Message]:
+def _from_user(blocks: list[JsonObject], path: str) -> list[Message]:
     messages: list[Message] = []
-    for result in (block for block in blocks if block.get("type") == "tool_result"):
-        messages.append(ToolMessage(_content(result.get("content") or "", where), result.get("tool_use_id")))  # pyright: ignore[reportArgumentType]  checked later
-    rest = [block for block in blocks if block.get("type") != "tool_result"]
-    return [*messages, UserMessage(_content(rest, where))] if rest or not messages else messages
+    other_blocks: list[JsonObject] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            messages.append(ToolMessage(_content(block.get("content") or "", path), block.get("tool_use_id")))  # pyright: ignore[reportArgumentType]  checked later
+        else:
+            other_blocks.append(block)
+    if other_blocks or not messages:
+        messages.append(UserMessage(_content(other_blocks, path)))
+    return messages
 
 
-def _from_assistant(blocks: list[JsonObject], where: str) -> Message:
-    content_blocks = [
-        block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")
-    ]
-    thoughts = [str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"]
-    calls = [
-        tool_call(block.get("id"), block.get("name"), msgspec.json.encode(block.get("input") or {}).decode())  # pyright: ignore[reportArgumentType]  checked later
-        for block in blocks
-        if block.get("type") == "tool_use"
-    ]
+def _from_assistant(blocks: list[JsonObject], path: str) -> Message:
+    content_blocks: list[JsonObject] = []
+    thoughts: list[str] = []
+    calls: list[JsonObject] = []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "tool_use":
+            arguments = msgspec.json.encode(block.get("input") or {}).decode()
+            calls.append(tool_call(block.get("id"), block.get("name"), arguments))  # pyright: ignore[reportArgumentType]  checked later
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking", "")))
+        elif kind != "redacted_thinking":  # encrypted for Anthropic's own models
+            content_blocks.append(block)
     fields = {"tool_calls": calls, "reasoning_content": "\n\n".join(filter(None, thoughts))}
-    content = _content(content_blocks, where) or (None if calls else "")
+    content = _content(content_blocks, path) or (None if calls else "")
     return AssistantMessage(content, **{name: value for name, value in fields.items() if value})
 
 
-def _content(content: object, where: str) -> JsonValue:
-    return joined_content(content, lambda block: _part(block, where))
+def _content(content: object, path: str) -> JsonValue:
+    return joined_content(content, lambda block: _part(block, path))
 
 
-def _part(block: JsonValue, where: str) -> JsonObject:
+def _part(block: JsonValue, path: str) -> JsonObject:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
         return {"type": "text", "text": block["text"]}
@@ -259,4 +277,4 @@ def _part(block: JsonValue, where: str) -> JsonObject:
     if isinstance(source, dict) and isinstance(source.get("data"), str):
         url = f"data:{source.get('media_type')};base64,{source['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
-    raise ConfigError(f"{where} has the block {excerpt(block)}; expected text, image, tool_use or tool_result")
+    raise ConfigError(f"{path} has the block {excerpt(block)}; expected text, image, tool_use or tool_result")

@@ -87,15 +87,16 @@ def read_request(body: JsonValue) -> ServingRequest:
     with_logprobs = LOGPROBS in (options.include or [])
     if options.top_logprobs and not with_logprobs:
         raise ConfigError(f'top_logprobs is given without include; expected include: ["{LOGPROBS}"] next to it')
-    wanted = options.text.format if options.text else None
     sampling = sampling_of(
         body,
         options,
         max_tokens=options.max_output_tokens,
-        response_format=_chat_format(wanted),
+        response_format=_chat_format(options.text.format if options.text else None),
         top_logprobs=options.top_logprobs or None,
     )
-    tools = None if options.tool_choice == "none" else [_tool(tool) for tool in options.tools or []] or None
+    tools = None
+    if options.tool_choice != "none":
+        tools = [_tool(tool) for tool in options.tools or []] or None
     choice = tool_choice_of(options.tool_choice, tools, options.parallel_tool_calls)
     request = Request(checked_messages(_messages(options)), sampling, tools=tools, tool_choice=choice)
     return ServingRequest(
@@ -112,21 +113,22 @@ def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
 ) -> JsonObject:
     """Return the JSON of the response."""
-    return _response(head, responses[0], _output(head, responses[0].message, logprobs=(logprobs or [[]])[0]))
+    tokens = logprobs[0] if logprobs else []
+    return _response(head, responses[0], _output(head, responses[0].message, logprobs=tokens))
 
 
 def first_chunks(head: Head, index: int) -> list[JsonObject]:
     """Return the first events of a stream."""
-    begun = _response(head, None, [])
-    return [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
+    response = _response(head, None, [])
+    return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
 
 
 def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[JsonObject]:
     """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
-    begin = [] if sent else list(_text_begins(_message_item(head, {"type": "output_text"}), 0))
-    return [*begin, _text_event(head, 0, "delta", delta=text, logprobs=logprobs_content(logprobs or ()))]
+    start = [] if sent else list(_text_start(_message_item(head, {"type": "output_text"}), 0))
+    return [*start, _text_event(head, 0, "delta", delta=text, logprobs=logprobs_content(logprobs or ()))]
 
 
 def last_chunks(
@@ -137,23 +139,25 @@ def last_chunks(
     events: list[JsonObject] = []
     for position, item in enumerate(output):
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            rest = unsent_text(response, sent), logprobs_content(logprobs or ())
-            events += _text_events(head, position, item, *rest, bool(sent))
+            text, tokens = unsent_text(response, sent), logprobs_content(logprobs or ())
+            events += _text_events(head, position, item, text, tokens, bool(sent))
         else:
             events += _item_events(position, item)
+    # The last event repeats the whole response: clients may read it alone.
     whole = _response(head, response, output)
     return [*events, {"type": f"response.{whole['status']}", "response": whole}]
 
 
 def _response(head: Head, response: Response | None, output: list[JsonObject]) -> JsonObject:
-    cut = response is not None and response.finish_reason == "length"
+    is_cut = response is not None and response.finish_reason == "length"
+    status = "incomplete" if is_cut else "completed"
     return {
         "id": head.id,
         "object": "response",
         "created_at": head.created,
-        "status": "in_progress" if response is None else "incomplete" if cut else "completed",
+        "status": "in_progress" if response is None else status,
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "instructions": None,
         "metadata": {},
         "model": head.model,
@@ -184,62 +188,64 @@ def _output(head: Head, message: JsonMapping, text_first: bool = False, logprobs
     """Return the items of an answer; `text_first` if a stream has already sent text."""
     text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
     calls = tool_calls_of(message)
-    items = []
+    items: list[JsonObject] = []
     if thought:
-        items.append(
-            {"type": "reasoning", "id": f"rs_{head.id}", "summary": [{"type": "summary_text", "text": thought}]}
-        )
+        summary = [{"type": "summary_text", "text": thought}]
+        items.append({"type": "reasoning", "id": f"rs_{head.id}", "summary": summary})
     if text or refusal or not calls:
         part: JsonObject = {"type": "refusal", "refusal": refusal}
         if text or not refusal:
             part = {"type": "output_text", "text": text, "logprobs": logprobs_content(logprobs)}
+        # Items are numbered in the order in which a stream adds them, so text that was sent stays the first.
         items.insert(0 if text_first else len(items), _message_item(head, part))
     for i, call in enumerate(calls):
+        ids = {"id": f"fc_{i}_{head.id}", "call_id": call.id}
         function = {"name": call.function.name, "arguments": call.function.arguments}
-        items.append(
-            {"type": "function_call", "id": f"fc_{i}_{head.id}", "call_id": call.id, "status": "completed", **function}
-        )
+        items.append({"type": "function_call", **ids, "status": "completed", **function})
     return items
 
 
 def _message_item(head: Head, part: JsonObject) -> JsonObject:
-    more = {"text": "", "annotations": [], "logprobs": []} if part["type"] == "output_text" else {}
+    if part["type"] == "output_text":
+        part = {"text": "", "annotations": [], "logprobs": [], **part}
     item = {"type": "message", "id": f"msg_{head.id}", "role": "assistant", "status": "completed"}
-    return {**item, "content": [{**more, **part}]}
+    return {**item, "content": [part]}
 
 
-def _text_begins(item: JsonObject, position: int) -> Iterator[JsonObject]:
-    begun = {**item, "status": "in_progress", "content": []}
-    yield {"type": "response.output_item.added", "output_index": position, "item": begun}
-    part = {**item["content"][0], "text": "", "logprobs": []}
-    where = {"item_id": item["id"], "output_index": position, "content_index": 0}
-    yield {"type": "response.content_part.added", **where, "part": part}
+def _part_event(name: str, item_id: str, position: int, **fields: Any) -> JsonObject:
+    """Return an event of the only content part of an item."""
+    return {"type": f"response.{name}", "item_id": item_id, "output_index": position, "content_index": 0, **fields}
+
+
+def _text_start(item: JsonObject, position: int) -> Iterator[JsonObject]:
+    empty_item = {**item, "status": "in_progress", "content": []}
+    yield {"type": "response.output_item.added", "output_index": position, "item": empty_item}
+    empty_part = {**item["content"][0], "text": "", "logprobs": []}
+    yield _part_event("content_part.added", item["id"], position, part=empty_part)
 
 
 def _text_events(
-    head: Head, position: int, item: JsonObject, rest: str, logprobs: list[JsonObject], begun: bool
+    head: Head, position: int, item: JsonObject, text: str, logprobs: list[JsonObject], is_started: bool
 ) -> Iterator[JsonObject]:
-    if not begun:
-        yield from _text_begins(item, position)
-    if rest:
-        yield _text_event(head, position, "delta", delta=rest, logprobs=logprobs)
+    if not is_started:
+        yield from _text_start(item, position)
+    if text:
+        yield _text_event(head, position, "delta", delta=text, logprobs=logprobs)
     part = item["content"][0]
     yield _text_event(head, position, "done", text=part["text"], logprobs=part["logprobs"])
-    where = {"item_id": item["id"], "output_index": position, "content_index": 0}
-    yield {"type": "response.content_part.done", **where, "part": part}
+    yield _part_event("content_part.done", item["id"], position, part=part)
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
 def _text_event(head: Head, position: int, name: str, **fields: Any) -> JsonObject:
-    where = {"item_id": f"msg_{head.id}", "output_index": position, "content_index": 0}
-    return {"type": f"response.output_text.{name}", **where, **fields}
+    return _part_event(f"output_text.{name}", f"msg_{head.id}", position, **fields)
 
 
 def _item_events(position: int, item: JsonObject) -> Iterator[JsonObject]:
     """Yield the events of a function call, a refusal or reasoning, sent whole."""
     is_call = item["type"] == "function_call"
-    begun = {**item, "status": "in_progress", "arguments": ""} if is_call else item
-    yield {"type": "response.output_item.added", "output_index": position, "item": begun}
+    added = {**item, "status": "in_progress", "arguments": ""} if is_call else item
+    yield {"type": "response.output_item.added", "output_index": position, "item": added}
     if is_call:
         event = {"type": "response.function_call_arguments.", "item_id": item["id"], "output_index": position}
         yield {**event, "type": event["type"] + "delta", "delta": item["arguments"]}
@@ -247,24 +253,29 @@ def _item_events(position: int, item: JsonObject) -> Iterator[JsonObject]:
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _chat_format(wanted: JsonMapping | None) -> JsonObject | None:
+def _chat_format(text_format: JsonMapping | None) -> JsonObject | None:
     """Return the format as chat's `response_format`, which has the schema one level deeper."""
-    if not wanted or wanted.get("type") == "text":
+    if not text_format or text_format.get("type") == "text":
         return None
-    inner = {name: value for name, value in wanted.items() if name != "type"}
-    return {"type": wanted.get("type"), **({"json_schema": inner} if inner else {})}
+    chat_format: JsonObject = {"type": text_format.get("type")}
+    named_schema = {name: value for name, value in text_format.items() if name != "type"}
+    if named_schema:
+        chat_format["json_schema"] = named_schema
+    return chat_format
 
 
 def _tool(tool: JsonMapping) -> JsonObject:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected type 'function' with a name: no others are known here")
-    return {"type": "function", "function": without_none({name: tool[name] for name in tool if name != "type"})}
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": without_none(function)}
 
 
 def _messages(options: _Body) -> list[JsonObject]:
     messages: list[Message] = [SystemMessage(options.instructions)] if options.instructions else []
     if isinstance(options.input, str):
         return [*messages, UserMessage(options.input)]
+    # This API has an item for each part of an answer, chat one message for all of them.
     thought = ""
     for i, item in enumerate(options.input):
         kind = item.get("type", "message")
@@ -288,8 +299,8 @@ def _message(item: JsonMapping, kind: str, position: int) -> Message:
     if kind == "message":
         return Message(role=item.get("role"), content=_content(item.get("content"), position))
     if kind == "function_call":
-        given = (item.get(name) for name in ("call_id", "name", "arguments"))
-        return AssistantMessage(tool_calls=[tool_call(*given)])  # pyright: ignore[reportArgumentType]  checked later
+        call = tool_call(item.get("call_id"), item.get("name"), item.get("arguments"))  # pyright: ignore[reportArgumentType]  checked later
+        return AssistantMessage(tool_calls=[call])
     if kind == "function_call_output":
         return ToolMessage(_content(item.get("output"), position), item.get("call_id"))  # pyright: ignore[reportArgumentType]
     raise ConfigError(f"input[{position}] is of type {excerpt(kind)}; expected {_ITEMS}")
@@ -307,10 +318,8 @@ def _part(part: JsonValue, position: int) -> JsonObject:
     if text is not None:
         return {"type": "text", "text": text}
     if kind == "input_image" and isinstance(part.get("image_url"), str):
-        return {
-            "type": "image_url",
-            "image_url": without_none({"url": part["image_url"], "detail": part.get("detail")}),
-        }
+        image = without_none({"url": part["image_url"], "detail": part.get("detail")})
+        return {"type": "image_url", "image_url": image}
     raise ConfigError(
         f"input[{position}] has the content part {excerpt(part)}; expected input_text, output_text, refusal, or input_image with "
         "an image_url"

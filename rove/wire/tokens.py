@@ -33,8 +33,6 @@ Likeliest = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
 class _Body(Options, kw_only=True):
-    """Fields of a request that are read."""
-
     prompt_ids: Ids
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Likeliest | None = None
@@ -53,8 +51,10 @@ def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None
 ) -> JsonObject:
     """Return the JSON of the sampled tokens; `logprobs` are the tokens of each choice."""
-    tokens = logprobs or [[]] * len(responses)
-    choices = [_sampled(i, some) | _ended(response) for i, (response, some) in enumerate(zip(responses, tokens))]
+    choice_tokens = logprobs or [[]] * len(responses)
+    choices = []
+    for i, (response, tokens) in enumerate(zip(responses, choice_tokens)):
+        choices.append(_sampled(i, tokens) | _ended(response))
     return completion_object(head, KIND, choices) | {"usage": usage_body(usage)}
 
 
@@ -81,9 +81,15 @@ def usage_chunk(head: Head, usage: Usage) -> JsonObject:
 
 
 def _sampled(index: int, tokens: Tokens) -> JsonObject:
-    sampled = {"index": index, "ids": [token.id for token in tokens], "logprobs": [token.logprob for token in tokens]}
-    tops = [[(other.id, other.logprob) for other in token.top] for token in tokens]
-    return sampled | ({"top_logprobs": tops} if any(tops) else {})
+    sampled: JsonObject = {
+        "index": index,
+        "ids": [token.id for token in tokens],
+        "logprobs": [token.logprob for token in tokens],
+    }
+    tops = [[(likely.id, likely.logprob) for likely in token.top] for token in tokens]
+    if any(tops):
+        sampled["top_logprobs"] = tops
+    return sampled
 
 
 def _ended(response: Response) -> JsonObject:

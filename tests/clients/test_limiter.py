@@ -131,7 +131,7 @@ def simulate(
     """
     now = 0.0
     limiter = limiter or Limiter(adaptive=True, clock=lambda: now)
-    limiter._clock, limiter._began, limiter._round_began = (lambda: now), 0.0, 0.0
+    limiter._clock, limiter._created, limiter._round_started = (lambda: now), 0.0, 0.0
     events: list[tuple[float, int, float, str]] = []
     limits: list[float] = []
     sent = 0

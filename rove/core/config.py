@@ -57,7 +57,7 @@ def load(
             alone[bare] = word
         else:
             raise ConfigError(f"unexpected argument '{word}'; pass settings as --key value or @ file.toml")
-    merge(values, alone)
+    merge(values, alone)  # last: an environment named in the command line replaces that of a settings file
     for key, value in named.items():
         if value is not None:
             merge(values, nested(key, value))

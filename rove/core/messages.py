@@ -9,6 +9,7 @@ from rove.core.errors import ConfigError, short_repr
 from rove.core.plain import Content, JsonMapping, is_mapping
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
+# "developer" is OpenAI's newer name for "system".
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 

@@ -57,7 +57,7 @@ def load(
             alone[bare] = word
         else:
             raise ConfigError(f"unexpected argument '{word}'; pass settings as --key value or @ file.toml")
-    merge(values, alone)
+    merge(values, alone)  # last: an environment named in the command line replaces that of a settings file
     for key, value in named.items():
         if value is not None:
             merge(values, nested(key, value))
@@ -67,8 +67,10 @@ def load(
     if missing:
         arguments = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
         pronoun = "them" if len(missing) > 1 else "it"
+        plural = "s" if len(missing) > 1 else ""
         raise ConfigError(
-            f"{_missing_text(missing)}; pass {' and '.join(arguments)}, or a file that contains {pronoun}: @ settings.toml"
+            f"missing setting{plural}: {', '.join(missing)}; pass {' and '.join(arguments)}, or a file that contains {pronoun}: "
+            "@ settings.toml"
         )
     return convert(kind, values, flags)
 
@@ -88,16 +90,13 @@ def _missing(kind: type, values: Mapping[str, object]) -> list[str]:
     return [name for name in required if name not in values]
 
 
-def _missing_text(names: Sequence[str]) -> str:
-    return f"missing setting{'s' if len(names) > 1 else ''}: {', '.join(names)}"
-
-
 def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = ()) -> T:
     """Build a settings struct from plain values."""
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
-        raise ConfigError(_missing_text(missing))
+        plural = "s" if len(missing) > 1 else ""
+        raise ConfigError(f"missing setting{plural}: {', '.join(missing)}")
     try:
         return msgspec.convert(dict(values), kind, strict=False)  # not strict: a flag's "5" is also a number
     except msgspec.ValidationError as error:

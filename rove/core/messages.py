@@ -11,6 +11,7 @@ from rove.core.errors import ConfigError, ToolParseError, short_repr
 from rove.core.plain import Arguments, Content, JsonMapping, JsonValue, is_mapping
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
+# "developer" is OpenAI's newer name for "system".
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 QUOTED = 120
 """Characters of model output in an error message."""

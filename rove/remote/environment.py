@@ -187,10 +187,9 @@ class IsolatedEnv(RemoteEnv):
         try:
             self.workers.start()
         except RemoteError as error:
-            text = f"environment '{env_id}' did not load: {error}"
             if error.type == "ConfigError":  # its message is complete, without the type that `error` shows
-                text = error.args[0]
-            raise ConfigError(text) from error
+                raise ConfigError(error.args[0]) from error
+            raise ConfigError(f"environment '{env_id}' did not load: {error}") from error
         except WorkerError as error:
             raise ConfigError(str(error)) from error
         self.pool = WorkerPool(self.workers, hang_seconds)

@@ -264,10 +264,9 @@ def connect(address: str) -> Any:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         # Also if the cluster has another version of Ray or Python.
-        message = f"--ray {address}: {_ray_message(error)}"
-        if not is_local:
-            message += "; a cluster is started by `ray start --head` and joined by `ray start --address HOST:PORT`"
-        raise ConfigError(message) from error
+        start = "; a cluster is started by `ray start --head` and joined by `ray start --address HOST:PORT`"
+        advice = "" if is_local else start
+        raise ConfigError(f"--ray {address}: {_ray_message(error)}{advice}") from error
     return ray
 
 

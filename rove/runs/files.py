@@ -89,4 +89,5 @@ class RunFiles:
         file = self.path / name
         if os.path.lexists(file):
             with open_regular(file) as lines:
+                # Another process may be writing the last line.
                 yield from (line[:-1] for line in read_lines(lines) if line.endswith(b"\n"))

@@ -357,7 +357,7 @@ class Run(RunFiles):
             write(draft)
             if progress is not None:
                 (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
-            write_checksums(draft)
+            write_checksums(draft)  # a resumed run skips a checkpoint that was damaged on disk
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:

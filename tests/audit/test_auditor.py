@@ -46,7 +46,7 @@ def load_environment(seed: int = 0):
     )
 """
 HONEST = "return float(text == f'<answer>{answer}</answer>')"
-FAST = AuditOptions(num_examples=20, only=("blind-reply", "side-effects", "data-overlap"), hang_seconds=2.0)
+FAST = AuditOptions(num_examples=12, only=("blind-reply", "side-effects", "data-overlap"), hang_seconds=2.0)
 
 
 async def audited(folder: Path, grade: str, options: AuditOptions = FAST) -> Report:
@@ -55,9 +55,9 @@ async def audited(folder: Path, grade: str, options: AuditOptions = FAST) -> Rep
 
 
 async def test_an_honest_environment_has_no_findings(tmp_path: Path) -> None:
-    options = AuditOptions(num_examples=20, only=(*FAST.only, "learned-reward"), hang_seconds=2.0)
+    options = AuditOptions(num_examples=12, only=(*FAST.only, "learned-reward"), hang_seconds=2.0)
     report = await audited(tmp_path, HONEST, options)
-    assert report.findings == [] and report.rollouts > 300 and report.cpu_seconds > 0
+    assert report.findings == [] and report.rollouts > 200 and report.cpu_seconds > 0
     assert report.skipped == {"learned-reward": "only with --learn"}
 
 

@@ -20,7 +20,7 @@ def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 # Training and evaluation questions are disjoint.
-PAIRS = random.Random("split").sample(list(itertools.product(range(100), repeat=2)), k=10_000)
+PAIRS = random.Random("split").sample(list(itertools.product(range(100), range(100))), k=10_000)
 HELD_OUT, TRAINED = PAIRS[:2_000], PAIRS[2_000:]
 
 

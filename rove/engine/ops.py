@@ -63,7 +63,9 @@ class Ops(Protocol):
         Args:
             qkv: [B, H + 2 · K, d] before norm and rotation.
             norm: [H + K, d] weights of the query and key norms, or None.
-            angles: [P, d / 2] complex rotation of each position.
+            angles: [P, d / 2] complex rotation of each of the P positions of the context; `part.positions` selects rows.
+            part: The tokens of the batch: their rows in the cache and their positions.
+            out: [B, H, d] attention outputs, which are overwritten.
         """
         ...
 

@@ -280,14 +280,17 @@ def _limited_filter(name: str, function: Callable[..., object]) -> Callable[...,
             check_format(texts[0] if texts else "")
             check_widths(values)
         elif name == "replace" and len(texts) > 2:
-            check_replaced(*texts[:3])
+            text, old, new = texts[:3]  # replace(text, old, new)
+            check_replaced(text, old, new)
         elif name == "join":
-            # A filter with this mark takes the context first, then the items.
-            first = 1 if hasattr(function, "jinja_pass_arg") else 0
-            items = list(budget.spend_loop(args[first]))
-            args = (*args[:first], items, *args[first + 1 :])
-            separator = texts[-1] if texts and not isinstance(values[first], str) else ""
-            check_joined(separator, items)
+            # join(items, separator); a filter with Jinja's mark takes the context before them.
+            position = 1 if hasattr(function, "jinja_pass_arg") else 0
+            joined = args[position]
+            items = list(budget.spend_loop(joined))
+            args = (*args[:position], items, *args[position + 1 :])
+            # Without a separator, the only text is the one whose characters are joined.
+            has_separator = bool(texts) and not isinstance(joined, str)
+            check_joined(texts[-1] if has_separator else "", items)
         return budget.spend_value(function(*args, **kwargs))
 
     return limited

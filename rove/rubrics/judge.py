@@ -426,6 +426,7 @@ class JudgeRubric(Rubric):
 
     def _read(self, replies: Sequence[Reply], response: str) -> list[str]:
         verdicts: list[str] = []
+        # If a reply only quotes the worst verdict, the quotation counts; see `read_verdict`.
         lowest = min(self.choices, key=self.choices.__getitem__)
         for judge, reply in zip(self.judges, replies, strict=True):
             is_truncated = reply.response.finish_reason == "length"

@@ -108,7 +108,7 @@ class SupervisedSession(ABC):
             error = f"the sandbox died: {answer['lost']}"
             return Result(error=error, restarted=True, files_lost=True, timed_out=answer.get("timed_out", False))
         failed = answer.pop("failed", False)
-        if failed:
+        if failed:  # Python code that raised sends its traceback as the value
             answer["error"] = answer.pop("value")
         return msgspec.convert(answer, Result)
 

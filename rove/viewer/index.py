@@ -359,22 +359,25 @@ class Index:
         return read == 0 or ((grown or recorded == current) and prefix_fingerprint(lines, read) == mark)
 
     def _read(self, database: sqlite3.Connection, lines: BinaryIO, stat: os.stat_result, deadline: float) -> bool:
-        [(read, number)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
+        """Index the complete new lines of a file until the deadline; return whether none remain."""
+        [(offset, line_number)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
         batch = _Batch(database)
-        lines.seek(read)
-        done = True
+        lines.seek(offset)
+        is_complete = True
         for line in read_lines(lines):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # it is still being written
                 break
-            batch.add(number, read, line)
-            number, read = number + 1, read + len(line)
-            if number % 64 == 0 and time.monotonic() > deadline:
-                done = False
+            batch.add(line_number, offset, line)
+            line_number += 1
+            offset += len(line)
+            if line_number % 64 == 0 and time.monotonic() > deadline:
+                is_complete = False
                 break
         batch.store()
-        state = (read, number, prefix_fingerprint(lines, read), _inode_of(stat), stat.st_size, stat.st_mtime_ns)
+        fingerprint = prefix_fingerprint(lines, offset)
+        state = (offset, line_number, fingerprint, _inode_of(stat), stat.st_size, stat.st_mtime_ns)
         database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?, inode = ?, size = ?, changed = ?", state)
-        return done
+        return is_complete
 
 
 def _inode_of(stat: os.stat_result) -> str:

@@ -196,16 +196,15 @@ def find_file(store: Store, owner: str, name: str, version: str, filename: str, 
 
 def runs(store: Store, owner: str, name: str, version: str, reader: str | None = None) -> JsonObject:
     """Return the results pushed for a version, oldest first: the content of `runs/index.json`."""
-    sql = (
-        "SELECT {} FROM environments JOIN versions ON versions.environment = environments.id {}"
-        f" WHERE owner = ? AND name = ? AND {VISIBLE} AND versions.version = ?"
-    )
+    versions = "environments JOIN versions ON versions.environment = environments.id"
+    is_requested = f"owner = ? AND name = ? AND {VISIBLE} AND versions.version = ?"
     values = [owner, name, reader, version]
-    if not store.database.query(sql.format("1", ""), values):
+    if not store.database.query(f"SELECT 1 FROM {versions} WHERE {is_requested}", values):
         raise RejectedError(404, "this hub has no such version")
-    columns = "runs.id, model, runs.uploaded, summary, sha256, size"
     rows = store.database.query(
-        sql.format(columns, "JOIN runs ON runs.version = versions.id") + " ORDER BY runs.uploaded, runs.id", values
+        f"SELECT runs.id, model, runs.uploaded, summary, sha256, size FROM {versions}"
+        f" JOIN runs ON runs.version = versions.id WHERE {is_requested} ORDER BY runs.uploaded, runs.id",
+        values,
     )
     entries = [{**dict(row), "summary": msgspec.Raw(row["summary"].encode())} for row in rows]
     return {"schema": SCHEMA, "runs": entries}

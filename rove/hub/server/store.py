@@ -121,17 +121,22 @@ class Store:
                 keeps the current keys.
         """
         check_owner(owner)
-        with self.database.write() as change:
-            new = not change.execute("SELECT 1 FROM owners WHERE owner = ?", [owner]).fetchall()
-            if new:
-                for (existing,) in change.execute("SELECT owner FROM owners WHERE skeleton = ?", [skeleton(owner)]):
-                    raise RejectedError(409, f"'{owner}' is too similar to the owner '{existing}'; choose another name")
+        with self.database.write() as transaction:
+            is_new = transaction.execute("SELECT 1 FROM owners WHERE owner = ?", [owner]).fetchone() is None
+            if is_new:
+                # Names that look alike have the same skeleton, so nobody can pose as another owner.
+                confusable = "SELECT owner FROM owners WHERE skeleton = ?"
+                similar = transaction.execute(confusable, [skeleton(owner)]).fetchone()
+                if similar is not None:
+                    raise RejectedError(
+                        409, f"'{owner}' is too similar to the owner '{similar[0]}'; choose another name"
+                    )
                 values = [owner, skeleton(owner), now()]
-                change.execute("INSERT INTO owners (owner, skeleton, created) VALUES (?, ?, ?)", values)
+                transaction.execute("INSERT INTO owners (owner, skeleton, created) VALUES (?, ?, ?)", values)
             if keys is not None:
                 text = msgspec.json.encode(list(keys)).decode()
-                change.execute("UPDATE owners SET keys = ? WHERE owner = ?", [text, owner])
-        return new
+                transaction.execute("UPDATE owners SET keys = ? WHERE owner = ?", [text, owner])
+        return is_new
 
     # versions
 

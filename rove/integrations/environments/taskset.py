@@ -150,11 +150,11 @@ class TasksetEnv(AgentEnv):
         """
         info, number = state["info"], next(self._numbers)
         worker = await self._pool.shared_worker()
-        state.update(episode=(worker, number), verifiers=None)
+        state.update(episode=(worker, number), verifiers=None)  # `_stop` ends the episode by its worker and number
         task = {"train": info["train"], "position": info["place"], "key": info["key"]}
         try:
             result = await worker.request("run_episode", number=number, base_url=f"{access.keyed_root}/v1", **task)
-        # The worker runs many episodes, so that it cannot be killed: it must release what this one holds.
+        # The worker runs other episodes too, so it must not be killed; it releases what this one holds.
         except asyncio.CancelledError:
             with suppress(TimeoutError, RemoteError, WorkerError):
                 await asyncio.wait_for(worker.request("cancel", number=number), CANCEL_TIMEOUT_S)

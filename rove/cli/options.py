@@ -39,7 +39,7 @@ class _RangeOption(click.ParamType):
             number = super().convert(value, param, ctx)
         except click.BadParameter:
             self.fail(f"{value}; expected {self.allowed.expected()}", param, ctx)
-        if not math.isfinite(number):
+        if not math.isfinite(number):  # nan is neither below nor above a bound, so that click accepts it
             self.fail(f"{value}; expected {self.allowed.expected(number)}", param, ctx)
         return number
 

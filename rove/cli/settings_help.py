@@ -19,7 +19,7 @@ def help_all_option(load: Callable[[], type[msgspec.Struct]]) -> Callable[[Any],
     """
 
     def show(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
-        if not requested or ctx.resilient_parsing:
+        if not requested or ctx.resilient_parsing:  # shell completion parses without running anything
             return
         formatter = ctx.make_formatter()
         formatter.write(f"Settings of {ctx.command_path}: --KEY VALUE on the command line, KEY = VALUE in @ FILE.\n\n")

@@ -202,8 +202,8 @@ def command(
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, ConsoleReporter(console), learner, judge)
-    for output_report in output:
-        write(report, output_report, Severity(fail_on))
+    for file in output:
+        write(report, file, Severity(fail_on))
     if as_json:
         print_json(json_report(report))
     else:

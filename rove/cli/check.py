@@ -120,7 +120,7 @@ def command(
     reports: list[Report] = []
     with ConsoleReporter(console).progress("check", len(named_packages)) as report_progress:
         for package in named_packages:
-
+            # The default binds the name now: the variable changes with the loop.
             def step(words: str, name: str = package.name) -> None:
                 if console.is_terminal:
                     report_progress(len(reports), f"{name}: {words}")

@@ -55,7 +55,7 @@ from rove.utils.event_loop import run_async
 def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, console: Console) -> None:
     """Print the table, the counts, and hints."""
     console.print(summary_table(summary, f"{config.env} · {config.model}"))
-    unit = "words" if config.model.startswith(SCRIPTED) else "tokens"
+    unit = "words" if config.model.startswith(SCRIPTED) else "tokens"  # a scripted policy has no tokenizer
     console.print(counts_line(summary, unit), soft_wrap=True)
     for name, error in summary.get("broken_rewards", {}).items():
         console.print(broken_reward(name, error), style="red", markup=False, soft_wrap=True)
@@ -186,7 +186,7 @@ def eval_command(
     named |= {"sampling_args": json_object(sampling_args, "-S")}
     evaluations, is_suite = resolve(ctx, named)
     if is_suite or dry_run:
-        check(evaluations)
+        check(evaluations)  # a mistake in the last evaluation must not show after hours
     if dry_run:
         print_settings(evaluations, is_suite, as_json)
         return
@@ -279,6 +279,7 @@ def rescore_command(
     reporter = ConsoleReporter(console)
     title = f"{env.env_id} · {short(model)}, rescored"
     with source, reporter.progress(title, len(source.scored_lines())) as progress:
+        # No model is queried: the client stands for one without an adaptive limit, which progress would show.
         watch = EvalProgress(progress, reporter, ScriptedClient(lambda *_: ""))
         summary = run_async(rescore(env, source, into=folder, on_record=watch, **options)).to_dict()
     if as_json:

@@ -226,7 +226,7 @@ def serve(
     from rove.server import is_loopback
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    make_logs_inert()
+    make_logs_inert()  # log lines repeat what strangers send
     console = console_for(False)
     if fallback is not None and not fallback.startswith(("https://", "http://")):
         raise ConfigError(f"--fallback is '{fallback}'; expected an address like https://index.example/simple/")

@@ -40,7 +40,7 @@ class _RangeOption(click.ParamType):
             number = super().convert(value, param, ctx)
         except click.BadParameter:
             self.fail(f"{value}; expected {self.allowed.expected()}", param, ctx)
-        if not math.isfinite(number):
+        if not math.isfinite(number):  # nan is neither below nor above a bound, so that click accepts it
             self.fail(f"{value}; expected {self.allowed.expected(number)}", param, ctx)
         return number
 
@@ -213,7 +213,7 @@ def help_all_option(load: Callable[[], type[msgspec.Struct]]) -> Callable[[Any],
     """
 
     def show(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
-        if not requested or ctx.resilient_parsing:
+        if not requested or ctx.resilient_parsing:  # shell completion parses without running anything
             return
         formatter = ctx.make_formatter()
         formatter.write(f"Settings of {ctx.command_path}: --KEY VALUE on the command line, KEY = VALUE in @ FILE.\n\n")

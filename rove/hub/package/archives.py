@@ -362,7 +362,7 @@ def _check_record(members: Members, info: str, hashes: Mapping[str, str], name: 
         raise PackageError(f"{name}: its RECORD cannot be read: {error}") from None
     if rows.pop(f"{info}/RECORD", None) != ("", ""):
         raise PackageError(f"{name}: its RECORD does not list itself, without a hash")
-    for path in sorted(rows.keys() ^ hashes.keys()):
+    for path in sorted(rows.keys() ^ hashes.keys()):  # uninstalling deletes the files that RECORD lists, and no others
         problem = "is listed in its RECORD, but missing" if path in rows else "is not listed in its RECORD"
         raise PackageError(f"{name}: {path!r} {problem}")
     for path, (digest, size) in rows.items():

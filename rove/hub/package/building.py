@@ -115,7 +115,7 @@ def _load_environment(
 ) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     if file not in members or hops == 0:
         return None
-    for node in reversed(ast.parse(members[file]).body):
+    for node in reversed(ast.parse(members[file]).body):  # the last definition wins, as when the module runs
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom):

@@ -143,7 +143,8 @@ class XMLParser(Parser):
         for _, names in self._fields:
             for name in names:
                 contents = [match[1] for match in re.finditer(rf"<{name}>\s*(.*?)\s*</{name}>", text, re.DOTALL)]
-                value = contents[-1 if last else 0] if contents else None
+                index = -1 if last else 0
+                value = contents[index] if contents else None
                 values[name] = value.strip() if value and strip else value
         return SimpleNamespace(**values)
 

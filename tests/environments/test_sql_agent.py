@@ -250,7 +250,7 @@ def test_tools_describe_the_tables():
             ValueError, match="there is no table 'customer'; the tables are customers, products, orders, order_items"
         ):
             agent.describe_table("customer", db)
-        with pytest.raises(ValueError, match="no such table"):
+        with pytest.raises(ValueError, match="there is no table"):
             agent.describe_table("customers'; DROP TABLE customers --", db)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import rove as vf
@@ -48,13 +47,13 @@ def sentence_score(words: int) -> float:
 
 def short_sentences(completion: vf.Messages) -> float:
     """Return the mean score of the words; a word has the score of its sentence, and repeated sentences score 0."""
-    total, earned, used = 0, 0.0, set[str]()
+    total, earned, seen = 0, 0.0, set[str]()
     for sentence in split_sentences(str(completion[-1].content or "")):
         words = len(sentence.split())
         total += words
-        if sentence.lower() not in used:
+        if sentence.lower() not in seen:
             earned += words * sentence_score(words)
-        used.add(sentence.lower())
+        seen.add(sentence.lower())
     return earned / total if total else 0.0
 
 
@@ -80,7 +79,7 @@ def ornate(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 def rows(things: Sequence[str], num_examples: int, seed: int) -> list[dict[str, Any]]:
     """Return dataset rows with questions about the given things, in random order."""
     named = [f"an {thing}" if thing[0] in "aeiou" else f"a {thing}" for thing in things]
-    questions = [question.format(thing) for thing, question in product(named, QUESTIONS)]
+    questions = [question.format(thing) for thing in named for question in QUESTIONS]
     rng = random.Random(seed)
     chosen: list[str] = []
     while len(chosen) < num_examples:

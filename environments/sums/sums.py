@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from itertools import product
 from typing import Any
 
 import rove as vf
@@ -39,7 +38,7 @@ def careless(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 def _rows(count: int, seed: str, largest: int, evaluation: bool) -> list[dict[str, Any]]:
-    pairs = list(product(range(largest + 1), repeat=2))
+    pairs = [(a, b) for a in range(largest + 1) for b in range(largest + 1)]
     selected = [pair for pair in pairs if (zlib.crc32(str(pair).encode()) % 4 == 0) == evaluation]
     random.Random(seed).shuffle(selected)
     return [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in selected[:count]]

@@ -200,7 +200,6 @@ class _Auditor:
         self.report.skipped |= dict.fromkeys(not_begun, "the check 'load' failed") | self.report.skipped
 
     async def _check(self, env: IsolatedEnv) -> None:
-        """Do all checks of an environment that has loaded."""
         subject = Subject(env, self.options.num_examples, self.deadline, self.file)
         async with env.used_in_run():  # one worker for all measurements
             await subject.read_rows()
@@ -214,7 +213,6 @@ class _Auditor:
         self.report.rollouts, self.report.rewards = subject.rollouts, subject.rewards
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
-        """Do the checks that need rollouts."""
         is_game = base.is_multi_turn
         no_own = "rows have no answers that a reply can give" if base.right_answer is None else ""
         only_single = "only for single turns" if is_game else ""

@@ -122,7 +122,6 @@ def is_higher(measured: Measured, reference: Measured, range_: float) -> bool:
 
 
 def _paired(measured: Measured, reference: Measured) -> Sequence[float]:
-    """Return the differences of the rewards of the same examples."""
     rewards = {record.example_id: record.scores.reward for record in reference.scored if record.scores}
     differences: list[float] = []
     for record in measured.scored:

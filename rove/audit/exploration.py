@@ -66,7 +66,6 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
 
 
 def _has_tools(base: Baseline) -> bool:
-    """Return whether the environment offers tools."""
     first_records = [measured.records[:1] for measured in (base.floor, *base.honest)]
     return any(record.tools for record in chain.from_iterable(first_records))
 

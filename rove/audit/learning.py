@@ -278,7 +278,6 @@ class _Learner:
         return env
 
     def _config(self, env: Environment, name: str, *, is_first: bool) -> RLConfig:
-        """Return the settings of a phase of RL."""
         options = self.options
         # The bonus lets the first phase find a hole; without it, the second phase exploits the hole fully.
         loss = LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET) if is_first else LossConfig()
@@ -449,7 +448,6 @@ def measures(subject: Subject, base: Baseline) -> list[Measure]:
 
 
 def _stage(function: str) -> str:
-    """Return what a model is trained with."""
     return f"RL on {function}" if function else "RL"
 
 
@@ -549,7 +547,6 @@ def _first_step(
 
 
 def _best(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    """Return the rollouts with the highest reward."""
     most = max(map(reward_of, records))
     return [record for record in records if reward_of(record) >= most - 1e-9]
 

@@ -119,5 +119,4 @@ def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -
 
 
 def _xml(text: str) -> str:
-    """Replace characters that XML does not allow."""
     return _NO_XML.sub("�", text)

@@ -223,7 +223,6 @@ async def _sampled(config: RLConfig, env: Environment, client: Client, groups: i
 
 
 async def _scripted(config: RLConfig, env: Environment) -> list[RolloutRecord]:
-    """Run the environment's scripted policies; failed rollouts are ignored."""
     records: list[RolloutRecord] = []
     examples = env.get_dataset(SCRIPTED_ROLLOUTS)
     jobs: list[list[Job]] = plan_groups(examples, config.rollouts_per_example, config.seed, 0)
@@ -236,7 +235,6 @@ async def _scripted(config: RLConfig, env: Environment) -> list[RolloutRecord]:
 
 
 def _error_text(error: Exception) -> str:
-    """Return an error as one line."""
     text = " ".join(str(error).split())
     if type(error).__module__.startswith("rove."):
         return text

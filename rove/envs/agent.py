@@ -232,7 +232,6 @@ class AgentEnv(Environment):
             return None, error
 
     def _limited(self, turn: Turn) -> ModelTurn:
-        """Limit a turn function to `max_turns` calls."""
         num_turns = 0
 
         async def limited(state: State, messages: Messages, *, agent_request: Request | None = None) -> Message:

@@ -268,7 +268,6 @@ def _note_replacement(name: str, env_dir: str | Path | None) -> None:
 
 
 def _packages_of(name: str) -> str:
-    """Return names and versions of the packages whose entry points provide an environment."""
     points = _entry_points().get(name, [])
     packages = [f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points]
     return " and ".join(sorted(packages))
@@ -384,7 +383,6 @@ def _entry_point_module(name: str) -> str | None:
 
 
 def _entry_points() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of environments by name."""
     points: dict[str, list[EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         points.setdefault(point.name.replace("-", "_"), []).append(point)
@@ -441,7 +439,6 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 
 def _forget(name: str) -> None:
-    """Remove a module and its submodules from sys.modules."""
     submodules = [module_name for module_name in sys.modules if module_name.startswith(f"{name}.")]
     for module_name in (name, *submodules):
         sys.modules.pop(module_name, None)

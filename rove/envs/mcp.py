@@ -168,7 +168,6 @@ class MCPEnv(ToolEnv):
         return self._slots[1]
 
     def _add_server_tools(self, tools_by_server: Mapping[str, Sequence[Mapping[str, object]]]) -> None:
-        """Add the tools of the servers on the first call."""
         if self._initial_identity is not None:
             return
         tools: list[tuple[ServerSettings, Tool]] = []

@@ -313,7 +313,6 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
 
 
 def _right_letter(path: str | Path, row: FileRow, column: str, options: Sequence[str]) -> str:
-    """Return the letter of the right option of a row."""
     value = row.values[column]
     if _is_sequence(value):
         value = list(value)

@@ -443,7 +443,6 @@ class RLMEnv(PythonEnv):
             raise ValueError(f"{name}() cannot be called: {used:.0f} of {self.max_sub_tokens} tokens are used")
 
     def _branch(self, state: State, prompt: str, context: object) -> State:
-        """Create the state of a new sub-model conversation."""
         internals = bookkeeping(state)
         parent: Exploration = internals.rlm
         is_deep = context is not None and parent.depth + 1 < self.max_depth
@@ -479,7 +478,6 @@ class RLMEnv(PythonEnv):
         return branch
 
     async def _answer_of(self, branch: State) -> str:
-        """Return the final reply of a sub-model."""
         exploration: Exploration = bookkeeping(branch).rlm
         messages: Messages = list(bookkeeping(branch).prompt)
         if exploration.context is None:
@@ -497,7 +495,6 @@ class RLMEnv(PythonEnv):
             await use_of(branch).end()
 
     async def _query(self, branch: State, messages: Messages) -> Message:
-        """Return one reply of a sub-model."""
         calls: SubCalls = bookkeeping(branch).rlm.calls
         async with calls.parallel:
             # Again, because calls that waited before this one may have used up the tokens.

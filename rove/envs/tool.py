@@ -91,7 +91,6 @@ def total_tool_calls(completion: Messages) -> int:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """Convert an error to an exception that can be reported to the model."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, asyncio.CancelledError):

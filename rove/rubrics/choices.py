@@ -103,7 +103,6 @@ def _bare(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text without Markdown and LaTeX commands."""
     text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text))
     text = re.sub(r"\\(?:text|math|operatorname|boxed|fbox)\w*\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\\(?:[()\[\] ,;:!]|q?quad\b)", " ", text)
@@ -174,7 +173,6 @@ def _mentioned_letter(text: str) -> str:
 
 
 def _is_denied(text_before: str, text_after: str) -> bool:
-    """Return whether the clause around a mention denies it."""
     if _DENIED_BEFORE.search(text_before) or _DENIAL.search(_CLAUSE_END.split(text_before)[-1]):
         return True
     if _AFFIRMED.match(text_after):

@@ -115,7 +115,6 @@ def count_numbers(text: str) -> int:
 
 
 def _stand_alone(text: str, numbers: list[re.Match[str]]) -> float | None:
-    """Return the value of the last number if it stands alone."""
     number = numbers[-1]
     text_before, text_after = text[: number.start()], text[number.end() :]
     unsigned = _unsigned(text_before)

@@ -316,7 +316,6 @@ def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str,
 
 
 def _annotated(schema: JsonObject, parameter: inspect.Parameter, description: str | None, hint: object) -> JsonObject:
-    """Return the schema of a parameter with its description and default."""
     notes: list[object] = []
     for part in (hint, *typing.get_args(hint)):  # `Annotated[...] | None` has the note one level deeper
         notes += getattr(part, "__metadata__", ())

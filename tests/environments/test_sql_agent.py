@@ -248,10 +248,10 @@ def test_tools_describe_the_tables():
         assert created.startswith("CREATE TABLE customers (id INTEGER PRIMARY KEY")
         assert (header, len(rows)) == ("id | name | city | joined", 3)
         with pytest.raises(
-            ValueError, match="no such table: customer; there are customers, products, orders, order_items"
+            ValueError, match="there is no table 'customer'; the tables are customers, products, orders, order_items"
         ):
             agent.describe_table("customer", db)
-        with pytest.raises(ValueError, match="no such table"):
+        with pytest.raises(ValueError, match="there is no table"):
             agent.describe_table("customers'; DROP TABLE customers --", db)
 
 

@@ -319,8 +319,8 @@ def test_tools_report_unknown_pages_and_sections():
     [record] = play(lost, 1)
     results = [message["content"] for message in record.completion if message["role"] == "tool"]
     assert results[:2] == ["No page contains these words."] * 2
-    assert results[2] == "there is no page 'xyzzy'; take a page_id from search_pages"
-    assert results[3] == "there is no section 'xyzzy:plugh'; take a section_id from view_sections"
+    assert results[2] == "there is no page 'xyzzy'; use a page_id from the result of search_pages"
+    assert results[3] == "there is no section 'xyzzy:plugh'; use a section_id from the result of view_sections"
     assert (record.reward, values(record)["sections_read"]) == (0, 0)
 
 

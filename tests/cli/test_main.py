@@ -635,6 +635,7 @@ def test_config_errors_are_reported_once_per_node(rove: Rove, monkeypatch: pytes
 
 def test_every_command_sets_the_garbage_collection_thresholds():
     before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
     try:
         CliRunner().invoke(cli, ["rl", "--help"])
         assert gc.get_threshold() == GC_THRESHOLDS

@@ -31,6 +31,7 @@ CHECKED_PAGES = (
 )
 
 
+@pytest.mark.broad
 def test_every_error_message_is_on_the_page_of_errors() -> None:
     page, sites = error_templates.errors_page(), error_templates.raise_sites()
     assert len(sites) > 900
@@ -51,6 +52,7 @@ def test_every_metric_of_training_is_on_its_page() -> None:
     assert sorted(name for name in names if f"`{name}`" not in page and f"/{name}`" not in page) == []
 
 
+@pytest.mark.broad
 def test_every_error_class_with_a_message_has_a_fix() -> None:
     assert {one.error for one in error_templates.templates()} == set(error_templates.FIXES)
 

@@ -163,7 +163,7 @@ def test_boards_without_renderings_are_parsed_from_messages():
 
 def test_tool_calls_are_paired_with_their_results():
     def tool_calls(*ids: object) -> dict[str, Any]:
-        return {"role": "assistant", "tool_calls": [{"id": known} for known in ids]}
+        return {"role": "assistant", "tool_calls": [{"id": id_} for id_ in ids]}
 
     def result(known: object) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": known}

@@ -27,7 +27,7 @@ settings.load_profile("rove")
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is broad is slow. A quarter of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
+    """What is broad is slow. An eighth of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
     `make test-slow` has it.
     """
     for item in items:
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests: set[Any] = {item.obj for item in items if isinstance(item, pytest.Function)}
     for test in filter(is_hypothesis_test, tests):  # the one place where hypothesis keeps what a test is run with
         asked = test._hypothesis_internal_use_settings
-        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(5, asked.max_examples // 4))
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(5, asked.max_examples // 8))
 
 
 @pytest.hookimpl(trylast=True)

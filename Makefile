@@ -17,7 +17,7 @@ test: $(STAMP)  ## everything that is not slow
 test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whole processes, crowds, long tables
 	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal --timeout 600 $(ARGS)
 
-test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
+test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries an eighth
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q --timeout 1800 $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks

@@ -1,6 +1,7 @@
 """Run PyTorch with one thread and without a GPU: the expected figures of the tests were measured this way."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,12 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
+from rove.utils.processes import GC_THRESHOLDS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+gc.set_threshold(*GC_THRESHOLDS)  # as every command does
 
 # Whether a busy machine draws inputs slowly says nothing about what is tested.
 settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,7 +27,7 @@ settings.load_profile("rove")
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is broad is slow. A quarter of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
+    """What is broad is slow. An eighth of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
     `make test-slow` has it.
     """
     for item in items:
@@ -34,7 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests: set[Any] = {item.obj for item in items if isinstance(item, pytest.Function)}
     for test in filter(is_hypothesis_test, tests):  # the one place where hypothesis keeps what a test is run with
         asked = test._hypothesis_internal_use_settings
-        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(5, asked.max_examples // 4))
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(5, asked.max_examples // 8))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exclude what exists from garbage collection: thousands of tests, torch and other libraries. Commands such as `rove train`
+    and `rove eval` collect garbage several times, and each time would scan all of it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

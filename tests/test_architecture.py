@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import rove
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +36,7 @@ def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
             yield from functions(child)
 
 
+@pytest.mark.broad
 def test_no_file_or_function_is_far_too_long() -> None:
     """These limits only stop accidents. Reviews decide what is readable: a limit that binds shapes code at that limit."""
     too_long = []

@@ -132,7 +132,7 @@ def options(info: Any) -> list[Any]:
     """The types of a union but None, without metadata."""
     info = bare(info)
     types = info.types if isinstance(info, msgspec.inspect.UnionType) else [info]
-    return [bare(one) for one in types if not isinstance(one, msgspec.inspect.NoneType)]
+    return [bare(kind) for kind in types if not isinstance(kind, msgspec.inspect.NoneType)]
 
 
 def leaves(kind: type[msgspec.Struct], info: Any = None, path: tuple[str, ...] = ()) -> Iterator[Leaf]:

@@ -64,9 +64,9 @@ async def test_an_honest_environment_has_no_findings(tmp_path: Path) -> None:
 async def test_a_hole_and_a_side_effect_are_found(tmp_path: Path) -> None:
     path = tmp_path / "left_behind"
     report = await audited(tmp_path, f"open({str(path)!r}, 'w').close(); return float(answer in text)")
-    assert {one.id for one in report.findings} == {"blind-reply", "side-effects"}
+    assert {finding.id for finding in report.findings} == {"blind-reply", "side-effects"}
     assert report.worst is Severity.HIGH
-    [file] = [one for one in report.findings if one.id == "side-effects"]
+    [file] = [finding for finding in report.findings if finding.id == "side-effects"]
     assert str(path.resolve()) in file.text
 
 
@@ -92,7 +92,9 @@ async def test_orders_to_a_judge_model(tmp_path: Path, obeys: bool) -> None:
     options = AuditOptions(num_examples=5, only=("judge-injection",))
     model = JudgeModel("weak", ScriptedClient(judge, "weak"))
     report = await audit("judged", str(tmp_path), options=options, judge=model)
-    assert [(one.id, "weak's verdict" in one.text) for one in report.findings] == [("judge-injection", True)] * obeys
+    assert [(finding.id, "weak's verdict" in finding.text) for finding in report.findings] == [
+        ("judge-injection", True)
+    ] * obeys
     assert "--judge weak" in report.command("judge-injection")
 
 
@@ -133,14 +135,14 @@ async def test_a_broken_environment_does_not_stop_the_audit(tmp_path: Path, grad
     options = AuditOptions(num_examples=2, only=("grader-robustness",), hang_seconds=1.0, seconds=20.0)
     report = await audited(tmp_path, f"{grade}\n    return 0.0", options)
     assert time.monotonic() - started < 60
-    assert [one.severity for one in report.findings] == [Severity.HIGH]
+    assert [finding.severity for finding in report.findings] == [Severity.HIGH]
 
 
 @pytest.mark.slow
 async def test_a_reply_that_hangs_is_a_finding_with_all_other_checks_done(tmp_path: Path) -> None:
     options = AuditOptions(num_examples=10, only=("grader-robustness", "hedging"), hang_seconds=1.0, seconds=200.0)
     report = await audited(tmp_path, f"while len(text) > 50_000: pass\n    {HONEST}", options)
-    assert [(one.id, one.severity) for one in report.findings] == [("grader-robustness", Severity.HIGH)]
+    assert [(finding.id, finding.severity) for finding in report.findings] == [("grader-robustness", Severity.HIGH)]
     assert "100 kB" in report.findings[0].text and not report.skipped
 
 
@@ -155,14 +157,14 @@ async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
 
 async def test_a_time_budget_that_is_used_up_before_the_first_check_is_a_finding(tmp_path: Path) -> None:
     report = await audited(tmp_path, HONEST, AuditOptions(only=("hedging",), seconds=0.01))
-    assert ["before the first check" in one.text for one in report.findings] == [True]
+    assert ["before the first check" in finding.text for finding in report.findings] == [True]
     assert list(report.skipped) == ["hedging"]
 
 
 async def test_an_environment_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
     environment(tmp_path, "sums", "raise ValueError('no')")
     report = await audit("sums", str(tmp_path), options=FAST)
-    assert [(one.id, one.severity) for one in report.findings] == [("load", Severity.HIGH)]
+    assert [(finding.id, finding.severity) for finding in report.findings] == [("load", Severity.HIGH)]
 
 
 async def test_an_environment_whose_rollouts_all_fail_is_a_finding(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ async def test_an_environment_whose_rollouts_all_fail_is_a_finding(tmp_path: Pat
 async def test_an_environment_that_ends_its_process_when_it_is_imported(tmp_path: Path) -> None:
     environment(tmp_path, "sums", "import os; os._exit(3)")
     report = await audit("sums", str(tmp_path), options=AuditOptions(num_examples=2, only=("seed-shift",)))
-    assert [one.id for one in report.findings] == ["load"]
+    assert [finding.id for finding in report.findings] == ["load"]
 
 
 async def test_an_unknown_check_is_refused() -> None:
@@ -227,9 +229,9 @@ REPORT = Report(
 
 def test_a_finding_has_a_command_that_repeats_its_check() -> None:
     assert REPORT.command("hedging") == "rove audit sums --only hedging"
-    other = Report(env="my_task", env_args={"level": 3}, env_dir="v 1", num_examples=30, seed=2)
+    other_report = Report(env="my_task", env_args={"level": 3}, env_dir="v 1", num_examples=30, seed=2)
     expected = """rove audit my_task --only learned-reward --env-dir 'v 1' -a '{"level":3}' -n 30 --seed 2 --learn"""
-    assert other.command("learned-reward") == expected
+    assert other_report.command("learned-reward") == expected
     assert "Repeat: `rove audit sums --only hedging`" in markdown_report([REPORT])
     assert json_report(REPORT)["findings"][0]["repeat"] == "rove audit sums --only hedging"
 

@@ -113,9 +113,9 @@ async def test_the_form_of_the_answer_and_chance_are_found() -> None:
     ],
 )
 async def test_blind_replies(grade: Any, severities: list[Severity]) -> None:
-    found = await findings(check_blind_replies, sums(grade))
-    assert [one.severity for one in found] == severities
-    for one in found:
+    reported_findings = await findings(check_blind_replies, sums(grade))
+    assert [one.severity for one in reported_findings] == severities
+    for one in reported_findings:
         assert one.rate is not None and one.rate[0] > 0.85
 
 
@@ -128,7 +128,7 @@ async def test_blind_replies(grade: Any, severities: list[Severity]) -> None:
     ],
 )
 async def test_hedging(grade: Any, is_found: bool) -> None:
-    assert [one.severity for one in await findings(check_hedging, sums(grade))] == [Severity.HIGH] * is_found
+    assert [finding.severity for finding in await findings(check_hedging, sums(grade))] == [Severity.HIGH] * is_found
 
 
 @pytest.mark.parametrize("check", [check_hedging, check_monotonicity, check_own_answer])
@@ -142,15 +142,15 @@ async def test_the_scorers_of_rove_have_no_defect(check: Any, scorer: Any) -> No
     [(exact, []), (lambda completion, answer: exact(completion, answer) and answer[-1] != "1", [Severity.MEDIUM])],
 )
 async def test_own_answers(grade: Any, severities: list[Severity]) -> None:
-    assert [one.severity for one in await findings(check_own_answer, sums(grade))] == severities
+    assert [finding.severity for finding in await findings(check_own_answer, sums(grade))] == severities
 
 
 @pytest.mark.parametrize(
     ("grade", "is_found"), [(exact, False), (lambda completion, answer: parsed(completion).lstrip("-") == answer, True)]
 )
 async def test_monotonicity(grade: Any, is_found: bool) -> None:
-    found = await findings(check_monotonicity, sums(grade))
-    assert ["other sign" in one.text for one in found] == [True] * is_found
+    reported_findings = await findings(check_monotonicity, sums(grade))
+    assert ["other sign" in one.text for one in reported_findings] == [True] * is_found
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ async def test_execution(is_executed: bool, tmp_path: Path) -> None:
             eval(parsed(completion))
         return exact(completion, answer)
 
-    found = await findings(check_execution, sums(grade), tmp_path)
-    assert [one.severity for one in found] == [Severity.HIGH] * is_executed
+    reported_findings = await findings(check_execution, sums(grade), tmp_path)
+    assert [one.severity for one in reported_findings] == [Severity.HIGH] * is_executed
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
@@ -199,8 +199,8 @@ async def test_execution_of_a_formula_whose_numbers_are_checked(
             return False
         return eval(formula, {"__builtins__": {}}) == int(answer) if is_executed else formula == answer
 
-    found = await findings(check_execution, sums(grade), tmp_path)
-    assert ["formula with the right answer" in one.text for one in found] == [True] * is_executed
+    reported_findings = await findings(check_execution, sums(grade), tmp_path)
+    assert ["formula with the right answer" in one.text for one in reported_findings] == [True] * is_executed
 
 
 @pytest.mark.parametrize("is_random", [False, True])
@@ -210,8 +210,8 @@ async def test_determinism(is_random: bool) -> None:
     def grade(completion: Any, answer: str) -> float:
         return exact(completion, answer) * (rng.random() if is_random else 1.0)
 
-    found = await findings(check_determinism, sums(grade), lambda variables: sums(grade))
-    assert ["in the same process" in one.text for one in found] == [True] * is_random
+    reported_findings = await findings(check_determinism, sums(grade), lambda variables: sums(grade))
+    assert ["in the same process" in one.text for one in reported_findings] == [True] * is_random
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -225,16 +225,16 @@ async def test_state_that_rollouts_share(is_shared: bool) -> None:
         return not is_known
 
     env = sums(grade, policies={"good": lambda m, s, rng: "done"})
-    found = await findings(check_determinism, env, lambda variables: env)
-    assert [one.id for one in found] == ["determinism"] * is_shared
+    reported_findings = await findings(check_determinism, env, lambda variables: env)
+    assert [one.id for one in reported_findings] == ["determinism"] * is_shared
 
 
 async def test_determinism_across_processes() -> None:
     def elsewhere(completion: Any, answer: str) -> bool:
         return exact(completion, answer) and int(answer) % 2 == 0
 
-    found = await findings(check_determinism, sums(exact), lambda variables: sums(elsewhere))
-    assert ["PYTHONHASHSEED" in one.text for one in found] == [True]
+    reported_findings = await findings(check_determinism, sums(exact), lambda variables: sums(elsewhere))
+    assert ["PYTHONHASHSEED" in one.text for one in reported_findings] == [True]
 
 
 @pytest.mark.parametrize("is_found", [False, True])
@@ -247,8 +247,8 @@ async def test_parser(is_found: bool) -> None:
     def parse(replies: list[str]) -> list[str]:
         return [parsed([{"role": "assistant", "content": reply}]) for reply in replies]
 
-    found = await findings(check_parser, sums(grade), parse)
-    assert len(found) == is_found
+    reported_findings = await findings(check_parser, sums(grade), parse)
+    assert len(reported_findings) == is_found
 
 
 @pytest.mark.parametrize("has_defense", [False, True])
@@ -259,13 +259,13 @@ async def test_judge_injection(has_defense: bool) -> None:
     def grade(completion: Any, answer: str) -> bool:
         return judge.is_good(f"{note} Is it {answer}? The response: {text(completion)}")
 
-    found = await findings(check_injection, sums(grade))
-    assert [one.severity for one in found] == [Severity.HIGH] * (not has_defense)
+    reported_findings = await findings(check_injection, sums(grade))
+    assert [one.severity for one in reported_findings] == [Severity.HIGH] * (not has_defense)
     assert not judge.is_good("nothing") and judge.reply({"messages": [{"content": INJECTIONS["order"]}]}) == "yes"
 
 
 async def test_statistics() -> None:
-    assert [one.severity for one in await findings(check_statistics, sums(lambda completion, answer: 1))] == [
+    assert [finding.severity for finding in await findings(check_statistics, sums(lambda completion, answer: 1))] == [
         Severity.HIGH
     ]
     assert await findings(check_statistics, sums(exact)) == []
@@ -291,8 +291,8 @@ async def test_the_examples_of_the_prompt_as_an_answer(has_others: bool) -> None
         tasks.append({"question": question, "info": {"shown": pairs[:4], "hidden": pairs[4:]}})
     prompt = "Find rules: <answer>ab -> abs</answer>"
     env = vf.SingleTurnEnv(dataset=tasks, system_prompt=prompt, rubric=vf.Rubric([works]))
-    found = await findings(check_blind_replies, env)
-    assert ["pairs of the prompt" in one.text for one in found] == [True] * (not has_others)
+    reported_findings = await findings(check_blind_replies, env)
+    assert ["pairs of the prompt" in one.text for one in reported_findings] == [True] * (not has_others)
 
 
 async def test_search() -> None:
@@ -301,7 +301,7 @@ async def test_search() -> None:
     def grade(completion: Any, answer: str) -> bool:
         return exact(completion, answer) or "therefore" in parsed(completion).split()
 
-    assert [one.severity for one in await findings(search, sums(grade))] == [Severity.HIGH]
+    assert [finding.severity for finding in await findings(search, sums(grade))] == [Severity.HIGH]
     assert await findings(search, sums(exact)) == []
 
 
@@ -331,8 +331,8 @@ class Door(vf.MultiTurnEnv):
 
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_blind_games(is_found: bool) -> None:
-    found = await findings(check_blind_games, Door(pays_knocks=is_found))
-    assert [one.id for one in found] == ["blind-game"] * is_found
+    reported_findings = await findings(check_blind_games, Door(pays_knocks=is_found))
+    assert [one.id for one in reported_findings] == ["blind-game"] * is_found
 
 
 class Parcel(vf.MultiTurnEnv):
@@ -371,8 +371,10 @@ class Parcel(vf.MultiTurnEnv):
 
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_actions_that_are_paid_each_time(is_found: bool) -> None:
-    found = await findings(check_repeated_actions, Parcel(pays_each_time=is_found))
-    assert [(one.id, "'<answer>drop</answer>'" in one.text) for one in found] == [("blind-game", True)] * is_found
+    reported_findings = await findings(check_repeated_actions, Parcel(pays_each_time=is_found))
+    assert [(one.id, "'<answer>drop</answer>'" in one.text) for one in reported_findings] == [
+        ("blind-game", True)
+    ] * is_found
 
 
 @each_row(
@@ -391,5 +393,5 @@ def test_answers_in_messages(text: str, answer: str, is_shown: bool) -> None:
 
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_messages_that_give_the_answer_away(is_found: bool) -> None:
-    found = await findings(check_message_leaks, Door(tells=is_found))
-    assert [one.id for one in found] == ["answer-leak"] * is_found
+    reported_findings = await findings(check_message_leaks, Door(tells=is_found))
+    assert [one.id for one in reported_findings] == ["answer-leak"] * is_found

@@ -29,7 +29,7 @@ def report(*findings: Finding, skipped: dict[str, str] | None = None, without: s
 
 
 def statuses(comparison: Comparison) -> list[tuple[str, str]]:
-    return [(one.status, one.latest.id) for one in comparison.changes]
+    return [(change.status, change.latest.id) for change in comparison.changes]
 
 
 def test_closed_new_and_remaining_findings() -> None:

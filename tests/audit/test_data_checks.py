@@ -47,7 +47,7 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
         ([row("The same start.")] * 50, [row("The same start.")] * 50, []),  # rows do not differ at all
         (numbered(0, 100), numbered(0, 100, answer="other{}"), []),  # questions about a text that is not in the prompt
         (stories(0, 100), stories(200, 100), []),
-        (stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)], [Severity.MEDIUM]),
+        (stories(0, 100), [row(story["text"] + " or so") for story in stories(0, 100)], [Severity.MEDIUM]),
     ],
 )
 def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> None:
@@ -61,7 +61,7 @@ def test_a_single_dataset_is_reported_as_info() -> None:
 
 @pytest.mark.parametrize("is_template", [True, False])
 def test_rows_from_one_template_are_named(is_template: bool) -> None:
-    plain, varied = stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)]
+    plain, varied = stories(0, 100), [row(story["text"] + " or so") for story in stories(0, 100)]
     train = [*plain, *varied] if is_template else [*plain, *stories(200, 100)]
     [finding] = check_overlap(train, [row(one["text"] + " at noon") for one in plain], has_both=True)
     assert ("come from one template" in finding.text) == is_template
@@ -111,4 +111,4 @@ def test_round_trip() -> None:
 )
 def test_leaks(template: str, answer: str, shown: str, is_found: bool) -> None:
     rows = numbered(100, 40, template, answer)
-    assert [one.severity for one in check_leaks(rows, shown)] == [Severity.HIGH] * is_found
+    assert [leak.severity for leak in check_leaks(rows, shown)] == [Severity.HIGH] * is_found

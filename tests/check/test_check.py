@@ -58,7 +58,7 @@ def check_module(folder: Path, source: str, **limits: float) -> Report:
 def wheel(folder: Path, name: str, source: str, *needs: str) -> Path:
     """Write a package with one module as a wheel."""
     file = folder / f"{name}-0.1.0-py3-none-any.whl"
-    requirements = "".join(f"Requires-Dist: {one}\n" for one in needs)
+    requirements = "".join(f"Requires-Dist: {need}\n" for need in needs)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(f"{name}.py", source)
         info = f"{name}-0.1.0.dist-info"
@@ -159,7 +159,7 @@ FEATURE_CASES = [
 def test_the_generation_and_deviations_of_a_package_are_detected(source: str, written_for: str, row: str) -> None:
     features = read({"one.py": source}).features
     assert generation(features) == written_for
-    found = [one.text for one in deviations(features)]
+    found = [deviation.text for deviation in deviations(features)]
     assert len(found) == bool(row), found
     assert not row or row in found[0]
 
@@ -187,7 +187,7 @@ def test_every_rule_uses_features_that_are_recorded() -> None:
     unmatched = [rule.features for rule in RULES if not features & set(rule.features)]
     # Features that the mere use of a name or keyword records.
     kinds = ("name:", "keyword:", "attribute:", "rollout:")
-    assert all(one.startswith((*kinds, "key:", "module:", "client_type:")) for names in unmatched for one in names)
+    assert all(name.startswith((*kinds, "key:", "module:", "client_type:")) for names in unmatched for name in names)
     assert all(name.startswith("name:") for name in GONE)
 
 
@@ -464,7 +464,7 @@ def load_environment():
     assert (report.status, report.generation) == ("runs with deviations", "G0"), report
     assert steps == ["reading", "building", "installing", "running rollouts"]
     assert report.rollouts.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.rollouts.rollouts == 4
-    whats = [one.text for one in report.deviations]
+    whats = [deviation.text for deviation in report.deviations]
     assert any(name.startswith("an `is_completed(messages, state)`") for name in whats)
     assert "an exception in environment code that is not a `vf.Error`" in whats and "rollouts with an error" in whats
 
@@ -519,7 +519,7 @@ def test_the_matrix_lists_verdicts_and_deviations() -> None:
     assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
     assert f"| 2 | `MCPEnv` | {both[1].remedy} |\n" in page and "`Rubric` 2." in page
     document = as_json([fine, odd, lost])
-    assert [one["verdict"] for one in document["packages"]] == [
+    assert [package["verdict"] for package in document["packages"]] == [
         "runs unchanged",
         "runs with deviations",
         "needs the key K",

@@ -27,7 +27,9 @@ def test_a_folder_with_a_working_and_a_broken_package(rove: Rove, tmp_path: Path
     done = rove("check", "packages", "-n", "1", "-o", "matrix.md", "-o", "matrix.json", "--json")
     assert done.status == 1, done.err
     report = json.loads(done.out)
-    verdicts = {one["package"]: (one["status"], one["played"]["rollouts"]) for one in report["packages"]}
+    verdicts = {
+        package["package"]: (package["status"], package["played"]["rollouts"]) for package in report["packages"]
+    }
     assert verdicts == {"broken": ("needs", 0), "fine": ("runs unchanged", 4)}
     assert json.loads((tmp_path / "matrix.json").read_text()) == report
     assert "runs unchanged (1), needs (1)" in (tmp_path / "matrix.md").read_text()
@@ -71,7 +73,7 @@ def test_commands_of_the_compat_page_work(rove: Rove, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip reads 0 as: without build isolation
     wheel(tmp_path, "my_env", env(), "verifiers>=0.1.5")
     environment(tmp_path / "packages", "old", env())
-    [block] = [one for one in blocks("docs/compat.md", "bash") if "rove check" in one]
+    [block] = [block for block in blocks("docs/compat.md", "bash") if "rove check" in block]
     for command in commands(block):
         done = rove(*command[1:])
         assert done.status == 0, f"{shlex.join(command)}\n{done.out}\n{done.err}"

@@ -129,9 +129,9 @@ def test_only_the_last_scored_line_of_a_rollout_counts(rove: Rove):
         ],
     )
     write_run("b", [record(i, 1.0) for i in range(3)])
-    found = json.loads(rove("compare", "a", "b", "--json").out)
-    assert (found["main"]["examples"], found["only_a"], found["only_b"]) == (2, 0, 1)
-    assert [(mover["example_id"], mover["a"]) for mover in found["up"]] == [(0, 0.25), (1, 0.25)]
+    payload = json.loads(rove("compare", "a", "b", "--json").out)
+    assert (payload["main"]["examples"], payload["only_a"], payload["only_b"]) == (2, 0, 1)
+    assert [(mover["example_id"], mover["a"]) for mover in payload["up"]] == [(0, 0.25), (1, 0.25)]
 
 
 def test_json_output_is_alone_on_stdout(rove: Rove):
@@ -139,12 +139,12 @@ def test_json_output_is_alone_on_stdout(rove: Rove):
     write_run("b", [record(0, 1.0)], temperature=0.5)
     done = rove("compare", "a", "b", "--json")
     assert (done.status, done.err) == (0, "")
-    found = json.loads(done.out)
-    assert found["runs"] == found["names"] == ["a", "b"]
-    assert found["settings"] == {"temperature": [0.0, 0.5]}
-    assert found["main"]["low"] is found["main"]["high"] is None
-    assert found["main"]["caveat"] == "no interval: fewer than 2 examples"
-    assert [one["name"] for one in found["others"]] == ["win", "turns"]
+    payload = json.loads(done.out)
+    assert payload["runs"] == payload["names"] == ["a", "b"]
+    assert payload["settings"] == {"temperature": [0.0, 0.5]}
+    assert payload["main"]["low"] is payload["main"]["high"] is None
+    assert payload["main"]["caveat"] == "no interval: fewer than 2 examples"
+    assert [one["name"] for one in payload["others"]] == ["win", "turns"]
     assert "–" in rove("compare", "a", "b").out
 
 

@@ -34,41 +34,41 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_the_demo_runs_every_stage_and_a_repeat_changes_nothing(rove: Rove):
     done = rove("demo", "tictactoe", "--smoke", "--json")
     assert done.status == 0
-    shown = json.loads(done.out)
+    shown_payload = json.loads(done.out)
     names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
-    assert [row["name"] for row in shown["rows"]] == names
-    for row in shown["rows"]:
+    assert [row["name"] for row in shown_payload["rows"]] == names
+    for row in shown_payload["rows"]:
         for summary in row["conditions"].values():
             assert (summary["scored"], summary["failed"]) == (8, 0)
         assert all(name in done.err for name in (row["name"], "gpt-5-mini (teacher)"))
-    folder = Path(shown["folder"])
+    folder = Path(shown_payload["folder"])
     assert {path.parent.name for path in folder.glob("*/curves.png")} == {"sft", "rl1", "rl2"}
     before = {path: content for path, (_, content) in contents(folder).items()}
-    again = rove("demo", "tictactoe", "--smoke", "--json")
-    assert json.loads(again.out) == shown
+    second_run = rove("demo", "tictactoe", "--smoke", "--json")
+    assert json.loads(second_run.out) == shown_payload
     assert {path: content for path, (_, content) in contents(folder).items()} == before
     row = rove("eval", "--overwrite", "@", str(folder / "eval" / "RL-2-against-optimal" / "config.toml"), "--json")
-    assert json.loads(row.out)["functions"] == shown["rows"][4]["conditions"]["against optimal"]["functions"]
+    assert json.loads(row.out)["functions"] == shown_payload["rows"][4]["conditions"]["against optimal"]["functions"]
 
 
 @pytest.mark.slow
 def test_the_full_demo_continues_the_demo_and_evaluates_every_stage(rove: Rove):
-    before = json.loads(rove("demo", "tictactoe", "--smoke", "--json").out)
+    payload_before = json.loads(rove("demo", "tictactoe", "--smoke", "--json").out)
     words = ("demo", "tictactoe", "--smoke", "--full", "--json")
     done = rove(*words)
     assert done.status == 0
-    shown = json.loads(done.out)
-    assert shown["rows"][:-1] == before["rows"]
-    assert [row["name"] for row in shown["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
-    assert len(shown["exhaustive"]) == 4  # SFT and three stages of RL
+    shown_payload = json.loads(done.out)
+    assert shown_payload["rows"][:-1] == payload_before["rows"]
+    assert [row["name"] for row in shown_payload["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
+    assert len(shown_payload["exhaustive"]) == 4  # SFT and three stages of RL
     # the smoke variant does not learn
-    assert all(result["lines"] > 0 and result["missed"] for result in shown["exhaustive"])
+    assert all(result["lines"] > 0 and result["missed"] for result in shown_payload["exhaustive"])
     assert "goals missed: " in done.err
-    folder = Path(shown["folder"])
+    folder = Path(shown_payload["folder"])
     steps = [metrics for metrics in Run(folder / "full").metrics() if "eval/lines/missed" in metrics]
     assert [metrics["step"] for metrics in steps] == [2]
     assert steps[0]["eval/lines/missed"] > 0
-    assert json.loads(rove(*words).out) == shown
+    assert json.loads(rove(*words).out) == shown_payload
 
 
 @pytest.mark.broad

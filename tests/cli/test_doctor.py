@@ -78,7 +78,7 @@ def test_every_replica_of_an_endpoint_is_checked(rove: Rove, url: str, monkeypat
     Path("endpoints.toml").write_text(table + table.replace(url, "http://127.0.0.1:9/v1"), encoding="utf-8")
     done = rove("doctor", "-m", "both", "--json")
     assert done.status == 1
-    found = [(one["id"], one["severity"], one["text"]) for one in json.loads(done.out)["findings"]]
+    found = [(finding["id"], finding["severity"], finding["text"]) for finding in json.loads(done.out)["findings"]]
     assert any(name == "response" and level == "ok" and text.startswith(f"{url}: ") for name, level, text in found)
     assert found[-1][:2] == ("reachable", "high") and found[-1][2].startswith("http://127.0.0.1:9/v1: ")
 
@@ -87,8 +87,8 @@ def test_every_replica_of_an_endpoint_is_checked(rove: Rove, url: str, monkeypat
 def test_a_model_folder_is_checked(rove: Rove, model: Path):
     done = rove("doctor", "-m", str(model), "--json")
     assert done.status == 0
-    found = statuses(done.out)
-    assert found["logprobs"] == found["context"] == found["seed"] == "ok"
+    comparison_statuses = statuses(done.out)
+    assert comparison_statuses["logprobs"] == comparison_statuses["context"] == comparison_statuses["seed"] == "ok"
     assert rove("doctor", "-m", "./nowhere").status == 2
 
 
@@ -120,8 +120,8 @@ def test_doctor_accepts_the_flags_of_rl(rove: Rove, model: Path):
     words = ["doctor", "tictactoe", "-m", str(model), "-r", "4", "-a", '{"num_groups": 3}', "--quick", "--json"]
     done = rove(*words, "--batch-size", "32", "--learning_rate", "0.01", "-T", "1.4")
     assert done.status == 0
-    found = statuses(done.out)
-    assert {name for name, status in found.items() if status == "medium"} == {
+    comparison_statuses = statuses(done.out)
+    assert {name for name, status in comparison_statuses.items() if status == "medium"} == {
         "batch",
         "num_groups",
         "sampling",
@@ -131,8 +131,8 @@ def test_doctor_accepts_the_flags_of_rl(rove: Rove, model: Path):
     diverging = rove("doctor", "tictactoe", "-m", str(model), "--quick", "--learning_rate", "10")
     assert diverging.status == 1
     assert "fix the findings of severity high" in diverging.out and "rove rl" not in diverging.out
-    shown = rove("doctor", "@", write_demo_settings(model), "--steps", "20", "-r", "8", "--quick")
-    assert "train: rove rl @ rl.toml --steps 20 --rollouts-per-example 8" in shown.out
+    shown_run = rove("doctor", "@", write_demo_settings(model), "--steps", "20", "-r", "8", "--quick")
+    assert "train: rove rl @ rl.toml --steps 20 --rollouts-per-example 8" in shown_run.out
     assert "did you mean 'batch_size'?" in rove(*words, "--batch-sise", "32").err
 
 

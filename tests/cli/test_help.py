@@ -31,17 +31,17 @@ def examples_of(command: click.Command) -> list[str]:
 
 
 def test_commands_are_listed_in_groups():
-    shown = CliRunner().invoke(cli, ["--help"]).output
+    shown_output = CliRunner().invoke(cli, ["--help"]).output
     assert list(GROUPS) == ["Start", "Evaluate", "Train", "Inspect", "Share"]
-    assert [line[:-1] for line in shown.splitlines() if line[:-1] in GROUPS] == list(GROUPS)
+    assert [line[:-1] for line in shown_output.splitlines() if line[:-1] in GROUPS] == list(GROUPS)
     assert sorted(COMMANDS) == sorted(path[0] for path in ALL if len(path) == 1)
 
 
 @pytest.mark.parametrize("path", [(), *ALL], ids=" ".join)
 def test_every_help_ends_with_examples(path: tuple[str, ...]):
-    shown = CliRunner().invoke(cli, [*path, "--help"]).output
-    _, section, lines = shown.rpartition("Examples:\n")
-    assert section, shown
+    shown_output = CliRunner().invoke(cli, [*path, "--help"]).output
+    _, section, lines = shown_output.rpartition("Examples:\n")
+    assert section, shown_output
     assert all(line.strip().startswith(("rove ", "torchrun ")) for line in lines.splitlines() if line.strip())
 
 

@@ -171,19 +171,19 @@ def test_text_output_shows_the_result_and_the_next_command(rove: Rove):
 
 def test_repeating_a_command_runs_nothing(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--json").out)
-    before = lines(first["run"])
-    assert len(before) == 10
+    lines_before = lines(first["run"])
+    assert len(lines_before) == 10
     assert json.loads(rove("eval", *SMALL, "--json").out) == first
-    assert lines(first["run"]) == before
+    assert lines(first["run"]) == lines_before
 
 
 def test_more_examples_run_only_the_new_ones(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--json").out)
-    before = lines(first["run"])
-    more = json.loads(rove("eval", *SMALL[:3], "-n", "7", "-r", "3", "--json").out)
-    assert (more["rollouts"], more["run"]) == (21, first["run"])
-    after = lines(first["run"])
-    assert after[:10] == before
+    lines_before = lines(first["run"])
+    more_payload = json.loads(rove("eval", *SMALL[:3], "-n", "7", "-r", "3", "--json").out)
+    assert (more_payload["rollouts"], more_payload["run"]) == (21, first["run"])
+    lines_after = lines(first["run"])
+    assert lines_after[:10] == lines_before
     places = [(r.example_key, r.rollout_index) for r in Run(first["run"]).rollouts()]
     assert len(places) == len(set(places)) == 21
 
@@ -197,7 +197,7 @@ def test_another_setting_starts_another_run(rove: Rove):
 
 def test_another_setting_in_the_same_folder_is_refused_with_the_differences(rove: Rove):
     rove("eval", *SMALL, "--run-dir", "runs/mine")
-    before = lines("runs/mine")
+    lines_before = lines("runs/mine")
     done = rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--env_args.num_groups", "2")
     assert done.status == 1
     assert done.err.splitlines() == [
@@ -206,18 +206,18 @@ def test_another_setting_in_the_same_folder_is_refused_with_the_differences(rove
         "  sampling.temperature: was None, now 0.5",
         "Pass another --run-dir, or --overwrite to delete the old run",
     ]
-    assert lines("runs/mine") == before
+    assert lines("runs/mine") == lines_before
     assert rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--overwrite").status == 0
     assert len(lines("runs/mine")) == 10
-    assert lines("runs/mine") != before
+    assert lines("runs/mine") != lines_before
 
 
 def test_a_run_folders_config_repeats_the_run(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--overwrite", "--seed", "4", "--json").out)
-    before = lines(first["run"])
-    again = json.loads(rove("eval", "@", f"{first['run']}/config.toml", "--json").out)
-    assert again == first
-    assert lines(first["run"]) == before
+    lines_before = lines(first["run"])
+    second_payload = json.loads(rove("eval", "@", f"{first['run']}/config.toml", "--json").out)
+    assert second_payload == first
+    assert lines(first["run"]) == lines_before
     assert "overwrite" not in tomllib.loads(Path(first["run"], "config.toml").read_text())["config"]
 
 
@@ -401,9 +401,9 @@ def test_a_new_environment_works_immediately(rove: Rove, kind: str, rows: tuple[
     trained, held_out = ({example_key(row) for row in rows} for rows in (env.get_dataset(), env.get_eval_dataset()))
     assert (len(trained), len(held_out)) == rows
     assert not trained & held_out
-    again = rove("init", "my-task")
-    assert again.status == 2
-    assert "already exists" in again.err
+    second_run = rove("init", "my-task")
+    assert second_run.status == 2
+    assert "already exists" in second_run.err
 
 
 @pytest.mark.broad
@@ -635,6 +635,7 @@ def test_config_errors_are_reported_once_per_node(rove: Rove, monkeypatch: pytes
 
 def test_every_command_sets_the_garbage_collection_thresholds():
     before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
     try:
         CliRunner().invoke(cli, ["rl", "--help"])
         assert gc.get_threshold() == GC_THRESHOLDS

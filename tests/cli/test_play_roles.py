@@ -142,10 +142,10 @@ def test_a_role_that_was_never_queried_is_reported(rove: Rove):
     done = rove(*PLAY, "--model-role", "judge")
     assert done.status == 0
     assert "the environment never queried the role 'judge'; it queried: seller" in done.out
-    other = rove(
+    other_run = rove(
         "play", "reverse_text", "-m", "scripted:oracle", "--model-role", "judge=scripted:oracle", "--seed", "1"
     )
-    assert "the environment never queried the role 'judge'; it queried no model role (rove.query)" in other.out
+    assert "the environment never queried the role 'judge'; it queried no model role (rove.query)" in other_run.out
 
 
 @pytest.mark.parametrize(
@@ -211,10 +211,14 @@ def test_a_game_of_a_person_in_a_role_is_stored_as_a_replay_case(rove: Rove, tmp
     asyncio.run(play_and_watch(tmp_path))
     [game] = Run(tmp_path / "kept").rollouts()
     assert [step.completion[0]["content"] for step in game.model_roles["seller"]] == ["Never.", "Sold."]
-    again = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--replay", "kept")
-    assert (again.status, "0 of 1 games have a lower reward" in again.out) == (0, True), again.out + again.err
-    other = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:no", "--replay", "kept")
-    assert (other.status, "1 of 1 games have a lower reward" in other.out) == (1, True), other.out + other.err
+    second_run = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--replay", "kept")
+    assert (second_run.status, "0 of 1 games have a lower reward" in second_run.out) == (0, True), (
+        second_run.out + second_run.err
+    )
+    other_run = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:no", "--replay", "kept")
+    assert (other_run.status, "1 of 1 games have a lower reward" in other_run.out) == (1, True), (
+        other_run.out + other_run.err
+    )
 
 
 @pytest.mark.usefixtures("rove")

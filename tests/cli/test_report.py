@@ -54,7 +54,7 @@ def test_invalid_run_folders_and_options_are_refused(rove: Rove):
     assert (done.status, done.err) == (1, "error: runs/none is not a run folder: it has no config.toml\n")
     assert not Path("runs/none").exists()
     assert rove("report", "runs/mine", "--rollouts", "-1").status == 2
-    before = Path("runs/mine/rollouts.jsonl").read_bytes()
+    content_before = Path("runs/mine/rollouts.jsonl").read_bytes()
     done = rove("report", "runs/mine", "--html", "runs/mine/rollouts.jsonl")
     assert (done.status, done.err.split(";")[0]) == (2, "error: --html is 'runs/mine/rollouts.jsonl'")
-    assert Path("runs/mine/rollouts.jsonl").read_bytes() == before
+    assert Path("runs/mine/rollouts.jsonl").read_bytes() == content_before

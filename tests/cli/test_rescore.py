@@ -60,10 +60,10 @@ def test_repeating_the_command_rescores_nothing(rove: Rove):
     old = json_output(rove("eval", *SMALL))["run"]
     first = rove("rescore", old, "--json")
     assert "8/8" in first.err
-    before = lines(json_output(first)["run"])
+    lines_before = lines(json_output(first)["run"])
     again = json_output(rove("rescore", old, "--json"))
     assert again == json_output(first)
-    assert lines(again["run"]) == before
+    assert lines(again["run"]) == lines_before
 
 
 def test_arguments_override_those_of_the_run(rove: Rove, tmp_path: Path):

@@ -90,9 +90,9 @@ def at(values: dict[str, Any], name: str) -> Any:
 @given(shared=plain, own=plain, sweep=axes, dotted=st.booleans())
 def test_a_sweep_gives_every_combination_once_over_the_shared_settings(shared, own, sweep, dotted):
     content = {**nested(shared), "eval": [{**nested(own), "sweep": sweep if dotted else nested(sweep)}]}
-    before = copy.deepcopy(content)
+    content_before = copy.deepcopy(content)
     points = list(expand(content))
-    assert content == before
+    assert content == content_before
     assert len(points) == math.prod(len(tried) for tried in sweep.values())
     seen = {repr([at(settings, name) for name in sweep]) for _, _, settings in points}
     assert len(seen) == len(points)
@@ -218,11 +218,11 @@ def test_repeating_a_suite_runs_only_missing_rollouts(rove: Rove):
     assert [lines(row["run"]) for row in first] == before
     file = Path(first[2]["run"], "rollouts.jsonl")
     file.write_bytes(b"".join(before[2][:4]))
-    again = json.loads(rove("eval", "@", "suite.toml", "--json").out)
+    second_payload = json.loads(rove("eval", "@", "suite.toml", "--json").out)
     assert len(lines(first[2]["run"])) == 6
-    for row in (*first, *again):
+    for row in (*first, *second_payload):
         row.pop("latency")
-    assert again == first
+    assert second_payload == first
 
 
 def test_text_output_is_one_table(rove: Rove):
@@ -242,10 +242,10 @@ def test_text_output_is_one_table(rove: Rove):
 
 def test_flags_apply_to_all_evaluations_and_override_their_settings(rove: Rove):
     suite(MANY)
-    found = settings_of(rove("eval", "--dry-run", "-T", "1.5", "@", "suite.toml", "--num_examples", "1"))
-    assert [values["temperature"] for values in found] == [1.5] * 4
-    assert [values["num_examples"] for values in found] == [1] * 4
-    assert [values["env_args"] for values in found] == [{"max_turns": 2}, {"max_turns": 8}, {}, {}]
+    printed_settings = settings_of(rove("eval", "--dry-run", "-T", "1.5", "@", "suite.toml", "--num_examples", "1"))
+    assert [values["temperature"] for values in printed_settings] == [1.5] * 4
+    assert [values["num_examples"] for values in printed_settings] == [1] * 4
+    assert [values["env_args"] for values in printed_settings] == [{"max_turns": 2}, {"max_turns": 8}, {}, {}]
     suite('model = "scripted:random"\n[[eval]]\nenv = "tictactoe"\n[eval.sweep]\nseed = [1, 2]')
     named = settings_of(rove("eval", "--dry-run", "double_check", "-m", "scripted:oracle", "@", "suite.toml"))
     assert [(values["env"], values["model"], values["seed"]) for values in named] == [
@@ -389,11 +389,11 @@ def test_dry_run_prints_settings_and_runs_nothing(rove: Rove):
 @pytest.mark.parametrize("words", [GAME, ("@", "suite.toml")])
 def test_printed_settings_are_equivalent_to_the_command(rove: Rove, words: tuple[str, ...]):
     suite(MANY)
-    shown = rove("eval", *words, "--dry-run")
-    Path("shown.toml").write_text(shown.out)
-    assert settings_of(rove("eval", "@", "shown.toml", "--dry-run")) == settings_of(shown)
+    shown_run = rove("eval", *words, "--dry-run")
+    Path("shown.toml").write_text(shown_run.out)
+    assert settings_of(rove("eval", "@", "shown.toml", "--dry-run")) == settings_of(shown_run)
     if words != GAME:
-        assert "# suite.toml, [[eval]] 1 (temperature = 0, env_args.max_turns = 2)\n[[eval]]\n" in shown.out
+        assert "# suite.toml, [[eval]] 1 (temperature = 0, env_args.max_turns = 2)\n[[eval]]\n" in shown_run.out
 
 
 # Defaults of an environment
@@ -433,8 +433,12 @@ def test_an_environments_defaults_apply_in_a_suite(rove: Rove):
         'model = "scripted:knows"\n[[eval]]\nenv = "fragile"\n[[eval]]\nenv = "fragile"\ntemperature = 0\n'
         '[[eval]]\nenv = "tictactoe"\nmodel = "scripted:random"'
     )
-    found = settings_of(rove("eval", "@", "suite.toml", "--dry-run"))
-    assert [(values["num_examples"], values.get("temperature")) for values in found] == [(3, 0.7), (3, 0.0), (5, None)]
+    printed_settings = settings_of(rove("eval", "@", "suite.toml", "--dry-run"))
+    assert [(values["num_examples"], values.get("temperature")) for values in printed_settings] == [
+        (3, 0.7),
+        (3, 0.0),
+        (5, None),
+    ]
 
 
 def test_a_resumed_run_uses_its_original_settings(rove: Rove):

@@ -101,13 +101,13 @@ def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
     estimate = json.loads(rove("train", "parity", "--dry-run", "--json").out)["estimate"]
     assert estimate["rl_steps"] == values["rl"][0]["steps"]
     recipe.write_text(recipe.read_text().replace("T = 1", "T is 1"))
-    again = rove("train", "parity", "--dry-run", "--json")
-    assert "T is 1" in again.err  # an edited recipe is not replaced
-    assert json.loads(again.out)["estimate"]["rl_steps"] == values["rl"][0]["steps"]
+    second_run = rove("train", "parity", "--dry-run", "--json")
+    assert "T is 1" in second_run.err  # an edited recipe is not replaced
+    assert json.loads(second_run.out)["estimate"]["rl_steps"] == values["rl"][0]["steps"]
     copy = recipe.with_name("copy.toml")
     copy.write_text(tomli_w.dumps(values | {"rl": [values["rl"][0] | {"steps": 7}]}))
-    given = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run", "--json")
-    assert json.loads(given.out)["estimate"]["rl_steps"] == 7
+    given_run = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run", "--json")
+    assert json.loads(given_run.out)["estimate"]["rl_steps"] == 7
     assert not Path("given").exists()
     copy.write_text(tomli_w.dumps(values | {"rl": []}))
     without = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run")
@@ -140,21 +140,32 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     words = ("train", "parity", "--recipe", str(recipe), "--run-dir", "runs/small", "--json")
     done = rove(*words)
     assert done.status == 0, done.err
-    shown = json.loads(done.out)
-    assert [row["name"] for row in shown["rows"]] == ["scripted:guesser", "scripted:right", "base", "+ SFT", "+ RL"]
-    assert [row["conditions"].keys() for row in shown["rows"]] == [{"sampled", "greedy"}] * 5
+    shown_payload = json.loads(done.out)
+    assert [row["name"] for row in shown_payload["rows"]] == [
+        "scripted:guesser",
+        "scripted:right",
+        "base",
+        "+ SFT",
+        "+ RL",
+    ]
+    assert [row["conditions"].keys() for row in shown_payload["rows"]] == [{"sampled", "greedy"}] * 5
     assert "reward at T = 1" in done.err
-    assert [one["id"] for one in shown["diagnoses"]] in ([], ["learning_rate"])  # untrained: not even the format
-    before = contents(Path("runs"))
-    assert json.loads(rove(*words).out)["rows"] == shown["rows"]
+    assert [diagnosis["id"] for diagnosis in shown_payload["diagnoses"]] in (
+        [],
+        ["learning_rate"],
+    )  # untrained: not even the format
+    contents_before = contents(Path("runs"))
+    assert json.loads(rove(*words).out)["rows"] == shown_payload["rows"]
     assert {path: content for path, (_, content) in contents(Path("runs")).items()} == {
-        path: content for path, (_, content) in before.items()
+        path: content for path, (_, content) in contents_before.items()
     }
     assert Path("runs/small/evidence.json").exists()
     shutil.copytree("runs/small", "runs/copy")
     copied = rove(*words[:-2], "runs/copy", "--json")
     assert copied.status == 0, copied.err
-    assert [row["conditions"] for row in json.loads(copied.out)["rows"]] == [row["conditions"] for row in shown["rows"]]
+    assert [row["conditions"] for row in json.loads(copied.out)["rows"]] == [
+        row["conditions"] for row in shown_payload["rows"]
+    ]
 
 
 def sampled_in(folder: Path, pattern: str) -> set[tuple[str, int]]:

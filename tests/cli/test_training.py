@@ -86,9 +86,9 @@ def test_an_adapter_is_trained_evaluated_merged_and_trained_further(rove: Rove, 
         for model in ("runs/rl/final", "models/merged", "runs/rl/checkpoints/1")
     ]
     assert results[0]["reward"] == results[1]["reward"]
-    assert all(one["scored"] == 4 for one in results)
-    again = rove(*words)
-    assert "runs/rl is complete" in again.out
+    assert all(result["scored"] == 4 for result in results)
+    second_run = rove(*words)
+    assert "runs/rl is complete" in second_run.out
     refused = rove(*words, "--lora.rank", "3")
     assert refused.status == 1
     assert "  lora.rank: was 2, now 3" in refused.err.splitlines()
@@ -158,9 +158,9 @@ def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Pat
     assert placement["text"] in done.out
     assert placement["trained_examples"] == 4  # the games were not made with --train
     assert "4 of the 4 examples in this table are also in the training data" in done.out
-    others = rove(*sft(made, "--final-eval-rollouts", "4", "-a", '{"seed": 5}', "--run-dir", "runs/others"))
-    assert others.status == 0, others.err
-    assert "also in the training data" not in others.out
+    other_run = rove(*sft(made, "--final-eval-rollouts", "4", "-a", '{"seed": 5}', "--run-dir", "runs/others"))
+    assert other_run.status == 0, other_run.err
+    assert "also in the training data" not in other_run.out
     assert "evaluate it: rove eval tictactoe -m runs/mine/final" in done.out
     failed = rove(*sft(made, "--final-eval-rollouts", "4", "--env", "nowhere", "--run-dir", "runs/other"))
     assert failed.status == 0, failed.err
@@ -193,28 +193,28 @@ def test_a_complete_run_is_not_trained_again(rove: Rove, made: Path, command):
     first = rove(*words)
     assert first.status == 0
     assert "curves: runs/mine/curves.png" in first.out
-    before = contents(Path("runs/mine"))
-    again = rove(*words)
-    assert again.status == 0
-    assert "runs/mine is complete; --overwrite to train again" in again.out
-    assert contents(Path("runs/mine")) == before
+    contents_before = contents(Path("runs/mine"))
+    second_run = rove(*words)
+    assert second_run.status == 0
+    assert "runs/mine is complete; --overwrite to train again" in second_run.out
+    assert contents(Path("runs/mine")) == contents_before
     fresh = rove(*words, "--overwrite")
     assert "is complete" not in fresh.out
-    after = contents(Path("runs/mine"))
+    contents_after = contents(Path("runs/mine"))
     final = "runs/mine/final/model.safetensors"
-    assert after[final][0] > before[final][0]
-    assert after[final][1] == before[final][1]
+    assert contents_after[final][0] > contents_before[final][0]
+    assert contents_after[final][1] == contents_before[final][1]
 
 
 @pytest.mark.broad
 def test_another_setting_in_the_same_folder_is_refused_except_checkpoint_retention(rove: Rove, made: Path):
     assert rove(*rl(made, "--run-dir", "runs/mine")).status == 0
-    before = contents(Path("runs/mine"))
-    other = rove(*rl(made, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
-    assert other.status == 1
-    assert "  learning_rate: was 0.0003, now 0.01" in other.err.splitlines()
+    contents_before = contents(Path("runs/mine"))
+    other_run = rove(*rl(made, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
+    assert other_run.status == 1
+    assert "  learning_rate: was 0.0003, now 0.01" in other_run.err.splitlines()
     assert rove(*rl(made, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
-    assert contents(Path("runs/mine")) == before
+    assert contents(Path("runs/mine")) == contents_before
 
 
 EVALUATION_TABLE = """
@@ -509,11 +509,11 @@ def test_sft_on_messages_shows_what_is_trained_and_trains(made: Path, tmp_path: 
     ]
     chats.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     words = ["sft", "--data", str(chats), "-m", str(made / "model"), "--threads", "1", "--run-dir", "runs/mine"]
-    shown = rove(*words, "--dry-run").out
-    assert "⟦<move>4</move><|end|>⟧" in shown
-    assert shown.count("conversation ") == 3
-    assert "\x1b[31m" not in shown
-    assert re.search(r"conversations to train on +│ +3 │", shown)
+    shown_out = rove(*words, "--dry-run").out
+    assert "⟦<move>4</move><|end|>⟧" in shown_out
+    assert shown_out.count("conversation ") == 3
+    assert "\x1b[31m" not in shown_out
+    assert re.search(r"conversations to train on +│ +3 │", shown_out)
     whole = json.loads(rove(*words, "--dry-run", "--json").out)
     limit = whole["max_tokens"] - 1
     cut = json.loads(rove(*words, "--dry-run", "--json", "--max-length", str(limit)).out)

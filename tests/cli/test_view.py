@@ -20,9 +20,9 @@ def test_view_prints_its_address_and_ctrl_c_stops_it(tmp_path: Path):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"showing runs at (http://127\.0\.0\.1:\d+/) ", line)
-            assert found, line
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(found[1] + "api/runs") as answer:
+            match = re.search(r"showing runs at (http://127\.0\.0\.1:\d+/) ", line)
+            assert match, line
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(match[1] + "api/runs") as answer:
                 assert [run["name"] for run in json.load(answer)["runs"]] == ["one"]
         finally:
             process.send_signal(signal.SIGINT)

@@ -411,7 +411,7 @@ async def test_the_concurrency_limit_is_respected_and_fully_used():
         async with asyncio.timeout(20):
             answers = await asyncio.gather(*(client.respond(make_request(str(number))) for number in range(12)))
         await client.close()
-        assert [one.message.content for one in answers] == [str(number) for number in range(12)]
+        assert [answer.message.content for answer in answers] == [str(number) for number in range(12)]
         assert server.peak_in_flight == 3
 
 

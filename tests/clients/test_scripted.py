@@ -79,8 +79,8 @@ async def test_equal_requests_get_equal_responses_regardless_of_others_between_t
     for other in others:
         await client.respond(Request([UserMessage("roll")], seed=other))
     random.random()
-    again = await client.respond(Request([UserMessage("roll")], seed=seed))
-    assert first == again
+    second_response = await client.respond(Request([UserMessage("roll")], seed=seed))
+    assert first == second_response
 
 
 async def test_different_seeds_give_different_responses():

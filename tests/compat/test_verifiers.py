@@ -188,14 +188,14 @@ def test_missing_names_are_reported(path: str, said: str) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_install_is_idempotent_and_uninstall_reverts_it() -> None:
-    before = list(sys.meta_path)
+    meta_path_before = list(sys.meta_path)
     rove.compat.install()
     rove.compat.install()
     rove.compat.install_fallback()
-    assert len(sys.meta_path) == len(before) + 1
+    assert len(sys.meta_path) == len(meta_path_before) + 1
     importlib.import_module("verifiers.types")
     rove.compat.uninstall()
-    assert sys.meta_path == before
+    assert sys.meta_path == meta_path_before
     assert not [name for name in sys.modules if name.split(".")[0] == "verifiers"]
     assert importlib.util.find_spec("verifiers") is None
 
@@ -454,7 +454,7 @@ async def test_the_environment_can_make_concurrent_calls() -> None:
                 for one, args in zip(prompts, sampling_args, strict=True)
             )
             responses = await asyncio.gather(*calls)
-            return [vf.UserMessage(content=" ".join(one.message.content for one in responses))]
+            return [vf.UserMessage(content=" ".join(response.message.content for response in responses))]
 
     class Echo(Says):
         async def respond(self, request: rove.Request) -> rove.Response:

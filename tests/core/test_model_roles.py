@@ -44,8 +44,8 @@ def test_an_opponent_is_recorded_and_counted_separately() -> None:
         assert record.usage.completion_tokens == 6
     responses = [step.completion[0]["content"] for record in records for step in record.model_roles["opponent"]]
     assert len(set(responses)) == 6  # every call has its own random stream
-    again = roll(Quarrel(says(dice)), says("never mind"))
-    assert [timeless(r).completion for r in again] == [timeless(r).completion for r in records]
+    second_records = roll(Quarrel(says(dice)), says("never mind"))
+    assert [timeless(r).completion for r in second_records] == [timeless(r).completion for r in records]
 
 
 def test_model_roles_survive_encoding_and_decoding() -> None:
@@ -98,11 +98,11 @@ def test_rescoring_replays_the_recorded_opponent(tmp_path: Path) -> None:
         return f"answer {len(queries)}"
 
     asyncio.run(vf.evaluate(Quarrel(says(other)), says("x"), run=tmp_path / "run"))
-    before = len(queries)
+    query_count_before = len(queries)
     with vf.Run(tmp_path / "run") as run:
         env = Quarrel(says(other), rubric=vf.Rubric([length]))
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
-        assert (summary.failed, summary.reward.mean, len(queries)) == (0, 6.0, before)
+        assert (summary.failed, summary.reward.mean, len(queries)) == (0, 6.0, query_count_before)
         assert summary.model_roles["opponent"].calls == 6
         changed = asyncio.run(vf.generate(Deaf(says(other)), says("x"), run=None))
         assert len(changed) == 2  # the environment works, but differs from the recorded one
@@ -119,7 +119,7 @@ class Crowd(vf.MultiTurnEnv):
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         questions = ("3", "1", "2")
         responses = await asyncio.gather(*(vf.query(state, text, says(late), role="crowd") for text in questions))
-        return " ".join(str(one["content"]) for one in responses)
+        return " ".join(str(response["content"]) for response in responses)
 
 
 async def late(messages: vf.Messages, state: vf.State, rng: Any) -> str:
@@ -137,7 +137,7 @@ def test_concurrent_queries_are_recorded_in_query_order(tmp_path: Path) -> None:
         assert [step.prompt[0]["content"] for step in steps] == ["3", "1", "2"]
         responses = [str(step.completion[0]["content"]) for step in steps]
         assert record.completion[1]["content"] == " ".join(responses)
-        assert len({one.split(": ")[1] for one in responses}) == 3  # each query has its own random stream
+        assert len({response.split(": ")[1] for response in responses}) == 3  # each query has its own random stream
         summary = asyncio.run(vf.rescore(Crowd(rubric=vf.Rubric([length])), run, into=tmp_path / "again"))
     assert (summary.failed, summary.reward.mean) == (0, 2.0)
 

@@ -45,8 +45,8 @@ def test_the_notebook_runs_and_its_commands_give_the_same_weights(
     Path("small.toml").write_text(recipe)
     cells = [content for language, _, content in blocks(PAGE) if language == "python"]
     names = asyncio.run(run_cells(cells))
-    shown = capsys.readouterr().out
-    assert "sft 6/6" in shown and "rl tictactoe 2/2" in shown and "step 2 · example" in shown
+    shown_out = capsys.readouterr().out
+    assert "sft 6/6" in shown_out and "rl tictactoe 2/2" in shown_out and "step 2 · example" in shown_out
     assert names["rl"].model == Path("runs/rl/final")
     assert len(names["rl"].metrics) == 2 and names["sft"].best.metric == "validation_loss"
     assert names["rl"].plot().axes and names["sft"].table.row_count > 2

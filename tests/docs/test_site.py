@@ -31,6 +31,7 @@ CHECKED_PAGES = (
 )
 
 
+@pytest.mark.broad
 def test_every_error_message_is_on_the_page_of_errors() -> None:
     page, sites = error_templates.errors_page(), error_templates.raise_sites()
     assert len(sites) > 900
@@ -51,8 +52,9 @@ def test_every_metric_of_training_is_on_its_page() -> None:
     assert sorted(name for name in names if f"`{name}`" not in page and f"/{name}`" not in page) == []
 
 
+@pytest.mark.broad
 def test_every_error_class_with_a_message_has_a_fix() -> None:
-    assert {one.error for one in error_templates.templates()} == set(error_templates.FIXES)
+    assert {template.error for template in error_templates.templates()} == set(error_templates.FIXES)
 
 
 @each_row(
@@ -129,11 +131,11 @@ def test_pages_load_nothing_from_other_servers(site: Path) -> None:
 @pytest.mark.broad
 def test_every_public_name_command_and_setting_is_in_the_reference(site: Path) -> None:
     api = {file.stem: Page(file).ids for file in (site / "reference/api").glob("*.html")}
-    names = {f"rove.{one.name}" for one in reference_pages.public_names("rove")}
+    names = {f"rove.{name.name}" for name in reference_pages.public_names("rove")}
     assert names - set().union(*api.values()) == set()
     for module in reference_pages.PACKAGES:
         text = (site / f"reference/api/{module}.html").read_text(encoding="utf-8")
-        assert [one.name for one in reference_pages.public_names(module) if f">{one.name}<" not in text] == []
+        assert [name.name for name in reference_pages.public_names(module) if f">{name.name}<" not in text] == []
     commands = Page(site / "reference/commands.html").ids
     assert {path.replace(" ", "-") for path, _ in reference_pages.commands()} <= commands
     settings = (site / "settings.html").read_text(encoding="utf-8")

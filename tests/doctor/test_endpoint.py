@@ -132,7 +132,7 @@ async def test_a_slow_server_gets_small_requests_and_does_not_fail(monkeypatch: 
 
     server._chat = respond_truncated
     findings = await server.findings()
-    assert not any(one.severity is HIGH for one in findings.values())
+    assert not any(finding.severity is HIGH for finding in findings.values())
     assert (findings["response"].severity, findings["response"].remedy) == (
         OK,
         "truncated at 32 tokens, because the server is slow",
@@ -152,7 +152,7 @@ async def test_a_timeout_is_a_warning_and_skips_later_checks():
     server._chat = hang
     started: list[str] = []
     findings = await server.findings(timeout_s=0.2, on_check=started.append)
-    assert not any(one.severity is HIGH for one in findings.values())
+    assert not any(finding.severity is HIGH for finding in findings.values())
     assert findings["tools"].severity == MEDIUM and "no answer within 0.2 s" in repr(findings["tools"])
     assert (findings["other_checks"].severity, "latency" in findings) == (SKIPPED, False)
     assert started == ["models", "response", "context", "tools"]
@@ -160,7 +160,7 @@ async def test_a_timeout_is_a_warning_and_skips_later_checks():
     hanging._chat = hang
     findings = await hanging.findings(timeout_s=0.2)
     assert (findings["response"].severity, findings["other_checks"].severity) == (MEDIUM, SKIPPED)
-    assert not any(one.severity is HIGH for one in findings.values())
+    assert not any(finding.severity is HIGH for finding in findings.values())
 
 
 async def test_an_unreachable_endpoint_fails():
@@ -172,7 +172,7 @@ async def test_an_unreachable_endpoint_fails():
     findings = [finding async for finding in check_endpoint(client, "tiny")]
     await client.close()
     assert [(finding.severity, finding.id) for finding in findings] == [(HIGH, "reachable")]
-    assert any(one.severity is HIGH for one in findings)
+    assert any(finding.severity is HIGH for finding in findings)
     assert url in repr(findings[0])
 
 
@@ -202,7 +202,7 @@ async def test_missing_features_are_warnings():
     missing = {"tools", "logprobs", "temperature_0", "seed", "streaming"}
     assert {name for name, finding in findings.items() if finding.severity == MEDIUM} == missing
     assert findings["context"].severity == SKIPPED
-    assert not any(one.severity is HIGH for one in findings.values())
+    assert not any(finding.severity is HIGH for finding in findings.values())
     assert all(findings[name].remedy for name in missing)
 
 
@@ -247,7 +247,7 @@ async def test_an_empty_response_is_a_warning():
         findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
     assert (findings["key"].severity, findings["response"].severity, findings["latency"].severity) == (OK, MEDIUM, OK)
-    assert not any(one.severity is HIGH for one in findings.values())
+    assert not any(finding.severity is HIGH for finding in findings.values())
 
 
 async def test_a_slow_response_is_a_latency_warning(monkeypatch: pytest.MonkeyPatch):

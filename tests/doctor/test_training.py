@@ -90,7 +90,7 @@ async def test_all_checks_run_in_order_and_change_no_files(folder: Path):
     findings = [
         finding async for finding in check_training(config, 3, on_progress=lambda *words: progress.append(words))
     ]
-    assert not any(one.severity is HIGH for one in findings)
+    assert not any(finding.severity is HIGH for finding in findings)
     names = [finding.id for finding in findings]
     assert names[:2] == ["settings", "batch"]
     assert names[-4:] == ["logprob_mismatch", "memory", "time", "disk"]
@@ -141,7 +141,7 @@ async def test_a_context_smaller_than_any_prompt_fails(folder: Path):
     tiny_model(context=4).save(folder / "small")
     findings = await find(folder, model=str(folder / "small"))
     assert findings["context"].severity == HIGH
-    assert any(one.severity is HIGH for one in findings.values())
+    assert any(finding.severity is HIGH for finding in findings.values())
 
 
 @pytest.mark.broad
@@ -167,7 +167,7 @@ async def test_environments_with_text_completions_are_checked(folder: Path):
     source.write_text(text, encoding="utf-8")
     assert (await find(folder, env="texts", groups=0))["context"].severity is OK
     findings = await find(folder, env="texts")
-    assert not any(one.severity is HIGH for one in findings.values())
+    assert not any(finding.severity is HIGH for finding in findings.values())
     assert "refuses" not in repr(findings["history"])
     assert findings["context"].severity is OK
 

@@ -86,12 +86,14 @@ async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
 async def test_the_next_turn_computes_only_new_tokens():
     client = EngineClient.from_model(tiny_model())
     first = await client.respond(Request(MESSAGES, SamplingParams(max_tokens=1)))
-    before = client.engine.computed_tokens
+    computed_tokens_before = client.engine.computed_tokens
     messages = [*MESSAGES, first.message, {"role": "user", "content": "no"}]
     assert first.tokens is not None
     second = await client.respond(Request(messages, SamplingParams(max_tokens=1), previous=first.tokens))
     assert second.tokens is not None
-    assert client.engine.computed_tokens - before == len(second.tokens.prompt_ids) - len(first.tokens.prompt_ids)
+    assert client.engine.computed_tokens - computed_tokens_before == len(second.tokens.prompt_ids) - len(
+        first.tokens.prompt_ids
+    )
 
 
 async def test_a_rewritten_conversation_is_tokenized_from_scratch():
@@ -111,10 +113,13 @@ async def test_the_same_prompt_can_be_sampled_again_after_a_response(max_tokens:
     client = EngineClient.from_model(loaded)
     sampling = SamplingParams(max_tokens=max_tokens)
     first = await client.respond(Request(MESSAGES, sampling))
-    again = await client.respond(Request(MESSAGES, sampling, previous=first.tokens, seed=1))
-    assert first.tokens is not None and again.tokens is not None
-    assert again.tokens.prompt_ids == first.tokens.prompt_ids
-    assert again.tokens.completion_ids == generate_naively(loaded, first.tokens.prompt_ids, 1, 1.0, max_tokens).ids
+    second_response = await client.respond(Request(MESSAGES, sampling, previous=first.tokens, seed=1))
+    assert first.tokens is not None and second_response.tokens is not None
+    assert second_response.tokens.prompt_ids == first.tokens.prompt_ids
+    assert (
+        second_response.tokens.completion_ids
+        == generate_naively(loaded, first.tokens.prompt_ids, 1, 1.0, max_tokens).ids
+    )
 
 
 async def test_the_next_turn_extends_tokens_sampled_by_another_engine():
@@ -199,12 +204,15 @@ async def test_the_next_turn_of_a_raw_text_computes_only_new_tokens(end: str):
     candidates = [await client.respond(Request([], SAMPLING, text="0 1 2", seed=seed)) for seed in range(20)]
     first = next(response for response in reversed(candidates) if response.finish_reason == end)
     assert first.tokens is not None
-    before = client.engine.computed_tokens
+    computed_tokens_before = client.engine.computed_tokens
     text = f"0 1 2{first.message.content} no"
     second = await client.respond(Request([], SamplingParams(max_tokens=1), previous=first.tokens, text=text))
     assert second.tokens is not None
     # All sampled tokens but the last were computed before; a sampled end token is not part of the text.
-    assert client.engine.computed_tokens - before <= len(second.tokens.prompt_ids) - len(first.tokens.ids) + 1
+    assert (
+        client.engine.computed_tokens - computed_tokens_before
+        <= len(second.tokens.prompt_ids) - len(first.tokens.ids) + 1
+    )
 
 
 async def test_a_raw_rollout_trains_each_sampled_token_once():

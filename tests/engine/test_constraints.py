@@ -239,7 +239,7 @@ TOOLS = [
     tool("resign"),
     tool("other", {"type": "object", "properties": {"a": {"enum": [1]}}}),
 ]
-FORMAT_CASES = [pytest.param(how, id=how.name) for how in FORMATS]
+FORMAT_CASES = [pytest.param(call_format, id=call_format.name) for call_format in FORMATS]
 
 
 def grammar_text(loaded: Any, how: Format, *names: str, parallel: bool = False, tools: Any = None) -> str:
@@ -290,7 +290,7 @@ def test_calls_as_models_write_them_are_accepted(loaded: Any, how: Format):
 def test_a_tool_call_marker_that_is_a_special_token_is_sampled_as_that_token():
     loaded = tiny_model()
     loaded.tokenizer.chat_template = "<|tool_call_start|>"
-    how = next(one for one in FORMATS if one.name == "lfm2")
+    how = next(call_format for call_format in FORMATS if call_format.name == "lfm2")
     # Two arbitrary special tokens of the tiny tokenizer.
     marker_ids: Any = {
         "<|tool_call_start|>": 2,
@@ -353,12 +353,14 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
 def test_tools_that_a_call_format_cannot_express_are_refused(loaded: Any, how: str, tools: list[Any], message: str):
     names = [one["function"]["name"] for one in tools]
     with pytest.raises(ConfigError, match=message):
-        grammar_text(loaded, next(one for one in FORMATS if one.name == how), *names, tools=tools)
+        grammar_text(
+            loaded, next(call_format for call_format in FORMATS if call_format.name == how), *names, tools=tools
+        )
 
 
 @each_row("name", ["from", "class", "None", "true", "größe", "ﬁ", "a-b", "a.1", "get.call", "1st"])
 def test_tool_names_that_python_could_not_read_are_supported(loaded: Any, name: str):
-    how = next(one for one in FORMATS if one.name == "lfm2")
+    how = next(call_format for call_format in FORMATS if call_format.name == "lfm2")
     tools = [tool(name, {"properties": {name: {"type": "string"}, "never": False}})]
     constraint = build_constraint(loaded, structured_sampling(grammar=grammar_text(loaded, how, name, tools=tools)))
     text = f'<|tool_call_start|>[{name}({name}="x")]<|tool_call_end|>'

@@ -222,9 +222,9 @@ async def test_a_next_turn_computes_only_its_new_tokens():
     engine = Engine(tiny_model("lfm2").model, [])
     prompt = list(range(10, 50))
     first = await engine.generate(prompt, SamplingParams(max_tokens=5), seed=1)
-    before = engine.computed_tokens
+    computed_tokens_before = engine.computed_tokens
     await engine.generate([*prompt, *first.ids, 1, 2, 3], SamplingParams(max_tokens=1), seed=2)
-    assert engine.computed_tokens - before == 4
+    assert engine.computed_tokens - computed_tokens_before == 4
 
 
 @pytest.mark.broad

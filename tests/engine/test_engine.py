@@ -113,10 +113,10 @@ async def test_the_second_turn_computes_only_new_tokens():
     engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
     first = await engine.generate(prompt, SamplingParams(max_tokens=5), seed=1)
-    before = engine.computed_tokens
+    computed_tokens_before = engine.computed_tokens
     await engine.generate([*prompt, *first.ids, 1, 2, 3], SamplingParams(max_tokens=1), seed=2)
     # The last sampled token, which has not been fed back yet, and three new tokens.
-    assert engine.computed_tokens - before == 4
+    assert engine.computed_tokens - computed_tokens_before == 4
 
 
 async def test_equal_prompts_are_computed_once():
@@ -452,7 +452,7 @@ async def test_prompt_logprobs_equal_the_scores_of_the_prompt(top: int):
     assert generation.prompt_logprobs == pytest.approx(engine.score(prompt), abs=TOLERANCE)
     if top:
         assert generation.prompt_top_logprobs is not None
-        assert [len(some) for some in generation.prompt_top_logprobs] == [top] * 3
+        assert [len(logprob) for logprob in generation.prompt_top_logprobs] == [top] * 3
     else:
         assert generation.prompt_top_logprobs is None
 

@@ -297,11 +297,11 @@ def test_reserved_rows_use_no_memory_even_if_the_heap_has_free_memory():
     heap = [torch.ones(1 << 20) for _ in range(40)]
     del heap[:-1]
     trim_heap()
-    before = resident_bytes()
+    resident_bytes_before = resident_bytes()
     shape = CacheShape(layers=2, kv_heads=1, head_size=64, dtype=torch.float32, device=CPU)
     pool = Pool(shape, 64, budget=4 * length)
     assert sum(x.nbytes for x in [*pool.keys, *pool.values]) > 3 * length
-    assert resident_bytes() - before < length / 2
+    assert resident_bytes() - resident_bytes_before < length / 2
 
 
 def resident_bytes() -> int:

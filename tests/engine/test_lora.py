@@ -38,7 +38,7 @@ def adapter_of(loaded: LoadedModel, seed: int, targets: tuple[str, ...] = (), r:
     """Return a random adapter of the projections in `targets` (default: all), large enough to change the output."""
     torch.manual_seed(seed)
     tensors = {}
-    modules = [name for own in projections(loaded.model).values() for name in own]
+    modules = [name for projection in projections(loaded.model).values() for name in projection]
     for name in modules:
         if not targets or name.endswith(targets):
             out, into = loaded.model.get_submodule(name).weight.shape
@@ -197,9 +197,9 @@ async def test_a_row_that_moves_to_a_larger_row_keeps_its_adapter():
     )
     while len(sampled) < 120:  # noqa: ASYNC110  until the request has moved to a larger row
         await asyncio.sleep(0)
-    other = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=2)
+    other_generation = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=2)
     assert not long.done()
-    assert_agrees(models[None], prompt, other, 2, 1.0)
+    assert_agrees(models[None], prompt, other_generation, 2, 1.0)
     longer = [*prompt, *(await long).ids, 5]
     for name in ADAPTERS:
         assert_agrees(
@@ -219,16 +219,16 @@ async def test_loading_an_adapter_under_the_same_name_replaces_it():
     engine.load_adapter("a", adapters["b"], version=7)
     assert len(reusable) == 2
     assert engine.adapters == ["a", "b"]
-    before = engine.computed_tokens
+    computed_tokens_before = engine.computed_tokens
     generation = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
     assert_agrees(models["b"], prompt, generation, 1, 1.0)
     assert (generation.policy_version, engine.policy_version) == (7, 0)
     # No keys and values of the old adapter were used.
-    assert engine.computed_tokens - before == 40 + len(generation.ids) - 1
-    before = engine.computed_tokens
+    assert engine.computed_tokens - computed_tokens_before == 40 + len(generation.ids) - 1
+    computed_tokens_before = engine.computed_tokens
     for name in (None, "b"):
         await engine.generate(prompt, one_token, adapter=name)
-    assert engine.computed_tokens - before == 2  # keys and values of the other adapters are kept
+    assert engine.computed_tokens - computed_tokens_before == 2  # keys and values of the other adapters are kept
     engine.drop_adapter("a")
     assert engine.adapters == ["b"]
     with pytest.raises(ConfigError, match="no adapter 'a' is loaded; known: b"):

@@ -36,11 +36,11 @@ async def test_update_weights_clears_the_cache_and_sets_the_policy_version(in_pl
     else:
         engine.update_weights(3, weights)
     assert engine.policy_version == 3
-    before = engine.computed_tokens
+    computed_tokens_before = engine.computed_tokens
     longer = [*prompt, *first.ids, 5]
     second = await engine.generate(longer, SamplingParams(max_tokens=4), seed=2)
     assert second.policy_version == 3
-    assert engine.computed_tokens - before == len(longer) + len(second.ids) - 1
+    assert engine.computed_tokens - computed_tokens_before == len(longer) + len(second.ids) - 1
     assert_same(second, generate_naively(loaded, longer, 2, 1.0, 4))
     assert engine.score([*longer, *second.ids])[-len(second.ids) :] == pytest.approx(second.logprobs, abs=TOLERANCE)
 

@@ -75,7 +75,7 @@ def test_no_fact_contradicts_another(seed):
     for battle in world["battle"]:
         sides = [battle.facts[side] for side in ("victor", "loser") if battle.facts[side]]
         assert len(set(map(id, sides))) == len(sides)
-        assert all(one.facts["born"] + 20 < battle.facts["year"] < one.facts["died"] for one in sides)
+        assert all(side.facts["born"] + 20 < battle.facts["year"] < side.facts["died"] for side in sides)
     assert all(fair.facts["honours"].facts["died"] < fair.facts["year"] for fair in world["festival"])
 
 

@@ -233,13 +233,13 @@ def sleep_processes() -> set[str]:
 
 @pytest.mark.broad
 async def test_a_program_runs_as_an_agent_and_leaves_no_process(tmp_path: Path):
-    before = sleep_processes()
+    sleep_processes_before = sleep_processes()
     env = env_of(command=PROGRAM, cwd=tmp_path, environment_vars={"EXTRA": "1"})
     record = await run_one(env)
     assert (record.reward, record.stop_condition) == (1.0, "agent_finished"), record.error
     assert record.completion[-1] == vf.AssistantMessage("question 0 #2")
     assert [step.prompt[0]["role"] for step in record.steps] == ["system", "system"]
-    assert sleep_processes() == before
+    assert sleep_processes() == sleep_processes_before
 
 
 async def test_a_command_string_runs_in_a_shell_and_its_output_is_in_the_state():
@@ -273,10 +273,10 @@ async def test_a_failing_program_is_an_agent_error():
 
 @pytest.mark.broad
 async def test_a_program_that_hangs_is_killed_with_its_child_processes():
-    before = sleep_processes()
+    sleep_processes_before = sleep_processes()
     record = await run_one(env_of(command=f"{CURL}; sleep 1000", timeout_seconds=3))
     assert (record.stop_condition, record.is_truncated, record.reward) == ("timeout_reached", True, 1.0), record.error
-    assert len(record.completion) == 1 and sleep_processes() == before
+    assert len(record.completion) == 1 and sleep_processes() == sleep_processes_before
 
 
 @pytest.mark.broad

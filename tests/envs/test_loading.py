@@ -394,7 +394,7 @@ def test_a_version_that_differs_or_cannot_be_checked_is_an_error(
 def test_a_module_that_replaces_an_example_is_named(workplace, recwarn: pytest.WarningsRecorder):
     install_module(workplace / "site", "reverse_text", "a module")
     assert origin(load_environment("reverse_text")) == "a module"
-    [note] = [str(one.message) for one in recwarn if "is loaded from" in str(one.message)]
+    [note] = [str(warning.message) for warning in recwarn if "is loaded from" in str(warning.message)]
     assert str(workplace / "site" / "reverse_text.py") in note and "a module on the import path" in note
     assert str(example_environments()["reverse_text"]) in note
 
@@ -403,7 +403,7 @@ def test_an_entry_point_that_replaces_an_example_is_named(workplace, recwarn: py
     install_module(workplace / "other", "toys_inside", "an entry point")
     install_entry_point(workplace / "other", "toys", "reverse-text", "toys_inside")
     assert origin(load_environment("reverse_text")) == "an entry point"
-    [note] = [str(one.message) for one in recwarn if "is loaded from" in str(one.message)]
+    [note] = [str(warning.message) for warning in recwarn if "is loaded from" in str(warning.message)]
     assert "by the entry point of toys 1.0" in note
 
 
@@ -418,4 +418,4 @@ def test_the_obvious_file_is_not_named(workplace, monkeypatch: pytest.MonkeyPatc
     shutil.copytree(example_environments()["double_check"].parent, copy)
     assert environment_file("double_check") == copy / "double_check.py"
     load_environment("double_check")  # a copy of the same code
-    assert not [one for one in recwarn if "is loaded from" in str(one.message)]
+    assert not [warning for warning in recwarn if "is loaded from" in str(warning.message)]

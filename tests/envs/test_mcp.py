@@ -280,10 +280,10 @@ def test_invalid_arguments_are_reported_at_once(options: dict[str, Any], said: s
 
 async def test_tools_can_be_listed_before_a_run(any_server: dict[str, Any]) -> None:
     env = env_of(any_server)
-    before = env.identity
+    identity_before = env.identity
     await env.connect()
     assert "add" in env.tool_map
-    assert env.identity == before  # otherwise a connected environment could not resume the run
+    assert env.identity == identity_before  # otherwise a connected environment could not resume the run
     await env.tear_down()
 
 
@@ -294,9 +294,9 @@ async def test_shared_servers_keep_their_state_and_rollouts_have_their_own() -> 
     answers = [answer.split() for record in shared for answer in told(record)]
     assert sorted(int(count) for count, _ in answers) == [1, 2, 3, 4, 5, 6]
     assert len({pid for _, pid in answers}) == 1
-    own = await vf.generate(env_of(command(), dataset=rows(3), scope="rollout", max_servers=2), script)
-    assert [[answer.split()[0] for answer in told(record)] for record in own] == [["1", "2"]] * 3
-    assert len({answer.split()[1] for record in own for answer in told(record)}) == 3
+    own_records = await vf.generate(env_of(command(), dataset=rows(3), scope="rollout", max_servers=2), script)
+    assert [[answer.split()[0] for answer in told(record)] for record in own_records] == [["1", "2"]] * 3
+    assert len({answer.split()[1] for record in own_records for answer in told(record)}) == 3
 
 
 async def test_a_factory_creates_a_server_per_rollout() -> None:

@@ -110,11 +110,11 @@ def test_a_missing_package_is_reported_at_the_start():
 def test_sixty_four_concurrent_rollouts_leave_no_resources():
     script = [calls(python("n = 20")), calls(python("n += 1")), calls(python("n * 2")), "0"]
     play(vf.PythonEnv(dataset=rows(1), unsafe=True), *script)
-    before = held()
+    held_before = held()
     env = vf.PythonEnv(dataset=rows(64), unsafe=True, rubric=vf.Rubric([correct]))
     records = roll(env, in_turn(*script), max_concurrent=64)
     assert [told(record) for record in records] == [["[no output]", "[no output]", "42"]] * 64
-    assert nothing_new(before)
+    assert nothing_new(held_before)
 
 
 def test_rollouts_wait_for_a_free_sandbox():

@@ -79,7 +79,11 @@ def test_the_model_explores_the_context_with_code_and_answers_with_a_variable():
     assert told(record) == [f"({len(TEXT)}, {TEXT[:7]!r})", "[no output]", "[no output]"]
     assert (record.stop_condition, record.reward, record.error) == ("answer_is_ready", 1.0, None)
     system, user = record.prompt
-    assert "`context`" in system["content"] and "llm_batch" in system["content"] and "at most 100 prompts" in system["content"]
+    assert (
+        "`context`" in system["content"]
+        and "llm_batch" in system["content"]
+        and "at most 100 prompts" in system["content"]
+    )
     assert "context=part" not in system["content"] and "```" not in system["content"]
     assert (
         user["content"] == f"Which owl?\n\n`context` is a text of {len(TEXT):,} characters. It begins: {TEXT[:200]!r}"
@@ -404,7 +408,7 @@ def test_sub_models_can_have_their_own_sandbox_and_sub_models(train: bool):
     assert record.completion[-1]["content"] == "[no output]" and metrics(record)["answer_ready"] == 1
     steps = record.steps if train else record.model_roles["sub_model"]
     assert metrics(record)["sub_calls"] == 2 * (2 + 2 * (2 + 2)) == len(steps) - 2 * train
-    assert [len(backend.opened) for backend in backends] == [1, 2, 4] and all(one.is_clean for one in backends)
+    assert [len(backend.opened) for backend in backends] == [1, 2, 4] and all(backend.is_clean for backend in backends)
     inner_steps = [step for step in steps if len(step.prompt) > 1 and "2,222 characters" in step.prompt[1]["content"]]
     assert len(inner_steps) == 4 and inner_steps[0].prompt[0] == record.prompt[0]
     assert "context=part" in record.prompt[0]["content"]
@@ -624,13 +628,13 @@ def test_rollouts_work_in_containers_and_in_a_group(engine: Path):  # noqa: F811
 def test_two_hundred_concurrent_rollouts_leave_no_resources():
     script = ["len(llm_batch([context[i:i + 500] for i in range(0, 2000, 500)]))", "llm('a')", READY.format("49")]
     play(env_of(backend=None, unsafe=True), *script)
-    before = held()
+    held_before = held()
     dataset = [{"question": str(n), "answer": "49", "info": {"context": TEXT}} for n in range(200)]
     env = env_of(dataset=dataset, backend=None, unsafe=True, max_sandboxes=32)
     records = roll(env, scripted(*script), max_concurrent=200)
     assert [(told(record), record.reward) for record in records] == [(["4", "'A'", "[no output]"], 1.0)] * 200
     assert {metrics(record)["sub_calls"] for record in records} == {5}
-    assert nothing_new(before)
+    assert nothing_new(held_before)
 
 
 @pytest.mark.broad

@@ -297,7 +297,7 @@ def test_the_sandbox_is_closed_after_an_error_a_timeout_and_a_limit():
 @pytest.mark.broad
 async def test_the_sandbox_is_closed_after_a_cancellation_and_leaves_no_process():
     await generate(env_of())  # allocate what is loaded only once per process
-    before = held()
+    held_before = held()
     env = env_of(dataset=rows(8))
     duration = "71717"
     run = asyncio.ensure_future(
@@ -314,7 +314,7 @@ async def test_the_sandbox_is_closed_after_a_cancellation_and_leaves_no_process(
     await env.tear_down()
     assert env.backend.is_clean
     assert not command_lines_with(duration)
-    assert nothing_new(before)
+    assert nothing_new(held_before)
 
 
 async def generate(env: vf.Environment, *answers: Any, **options: Any) -> list[vf.RolloutRecord]:

@@ -90,8 +90,8 @@ def test_pages_fit_the_screen_are_accessible_and_load_nothing_external(
         assert tab.trouble == [], path
         options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "preload": False}
         violations[path] = [
-            f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
-            for one in axe.Axe().run(tab.page, options=options).response["violations"]
+            f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}"
+            for violation in axe.Axe().run(tab.page, options=options).response["violations"]
         ]
         tab.context.close()
     assert not any(violations.values()), violations

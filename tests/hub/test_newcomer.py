@@ -119,10 +119,10 @@ def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
     bob = Machine(tmp_path / "bob", fresh)
     bob.rove("hub", "login", url, "--no-token")
     search_result = json.loads(bob.rove("search", "times", "--json"))
-    assert [one["name"] for one in search_result["environments"]] == ["times-table"]
+    assert [environment["name"] for environment in search_result["environments"]] == ["times-table"]
     info = json.loads(bob.rove("info", "ada/times-table", "--json"))
     assert info["manifest"]["policies"]["oracle"]["reward"] == pytest.approx(1.2)
-    assert [one["summary"]["reward"]["mean"] for one in info["results"]] == [pytest.approx(1.2)]
+    assert [result["summary"]["reward"]["mean"] for result in info["results"]] == [pytest.approx(1.2)]
     step("search")
     assert "ada/times-table" in bob.rove("install", "ada/times-table", "--yes")
     step("install")

@@ -61,7 +61,7 @@ def sample(env: vf.Environment, player: Any, rollouts: int = 1) -> list[vf.Rollo
 
 @pytest.mark.parametrize("env_cls", [Walk, OldWalk])
 def test_a_class_with_reset_and_step_is_an_environment(env_cls: Any) -> None:
-    before = env_cls.closed
+    closed_before = env_cls.closed
     records = sample(walk(env_cls, obs_to_text=lambda at: f"You stand at {at}."), "right")
     for record in records:
         assert record.scores is not None, record.error
@@ -73,7 +73,7 @@ def test_a_class_with_reset_and_step_is_an_environment(env_cls: Any) -> None:
         assert (
             record.scores.metrics["episode_steps"] == len(record.steps) and record.scores.metrics["terminated"] == 1.0
         )
-    assert env_cls.closed == before + 4
+    assert env_cls.closed == closed_before + 4
 
 
 def test_rollouts_of_a_group_share_a_seed() -> None:
@@ -151,11 +151,11 @@ def test_a_step_that_raises_fails_its_rollout_and_the_environment_is_closed() ->
         def step(self, action: int) -> Any:
             raise RuntimeError("a wheel came off")
 
-    before = Broken.closed
+    closed_before = Broken.closed
     record, *_ = sample(walk(Broken), "left")
     assert record.error is not None
     assert (record.error.phase, record.error.message) == ("env_response", "a wheel came off")
-    assert Broken.closed == before + 4
+    assert Broken.closed == closed_before + 4
 
 
 def test_a_slow_step_times_out_and_ends_before_close() -> None:

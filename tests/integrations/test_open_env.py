@@ -376,7 +376,7 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
         missing = await ask("step", {"action": move, "episode_id": "one"})
         assert missing[0] == 404 and "no episode 'one' is active" in missing[1]["detail"]
         assert before == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
-        assert {one["metadata"]["episode_id"] for one in results} == {"one"}
+        assert {result["metadata"]["episode_id"] for result in results} == {"one"}
         return results
 
     async def over_socket(connect: Callable[[], Session]) -> list[Any]:

@@ -198,9 +198,9 @@ def test_workers_end_with_the_run() -> None:
 
 
 def test_the_random_state_of_this_process_is_unchanged() -> None:
-    before = random.getstate()
+    random_state_before = random.getstate()
     Families("word_ladder", num_eval_examples=3).evaluate_sync(says(answer_correctly))
-    assert random.getstate() == before and "reasoning_gym" not in sys.modules
+    assert random.getstate() == random_state_before and "reasoning_gym" not in sys.modules
 
 
 @pytest.mark.parametrize(

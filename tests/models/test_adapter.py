@@ -141,7 +141,7 @@ async def test_the_engine_samples_with_the_adapter_inside(family: str, native: b
     loaded = family_model(family)
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), native=native)
     assert engine.is_fast == (family in FAST)
-    before = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
+    generation_before = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
     loaded = with_adapter(loaded)
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), native=native)
     logprobs = []
@@ -153,7 +153,7 @@ async def test_the_engine_samples_with_the_adapter_inside(family: str, native: b
         assert_agrees(loaded, IDS[0].tolist(), generation, 2, 1.0)
         assert generation.policy_version == version
         logprobs.append(generation.logprobs)
-    assert logprobs[0] != logprobs[1] != before.logprobs
+    assert logprobs[0] != logprobs[1] != generation_before.logprobs
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2", "gemma2"])
@@ -220,9 +220,9 @@ def test_initial_adapter_weights_depend_only_on_the_seed():
     for seed, global_seed in ((0, 0), (0, 3), (1, 0)):
         torch.manual_seed(global_seed)
         loaded = tiny_model()
-        before = torch.get_rng_state()
+        rng_state_before = torch.get_rng_state()
         add_adapter(loaded.model, 2, 32, 0.0, [], seed, "base")
-        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(torch.get_rng_state(), rng_state_before)
         states.append(torch.cat([weight.detach().flatten() for weight in trainable_parameters(loaded.model).values()]))
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])

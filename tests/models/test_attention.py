@@ -221,9 +221,9 @@ def test_a_model_with_sliding_windows_keeps_its_own_attention():
     model = AutoModelForCausalLM.from_config(config)
     ids = torch.arange(20)[None]
     with torch.inference_mode():
-        before = model(input_ids=ids).logits
-        after = prepare(model, tokenizer).model(input_ids=ids).logits
-    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+        logits_before = model(input_ids=ids).logits
+        logits_after = prepare(model, tokenizer).model(input_ids=ids).logits
+    torch.testing.assert_close(logits_after, logits_before, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

@@ -75,9 +75,9 @@ def test_weights_depend_only_on_the_seed():
     torch.manual_seed(1)
     first = new_model(TEXTS, vocab_size=300, seed=5)
     torch.manual_seed(2)
-    before = torch.get_rng_state()
+    rng_state_before = torch.get_rng_state()
     second, other = new_model(TEXTS, vocab_size=300, seed=5), new_model(TEXTS, vocab_size=300, seed=6)
-    assert torch.equal(before, torch.get_rng_state())  # the global random state does not change
+    assert torch.equal(rng_state_before, torch.get_rng_state())  # the global random state does not change
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
     assert not torch.equal(first.model.lm_head.weight, other.model.lm_head.weight)
 

@@ -42,12 +42,12 @@ def test_kernels_are_compiled_once(name: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert kernels.load_kernels(name, 2, 16) is not None
     (library,) = (tmp_path / "rove").iterdir()
-    before = library.stat().st_mtime_ns
+    st_mtime_ns_before = library.stat().st_mtime_ns
     kernels.load_kernels.cache_clear()
     assert kernels.load_kernels(name, 2, 16) is not None
     assert kernels.load_kernels(name, 1, 16) is not None
     assert len(list((tmp_path / "rove").iterdir())) == 2
-    assert library.stat().st_mtime_ns == before
+    assert library.stat().st_mtime_ns == st_mtime_ns_before
 
 
 def test_unsupported_shapes_have_no_kernels():

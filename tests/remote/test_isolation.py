@@ -68,9 +68,9 @@ CODE_PLACES = ("at_import", "in_setup", "in_response", "in_cleanup", "in_reward"
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
-    before = children()
+    children_before = children()
     yield
-    assert children() <= before
+    assert children() <= children_before
 
 
 def package(folder: Path, name: str = "talk", **code: str) -> Path:
@@ -453,7 +453,7 @@ def test_a_virtual_environment_is_created_from_pip_arguments(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(vf.ConfigError, match="cannot be made"):
         make_venv(tmp_path / "file" / "other", [])
-    assert [one.name for one in (tmp_path / "made").iterdir()] == ["here"]
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["here"]
 
 
 @pytest.mark.broad

@@ -73,7 +73,7 @@ def open_on_cluster(cluster: Any, folder: Path, **how: Any) -> Any:
 def kill_node(cluster: Any, ray: Any) -> Any:
     """Kill another node than this process's with SIGKILL: its raylet and the raylet's children; return the node."""
     own_node_id = ray.get_runtime_context().get_node_id()
-    node = next(one for one in cluster.list_all_nodes() if one.node_id != own_node_id)
+    node = next(node for node in cluster.list_all_nodes() if node.node_id != own_node_id)
     raylet = node.all_processes["raylet"][0].process.pid
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(raylet)], capture_output=True, text=True, check=True)
     for pid in [*map(int, children.stdout.split()), raylet]:
@@ -94,7 +94,7 @@ def test_rollouts_on_all_nodes_equal_local_ones(cluster: Any, tmp_path: Path) ->
     local_records = plain.generate_sync(Echo(), rollouts_per_example=2)
     assert [facts(record)[:3] for record in records] == [facts(record)[:3] for record in local_records]
     state = importlib.import_module("ray._private.state")
-    alive = [one for one in state.actors().values() if one["State"] == "ALIVE"]
+    alive = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]
     assert len({one["Address"]["NodeID"] for one in alive}) == len(alive) == NODES
     env.close()
 
@@ -131,15 +131,15 @@ def test_a_killed_node_loses_no_rollout_and_repeats_no_request(cluster: Any, tmp
     client = Fateful(kill_one_node)
     summary = asyncio.run(vf.evaluate(env, client, "m", run=tmp_path / "run", rollouts_per_example=4))
     assert (summary.scored, summary.failed) == (96, 0) and env.nodes.lost == 1
-    lines = Counter((one.example_key, one.rollout_index) for one in Run(tmp_path / "run").outcomes())
+    lines = Counter((outcome.example_key, outcome.rollout_index) for outcome in Run(tmp_path / "run").outcomes())
     assert len(lines) == 96 and set(lines.values()) == {1}
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 96 * 3
     records = sorted(Run(tmp_path / "run").rollouts(), key=lambda one: (one.example_id, one.rollout_index))
     assert list(map(facts, records)) == as_here(tmp_path, 4)
     cluster.remove_node(killed_nodes[0])
     add_node(cluster)  # Restore the number of nodes.
-    again = env.generate_sync(Echo(), rollouts_per_example=4)
-    assert list(map(facts, again)) == as_here(tmp_path, 4)
+    second_records = env.generate_sync(Echo(), rollouts_per_example=4)
+    assert list(map(facts, second_records)) == as_here(tmp_path, 4)
     env.close()
 
 

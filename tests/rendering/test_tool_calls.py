@@ -19,7 +19,7 @@ from rove.rendering.tool_calls import (
     unparsed_call_format,
 )
 
-BY_NAME = {one.name: one for one in FORMATS}
+BY_NAME = {call_format.name: call_format for call_format in FORMATS}
 NAMES = st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9_.-]{0,8}", fullmatch=True) | st.sampled_from(
     ["from", "None", "get.call"]
 )
@@ -277,12 +277,13 @@ def test_settled_characters_accepts_plain_words_immediately_and_calls_never(how:
 
 
 @given(
-    how=st.sampled_from([one for one in FORMATS if not one.bare]), some=st.lists(st.sampled_from(FRAGMENTS), max_size=8)
+    how=st.sampled_from([call_format for call_format in FORMATS if not call_format.bare]),
+    some=st.lists(st.sampled_from(FRAGMENTS), max_size=8),
 )
 def test_a_started_call_is_parsed_or_reported_as_unparsed(how: Format, some: list[str]) -> None:
     text = "".join(some)
     _, tool_calls = read_calls(text, how, ("f",))
     call_start = how.starts.search(text.rpartition("</think>")[2])
     assert tool_calls or unparsed_call_format(text) if call_start else not tool_calls
-    if not any(mark in text for one in FORMATS for mark in one.marks):
+    if not any(mark in text for call_format in FORMATS for mark in call_format.marks):
         assert unparsed_call_format(text) is None

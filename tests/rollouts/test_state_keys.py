@@ -137,11 +137,11 @@ def check_run(env: vf.Environment, path: Path, may_fail: bool) -> list[RolloutRe
     with Run(path / "run") as source:
         rescored = asyncio.run(vf.rescore(env, source, into=path / "rescored"))
     assert (rescored.scored, rescored.failed) == (scored, 0)
-    before = (path / "run" / "rollouts.jsonl").read_bytes()
+    content_before = (path / "run" / "rollouts.jsonl").read_bytes()
     resumed = asyncio.run(vf.evaluate(env, says("b"), run=path / "run"))
     assert resumed.scored == scored
     if scored == count:
-        assert (path / "run" / "rollouts.jsonl").read_bytes() == before
+        assert (path / "run" / "rollouts.jsonl").read_bytes() == content_before
     return records
 
 

@@ -361,7 +361,7 @@ def test_group_rewards_can_query_the_judge() -> None:
     @vf.group_reward
     async def best(judge, states) -> list[float]:
         replies = [await judge(s["prompt"], s["completion"], s["answer"], s) for s in states]
-        return [float(one == "yes") for one in replies]
+        return [float(reply == "yes") for reply in replies]
 
     env = Quiz(1, rubric=vf.JudgeRubric(judge_client=Asked(compare_with_answer), funcs=[best]))
     answers = iter(["0", "5"])

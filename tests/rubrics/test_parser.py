@@ -32,7 +32,9 @@ CONVERSATION = [
     {"role": "user", "content": "Thanks."},
 ]
 
-tagless = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"]))
+tagless = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"])).filter(
+    lambda text: "[THINK]" not in text
+)
 texts_with_tags = st.lists(
     st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<tool>", "</tool>", "\n", " ", "x"])
 ).map("".join)

@@ -404,10 +404,10 @@ def test_exceptions_pass_through_with_their_phase(is_async):
 
 def test_scoring_does_not_modify_the_state():
     state = make_state(row={"difficulty": 2})
-    before = copy.deepcopy(state)
+    state_before = copy.deepcopy(state)
     score_all(RubricGroup([Rubric([correct, rank]), Rubric([length])]), [state, make_state()])
-    assert state == before
-    assert state.keys() == before.keys()
+    assert state == state_before
+    assert state.keys() == state_before.keys()
 
 
 # Groups

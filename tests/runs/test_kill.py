@@ -128,12 +128,12 @@ def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Si
             before = now
         assert not (run / "summary.json").exists() or len(before) == 60
     assert "60 of 60 rollouts scored" in finish(tmp_path, *EVAL)
-    after = lines(run)
-    assert after[: len(before)] == before
-    assert len(after) == 60
+    lines_after = lines(run)
+    assert lines_after[: len(before)] == before
+    assert len(lines_after) == 60
     assert set(places(run).values()) == {1}
     finish(tmp_path, *EVAL)
-    assert lines(run) == after
+    assert lines(run) == lines_after
     finish(tmp_path, *EVAL[:-1], "whole")
     assert timeless_rollouts(run) == timeless_rollouts(tmp_path / "whole")
 

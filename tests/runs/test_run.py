@@ -50,7 +50,7 @@ def test_a_folder_is_started_and_then_continued(tmp_path):
 def test_another_identity_is_refused_with_the_differences(tmp_path):
     with start(tmp_path) as run:
         run.append_metrics({"step": 1})
-    before = (tmp_path / "config.toml").read_bytes()
+    content_before = (tmp_path / "config.toml").read_bytes()
     other = {"env": "toy", "sampling": {"temperature": 0.5}, "seed": 1}
     with pytest.raises(RunError) as caught:
         start(tmp_path, other, kind="rl")
@@ -62,7 +62,7 @@ def test_another_identity_is_refused_with_the_differences(tmp_path):
         "  seed: was None, now 1",
         "Pass another --run-dir, or --overwrite to delete the old run",
     ]
-    assert (tmp_path / "config.toml").read_bytes() == before
+    assert (tmp_path / "config.toml").read_bytes() == content_before
 
 
 def test_the_error_mentions_that_all_rollouts_of_the_old_run_failed(tmp_path):
@@ -404,7 +404,7 @@ def test_cut_drops_everything_newer_than_the_checkpoint(tmp_path):
         for step in (3, 4, 5):
             write_tokens(tmp_path, step, [TrainedRollout("key", step, [])])
         run.cut(msgspec.structs.replace(progress, step=4))
-        assert [[one.rollout_index for one in read_tokens(tmp_path, step)] for step in (3, 4, 5)] == [[3], [4], []]
+        assert [[token.rollout_index for token in read_tokens(tmp_path, step)] for step in (3, 4, 5)] == [[3], [4], []]
         run.cut(None)
         assert read_tokens(tmp_path, 3) == []
         assert list(run.rollouts()) == []

@@ -149,15 +149,15 @@ async def test_an_attack_with_a_feature_turned_off(off: tuple[str, ...], name: s
 @pytest.mark.broad
 async def test_the_page_of_attacks_is_up_to_date() -> None:
     assert len(SNIPPETS) >= 40
-    assert len({one.name for one in SNIPPETS}) == len(SNIPPETS)
-    assert {one.by for one in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
+    assert len({snippet.name for snippet in SNIPPETS}) == len(SNIPPETS)
+    assert {snippet.by for snippet in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
     page = PAGE.read_text(encoding="utf-8")
     assert rewritten(page) == page
 
 
 @pytest.mark.slow
 async def test_sixty_four_concurrent_attacks_fail(host: Host) -> None:
-    stopped = [one for one in SNIPPETS if one.outcome == WALL and one.kind == "python"]
+    stopped = [snippet for snippet in SNIPPETS if snippet.outcome == WALL and snippet.kind == "python"]
     async with LocalBackend(LIMITS, max_sessions=64) as backend:
         if await machine_is_refused(backend):
             return
@@ -177,6 +177,8 @@ async def test_sixty_four_concurrent_attacks_fail(host: Host) -> None:
 async def test_attacks_in_containers_fail(host: Host) -> None:
     async with DockerBackend(IMAGE, LIMITS, binary=os.environ.get("ROVE_TEST_ENGINE")) as backend:
         bystander = await open_bystander(backend)
-        for one in SNIPPETS:
-            await assert_attack_fails(one, IN_CONTAINERS.get(one.name, one.outcome), backend, bystander, host)
+        for snippet in SNIPPETS:
+            await assert_attack_fails(
+                snippet, IN_CONTAINERS.get(snippet.name, snippet.outcome), backend, bystander, host
+            )
         await bystander.close()

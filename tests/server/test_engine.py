@@ -809,9 +809,8 @@ async def _send(at: Served, path: str, body: Any) -> tuple[int, str]:
         return reply.status, await reply.text()
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.broad)])
-async def test_concurrent_requests_leave_nothing_behind(count: int):
-    assert (await soak(count)).keys() >= {"200", "400", "404", "413", "gone"}
+async def test_concurrent_requests_leave_nothing_behind():
+    assert (await soak(60)).keys() >= {"200", "400", "404", "413", "gone"}
 
 
 @pytest.mark.slow

@@ -44,23 +44,23 @@ def failed(key: str) -> Outcome:
 def test_the_paired_difference_computed_by_hand():
     a = run([[0.0, 1.0], [0.0, 0.0], 1.0, 0.5])
     b = run([[1.0, 1.0], [1.0, 0.0, 0.5], 1.0, 0.25])
-    found = compare(a, b)
+    comparison = compare(a, b)
     gaps = [0.5, 0.5, 0.0, -0.25]
     expected = widened_t(gaps)
-    assert (found.main.a, found.main.b, found.main.difference) == (0.5, 0.6875, 0.1875)
-    assert (found.main.low, found.main.high) == pytest.approx((expected.low, expected.high))
-    assert found.main.caveat == "interval may be too narrow: fewer than 10 examples"
-    assert (found.wins, found.ties, found.losses) == (2, 1, 1)
-    assert (found.paired, found.main.examples, found.only_a, found.only_b) == (True, 4, 0, 0)
-    assert found.main.direction == 0
+    assert (comparison.main.a, comparison.main.b, comparison.main.difference) == (0.5, 0.6875, 0.1875)
+    assert (comparison.main.low, comparison.main.high) == pytest.approx((expected.low, expected.high))
+    assert comparison.main.caveat == "interval may be too narrow: fewer than 10 examples"
+    assert (comparison.wins, comparison.ties, comparison.losses) == (2, 1, 1)
+    assert (comparison.paired, comparison.main.examples, comparison.only_a, comparison.only_b) == (True, 4, 0, 0)
+    assert comparison.main.direction == 0
 
 
 @pytest.mark.parametrize("start", [0, 100])
 def test_rewards_near_the_largest_float_have_no_interval(start: int):
     huge = run([1e308, -1e308, 1.5e308, 0.0] * 10)
-    found = compare(huge, run([1e308] * 40, start))
-    assert math.isnan(found.main.low) and found.main.direction == 0
-    assert found.main.caveat == "no interval: a value exceeds 1e+100"
+    comparison = compare(huge, run([1e308] * 40, start))
+    assert math.isnan(comparison.main.low) and comparison.main.direction == 0
+    assert comparison.main.caveat == "no interval: a value exceeds 1e+100"
     tally = Tally()
     for one in huge:
         tally.add(one)
@@ -70,11 +70,11 @@ def test_rewards_near_the_largest_float_have_no_interval(start: int):
 def test_only_what_both_have_scored_counts():
     a = [*run([0.0] * 30), failed("30"), outcome("50", 1.0)]
     b = [*run([1.0, 0.9] * 15), outcome("30", 0.0), failed("31"), outcome("60", 0.0), outcome("61", 0.0)]
-    found = compare(a, b)
-    assert (found.main.examples, found.only_a, found.only_b) == (30, 1, 3)
-    assert found.main.difference == pytest.approx(0.95)
-    assert found.verdict == "B is better than A: reward +0.950 [+0.931, +0.969] on 30 shared examples"
-    assert found.notes == ["excluded because the other run did not score them: 1 of A, 3 of B"]
+    comparison = compare(a, b)
+    assert (comparison.main.examples, comparison.only_a, comparison.only_b) == (30, 1, 3)
+    assert comparison.main.difference == pytest.approx(0.95)
+    assert comparison.verdict == "B is better than A: reward +0.950 [+0.931, +0.969] on 30 shared examples"
+    assert comparison.notes == ["excluded because the other run did not score them: 1 of A, 3 of B"]
 
 
 def test_records_compare_as_their_outcomes_do():
@@ -99,20 +99,20 @@ def test_the_other_way_round_is_the_other_way_round(a, b, rng):
 
 @given(rewards)
 def test_a_run_is_as_good_as_itself(a):
-    found = compare(run(a), run(a))
-    assert (found.main.difference, found.main.direction, found.wins, found.losses) == (0.0, 0, 0, 0)
-    assert found.up == found.down == []
+    comparison = compare(run(a), run(a))
+    assert (comparison.main.difference, comparison.main.direction, comparison.wins, comparison.losses) == (0.0, 0, 0, 0)
+    assert comparison.up == comparison.down == []
 
 
 def test_ties_are_as_wide_as_rounding():
-    found = compare(run([0.3, 0.3, 0.3]), run([0.1 + 0.2, 0.3 + 1e-8, 0.3 - 1e-8]))
-    assert (found.wins, found.ties, found.losses) == (1, 1, 1)
+    comparison = compare(run([0.3, 0.3, 0.3]), run([0.1 + 0.2, 0.3 + 1e-8, 0.3 - 1e-8]))
+    assert (comparison.wins, comparison.ties, comparison.losses) == (1, 1, 1)
 
 
 def test_rounding_is_no_difference():
-    found = compare(run([0.3] * 50), run([0.1 + 0.2] * 50))
-    assert found.main.direction == 0
-    assert found.needed_examples == 150
+    comparison = compare(run([0.3] * 50), run([0.1 + 0.2] * 50))
+    assert comparison.main.direction == 0
+    assert comparison.needed_examples == 150
 
 
 def test_a_handful_that_agrees_is_not_enough():
@@ -140,20 +140,20 @@ def test_skewed_differences_have_a_wider_interval_on_their_side():
 
 
 def test_one_shared_example_tells_nothing():
-    found = compare(run([0.0]), run([1.0]))
-    assert math.isnan(found.main.low)
-    assert found.needed_examples is None
-    assert found.verdict == (
+    comparison = compare(run([0.0]), run([1.0]))
+    assert math.isnan(comparison.main.low)
+    assert comparison.needed_examples is None
+    assert comparison.verdict == (
         "too few examples: reward +1.000 on 1 shared example; an interval needs at least 2 examples"
     )
 
 
 def test_verdicts_say_how_many_more_examples_or_that_it_would_have_shown():
     noise = [(-1) ** i * 0.5 for i in range(100)]
-    found = compare(run([0.0] * 100), run(noise))
-    more = found.needed_examples - 100
-    assert found.needed_examples == pytest.approx(7.849 * 0.25 / 0.0004, rel=0.02)
-    assert found.verdict.endswith(f"; about {more:,} more examples would be needed to detect a difference of 0.02")
+    comparison = compare(run([0.0] * 100), run(noise))
+    more = comparison.needed_examples - 100
+    assert comparison.needed_examples == pytest.approx(7.849 * 0.25 / 0.0004, rel=0.02)
+    assert comparison.verdict.endswith(f"; about {more:,} more examples would be needed to detect a difference of 0.02")
     quiet = compare(run([0.0] * 100), run([x / 100 for x in noise]))
     assert quiet.verdict.endswith("; a difference of 0.02 would probably have been detected")
     same = compare(run([0.0] * 200), run([0.0] * 200))
@@ -169,17 +169,17 @@ def test_verdicts_say_how_many_more_examples_or_that_it_would_have_shown():
 def test_without_common_examples_the_difference_is_unpaired_and_says_so():
     rng = np.random.default_rng(2)
     a, b = rng.normal(0.0, 1.0, 20), rng.normal(2.0, 3.0, 12)
-    found = compare(run(a.tolist()), run(b.tolist(), start=100))
+    comparison = compare(run(a.tolist()), run(b.tolist(), start=100))
     difference = b.mean() - a.mean()
     sides = [widened_t(side.tolist()) for side in (a, b)]
     low = difference - math.hypot(b.mean() - sides[1].low, sides[0].high - a.mean())
     high = difference + math.hypot(sides[1].high - b.mean(), a.mean() - sides[0].low)
-    assert found.main.difference == pytest.approx(difference)
-    assert (found.main.low, found.main.high) == pytest.approx((low, high))
-    assert (found.paired, found.main.examples, found.only_a, found.only_b) == (False, 0, 20, 12)
-    assert (found.wins, found.ties, found.losses, found.up, found.down) == (0, 0, 0, [], [])
-    assert "between 20 and 12 different examples" in found.verdict
-    assert found.notes == ["the runs share no examples: a difference between different examples is less certain"]
+    assert comparison.main.difference == pytest.approx(difference)
+    assert (comparison.main.low, comparison.main.high) == pytest.approx((low, high))
+    assert (comparison.paired, comparison.main.examples, comparison.only_a, comparison.only_b) == (False, 0, 20, 12)
+    assert (comparison.wins, comparison.ties, comparison.losses, comparison.up, comparison.down) == (0, 0, 0, [], [])
+    assert "between 20 and 12 different examples" in comparison.verdict
+    assert comparison.notes == ["the runs share no examples: a difference between different examples is less certain"]
 
 
 def test_a_constant_run_is_compared_with_other_examples():
@@ -193,9 +193,9 @@ def test_unpaired_needs_four_examples_each():
     few, enough = (compare(run([0.0] * n), run([1.0] * n, start=50)) for n in (3, 4))
     assert (few.main.direction, enough.main.direction) == (0, 1)
     assert few.verdict.startswith("no detectable difference: reward +1.000 [-0.001, +1.000] between 3 and 3")
-    one = compare(run([0.0]), run([1.0, 2.0], start=50))
-    assert math.isnan(one.main.low)
-    assert one.verdict.endswith("an interval needs at least 2 examples")
+    comparison = compare(run([0.0]), run([1.0, 2.0], start=50))
+    assert math.isnan(comparison.main.low)
+    assert comparison.verdict.endswith("an interval needs at least 2 examples")
 
 
 # Other values
@@ -209,13 +209,13 @@ def with_values(shift: float) -> list[Outcome]:
 
 
 def test_every_value_of_both_is_compared_the_reward_first_then_by_weight():
-    found = compare(with_values(0.0), with_values(0.5))
-    assert [one.name for one in found.others] == ["win", "format", "cost", "turns"]
-    assert [one.weight for one in found.others] == [1.0, 0.2, -0.1, 0.0]
-    assert [one.direction for one in found.others] == [0, 0, 1, 1]
-    other = compare(with_values(0.0), with_values(0.5), "turns")
-    assert [one.name for one in other.others] == ["reward", "win", "format", "cost"]
-    assert other.main == found.others[-1]
+    comparison = compare(with_values(0.0), with_values(0.5))
+    assert [one.name for one in comparison.others] == ["win", "format", "cost", "turns"]
+    assert [one.weight for one in comparison.others] == [1.0, 0.2, -0.1, 0.0]
+    assert [one.direction for one in comparison.others] == [0, 0, 1, 1]
+    other_comparison = compare(with_values(0.0), with_values(0.5), "turns")
+    assert [one.name for one in other_comparison.others] == ["reward", "win", "format", "cost"]
+    assert other_comparison.main == comparison.others[-1]
 
 
 def test_better_is_what_the_reward_calls_better():
@@ -229,9 +229,9 @@ def test_better_is_what_the_reward_calls_better():
 def test_a_value_that_some_rollouts_lack_counts_where_it_is():
     a = [outcome(str(i), 0.0, **({"turns": 1.0} if i < 4 else {})) for i in range(10)]
     b = [outcome(str(i), 0.0, **({"turns": 2.0} if i > 1 else {})) for i in range(10)]
-    found = compare(a, b, "turns")
-    assert (found.main.examples, found.only_a, found.only_b) == (2, 2, 6)
-    assert found.others[0].examples == 10
+    comparison = compare(a, b, "turns")
+    assert (comparison.main.examples, comparison.only_a, comparison.only_b) == (2, 2, 6)
+    assert comparison.others[0].examples == 10
 
 
 def test_differing_weights_and_functions_are_noted():
@@ -249,11 +249,11 @@ def test_differing_weights_and_functions_are_noted():
 
 def test_movers_are_the_largest_changes_in_each_direction():
     gaps = [i / 100 for i in range(-15, 16)]
-    found = compare(run([0.5] * 31), run([0.5 + gap for gap in gaps]))
-    assert [mover.b - mover.a for mover in found.up] == pytest.approx([i / 100 for i in range(15, 5, -1)])
-    assert [mover.b - mover.a for mover in found.down] == pytest.approx([i / 100 for i in range(-15, -5)])
-    assert (found.up[0].example_key, found.up[0].example_id) == ("30", 30)
-    assert [len(group) for group in (compare(run([0.5] * 3), run([0.5, 0.6, 0.5])).up, found.down)] == [1, 10]
+    comparison = compare(run([0.5] * 31), run([0.5 + gap for gap in gaps]))
+    assert [mover.b - mover.a for mover in comparison.up] == pytest.approx([i / 100 for i in range(15, 5, -1)])
+    assert [mover.b - mover.a for mover in comparison.down] == pytest.approx([i / 100 for i in range(-15, -5)])
+    assert (comparison.up[0].example_key, comparison.up[0].example_id) == ("30", 30)
+    assert [len(group) for group in (compare(run([0.5] * 3), run([0.5, 0.6, 0.5])).up, comparison.down)] == [1, 10]
 
 
 # What is refused
@@ -272,8 +272,8 @@ def test_what_cannot_be_compared():
 
 
 def test_a_comparison_survives_json():
-    found = compare(run([0.0]), run([1.0]))
-    plain = msgspec.json.decode(msgspec.json.encode(found))
+    comparison = compare(run([0.0]), run([1.0]))
+    plain = msgspec.json.decode(msgspec.json.encode(comparison))
     assert plain["main"]["low"] is plain["main"]["high"] is None
     assert set(plain) == set(Comparison.__struct_fields__)
 
@@ -324,9 +324,9 @@ def many(differences: Sequence[float], rollouts: int) -> tuple[list[Outcome], li
 
 def test_many_rollouts_of_few_changed_examples_are_a_clear_result():
     higher = [2 / 16] * 16 + [11 / 16] * 6
-    found = compare(*many([*higher, *[-3 / 16] * 3, *[0.0] * 75], 16))
-    assert (found.wins, found.losses, found.ties) == (22, 3, 75)
-    assert found.verdict == "B is better than A: reward +0.056 [+0.022, +0.124] on 100 shared examples"
+    comparison = compare(*many([*higher, *[-3 / 16] * 3, *[0.0] * 75], 16))
+    assert (comparison.wins, comparison.losses, comparison.ties) == (22, 3, 75)
+    assert comparison.verdict == "B is better than A: reward +0.056 [+0.022, +0.124] on 100 shared examples"
 
 
 @pytest.mark.parametrize("rollouts", first_quick([1, 4, 16]))
@@ -354,11 +354,14 @@ gaps = st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.0, 0.0, 0.25, 0.5, 1.
 @given(gaps, st.floats(-1, 1))
 def test_a_direction_is_reported_if_and_only_if_the_interval_excludes_zero(differences, shift):
     for values in (differences, [gap + shift for gap in differences]):
-        found = compare(run([0.0] * len(values)), run(values))
-        excludes = found.main.low > 1e-9 or found.main.high < -1e-9
-        assert (found.main.direction != 0) == excludes
-        assert found.verdict.startswith(("B is better", "B is worse")) == excludes
-        assert math.isnan(found.main.low) or found.main.low - 1e-9 <= found.main.difference <= found.main.high + 1e-9
+        comparison = compare(run([0.0] * len(values)), run(values))
+        excludes = comparison.main.low > 1e-9 or comparison.main.high < -1e-9
+        assert (comparison.main.direction != 0) == excludes
+        assert comparison.verdict.startswith(("B is better", "B is worse")) == excludes
+        assert (
+            math.isnan(comparison.main.low)
+            or comparison.main.low - 1e-9 <= comparison.main.difference <= comparison.main.high + 1e-9
+        )
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
@@ -379,10 +382,10 @@ def test_signs_that_could_be_chance_decide_nothing():
 
 def test_equal_differences_decide_where_the_range_of_values_is_known():
     """The unseen value may have a probability of 1 − 0.025^(1/n)."""
-    found = compare(run([[0.0, 0.0]] * 20), run([[1.0, 0.0]] * 20))
+    comparison = compare(run([[0.0, 0.0]] * 20), run([[1.0, 0.0]] * 20))
     unseen = 1 - 0.025 ** (1 / 20)
-    assert (found.main.low, found.main.high) == pytest.approx((0.5 - 1.5 * unseen, 0.5 + 0.5 * unseen))
-    assert found.main.direction == 1
+    assert (comparison.main.low, comparison.main.high) == pytest.approx((0.5 - 1.5 * unseen, 0.5 + 0.5 * unseen))
+    assert comparison.main.direction == 1
     unknown = compare(run([0.3] * 10), run([0.4] * 10))
     assert math.isnan(unknown.main.low) and unknown.main.direction == 0
 

@@ -148,24 +148,24 @@ def test_other_pairs_of_values_are_scaled_proportions():
 
 def test_a_t_interval_computed_by_hand():
     values = [0.0, 1.0, 2.0]
-    found = mean_estimate(values)
+    estimate = mean_estimate(values)
     reach = 4.302652729749464 / math.sqrt(3)
-    assert astuple(found) == pytest.approx((1.0, 1.0 - reach, 1.0 + reach, FEW))
+    assert astuple(estimate) == pytest.approx((1.0, 1.0 - reach, 1.0 + reach, FEW))
 
 
 def test_intervals_of_shares_stay_between_0_and_1():
     """Student's t for one 0.5 in 160 shares is [-0.003, 0.009]; the exact interval of 0.5 successes is wide enough."""
-    found = mean_estimate([0.5] + [0.0] * 159)
-    assert astuple(found) == pytest.approx((0.5 / 160, *clopper_pearson(0.5, 160), None))
-    assert 0.0 <= found.low < found.mean < 0.02 < found.high
-    assert astuple(mean_estimate([0.5] + [1.0] * 159))[1:3] == pytest.approx((1 - found.high, 1 - found.low))
+    estimate = mean_estimate([0.5] + [0.0] * 159)
+    assert astuple(estimate) == pytest.approx((0.5 / 160, *clopper_pearson(0.5, 160), None))
+    assert 0.0 <= estimate.low < estimate.mean < 0.02 < estimate.high
+    assert astuple(mean_estimate([0.5] + [1.0] * 159))[1:3] == pytest.approx((1 - estimate.high, 1 - estimate.low))
     assert mean_estimate([0.5] + [0.0] * 158 + [-0.1]).low < 0.0  # not shares
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=50))
 def test_no_interval_of_shares_leaves_the_range(values):
-    found = mean_estimate(values)
-    assert math.isnan(found.low) or 0.0 <= found.low <= found.mean + 1e-9 <= found.high + 2e-9 <= 1.0 + 3e-9
+    estimate = mean_estimate(values)
+    assert math.isnan(estimate.low) or 0.0 <= estimate.low <= estimate.mean + 1e-9 <= estimate.high + 2e-9 <= 1.0 + 3e-9
 
 
 def test_intervals_that_do_not_exist():
@@ -193,12 +193,12 @@ def test_skewness_of_known_values():
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=12), st.floats(-4, 4), st.floats(0.25, 4))
 def test_estimates_contain_their_mean_and_follow_shifts_and_scales(values, shift, scale):
-    found = mean_estimate(values)
+    estimate = mean_estimate(values)
     moved = mean_estimate([scale * value + shift for value in values])
-    assert math.isnan(found.low) or found.low - 1e-9 <= found.mean <= found.high + 1e-9
-    assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-9)
-    if found.caveat == moved.caveat == FEW:
-        assert moved.low == pytest.approx(scale * found.low + shift, abs=1e-6)
+    assert math.isnan(estimate.low) or estimate.low - 1e-9 <= estimate.mean <= estimate.high + 1e-9
+    assert estimate.mean == pytest.approx(statistics.fmean(values), abs=1e-9)
+    if estimate.caveat == moved.caveat == FEW:
+        assert moved.low == pytest.approx(scale * estimate.low + shift, abs=1e-6)
 
 
 # Differences
@@ -234,9 +234,9 @@ PROPORTIONS = [name for name in DRAWS if name.startswith("0/1, p")]
 def test_intervals_of_proportions_hold_the_mean_in_93_of_100_cases(name: str):
     draw, truth = DRAWS[name]
     for examples in (5, 10, 30):
-        found = coverage(draw, truth, examples, 150)
-        assert found.clear == 1.0
-        assert found.missed <= 0.07 + 2 * math.sqrt(0.05 * 0.95 / 150)
+        share_covered = coverage(draw, truth, examples, 150)
+        assert share_covered.clear == 1.0
+        assert share_covered.missed <= 0.07 + 2 * math.sqrt(0.05 * 0.95 / 150)
 
 
 def test_a_value_of_one_example_is_not_taken_for_all_there_are():
@@ -246,15 +246,15 @@ def test_a_value_of_one_example_is_not_taken_for_all_there_are():
 
 @pytest.mark.parametrize("examples", [5, 10, 30, 100])
 def test_heavy_tails_have_a_caveat(examples: int):
-    found = coverage(*DRAWS["lognormal, σ = 1.5"], examples, 150)
-    assert found.missed <= found.clear <= 0.02
+    share_covered = coverage(*DRAWS["lognormal, σ = 1.5"], examples, 150)
+    assert share_covered.missed <= share_covered.clear <= 0.02
 
 
 @pytest.mark.parametrize("name", ["normal", "uniform"])
 def test_t_intervals_without_a_caveat_hold_the_mean(name: str):
-    found = coverage(*DRAWS[name], 50, 300)
-    assert found.clear > 0.95
-    assert 0.01 <= found.missed <= 0.09
+    share_covered = coverage(*DRAWS[name], 50, 300)
+    assert share_covered.clear > 0.95
+    assert 0.01 <= share_covered.missed <= 0.09
 
 
 @pytest.mark.broad
@@ -263,8 +263,8 @@ def test_t_intervals_without_a_caveat_hold_the_mean(name: str):
     "name", ["0/1, p = 0.05", "0/1, p = 0.5", "0/1, p = 0.95", "0/1, p = 0.99", "lognormal, σ = 1.5"]
 )
 def test_at_most_7_of_100_intervals_without_a_caveat_miss(name: str, examples: int):
-    found = coverage(*DRAWS[name], examples, 1000, seed=1)
-    assert found.missed <= 0.07
+    share_covered = coverage(*DRAWS[name], examples, 1000, seed=1)
+    assert share_covered.missed <= 0.07
 
 
 @pytest.mark.parametrize("examples", [5, 10])

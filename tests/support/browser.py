@@ -38,9 +38,9 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, line
-            yield found[0]
+            match = re.search(r"http://\S+", line)
+            assert match, line
+            yield match[0]
         finally:
             process.terminate()
 

@@ -71,7 +71,10 @@ async def run_rove(name: str, server: ScriptedServer) -> list[Any]:
     await env._teardown()
     errors = [output["error"] for output in results["outputs"] if output["error"]]
     assert not errors, errors
-    return [row_of(one["prompt"], one["completion"], one["reward"], one["metrics"]) for one in results["outputs"]]
+    return [
+        row_of(output["prompt"], output["completion"], output["reward"], output["metrics"])
+        for output in results["outputs"]
+    ]
 
 
 async def run_bridged(name: str, server: ScriptedServer) -> list[Any]:

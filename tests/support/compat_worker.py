@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
 def parser_of(case: Case, vf: Any) -> Any:
     shout = {"extract_fn": str.upper} if case.get("extract") else {}
     if case["parser"] == "XMLParser":
-        fields = [tuple(one) if isinstance(one, list) else one for one in case["fields"]]
+        fields = [tuple(field) if isinstance(field, list) else field for field in case["fields"]]
         return vf.XMLParser(fields, answer_field=case["answer_field"])
     return getattr(vf, case["parser"])(**shout)
 
@@ -67,24 +67,24 @@ def texts(case: Case, vf: Any) -> Any:
 def made(functions: list[Case]) -> list[Any]:
     """Reward functions of a description: what they take, and what they make of it."""
     funcs = []
-    for one in functions:
+    for function in functions:
         scope: Case = {}
-        args = ", ".join([*one["takes"], *(["**kwargs"] if one["takes_all"] else [])])
-        returns = f" -> {one['returns']}" if one["returns"] else ""
+        args = ", ".join([*function["takes"], *(["**kwargs"] if function["takes_all"] else [])])
+        returns = f" -> {function['returns']}" if function["returns"] else ""
         body = {
-            "length": "len(str([" + ", ".join(t for t in one["takes"] if t in STABLE) + "])) / 10",
+            "length": "len(str([" + ", ".join(t for t in function["takes"] if t in STABLE) + "])) / 10",
             "raise": "1 / 0",
-            "constant": repr(one["value"]),
-            "names": "float(len(set(kwargs) & set(KNOWN)))" if one["takes_all"] else "1",
+            "constant": repr(function["value"]),
+            "names": "float(len(set(kwargs) & set(KNOWN)))" if function["takes_all"] else "1",
             "text": "'2.5'",
             "none": "None",
-        }[one["does"]]
-        if one["group"]:
-            count = f"len({one['takes'][0]})"
+        }[function["does"]]
+        if function["group"]:
+            count = f"len({function['takes'][0]})"
             body = f"[({body}) * (i + 1) for i in range({count})]"
-        kind = "async def" if one["is_async"] else "def"
-        exec(f"{kind} {one['name']}({args}){returns}:\n    return {body}", {"KNOWN": KNOWN}, scope)
-        funcs.append(scope[one["name"]])
+        kind = "async def" if function["is_async"] else "def"
+        exec(f"{kind} {function['name']}({args}){returns}:\n    return {body}", {"KNOWN": KNOWN}, scope)
+        funcs.append(scope[function["name"]])
     return funcs
 
 
@@ -239,8 +239,8 @@ def stops(case: Case, vf: Any) -> Any:
             raise vf.ToolError("broken")
         return f"text {turn}" if case["text"] else [{"role": "user", "content": f"turn {turn}"}]
 
-    body = {one["name"]: condition(one) for one in case["stops"]} | {"env_response": env_response}
-    body |= {one["name"]: closing(one) for one in case["cleanups"]}
+    body = {stop["name"]: condition(stop) for stop in case["stops"]} | {"env_response": env_response}
+    body |= {cleanup["name"]: closing(cleanup) for cleanup in case["cleanups"]}
     env = type("Env", (vf.MultiTurnEnv,), body)(
         dataset=lambda: None, max_turns=case["max_turns"], rubric=vf.Rubric(), system_prompt=None
     )

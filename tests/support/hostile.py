@@ -264,9 +264,9 @@ def outcome(result: Result) -> str:
 def table() -> str:
     """Rows of the page."""
     lines = ["| # | attempt | what happens | contained by |", "|---|---|---|---|"]
-    for number, one in enumerate(SNIPPETS, 1):
-        name = f"{one.name} (bash)" if one.kind == "bash" and "bash" not in one.name else one.name
-        lines.append(f"| {number} | {name} | {one.outcome} | {one.by} |")
+    for number, snippet in enumerate(SNIPPETS, 1):
+        name = f"{snippet.name} (bash)" if snippet.kind == "bash" and "bash" not in snippet.name else snippet.name
+        lines.append(f"| {number} | {name} | {snippet.outcome} | {snippet.by} |")
     return "\n".join(lines) + "\n"
 
 

@@ -251,9 +251,11 @@ def list_again(hub: Path, **said: dict[str, Any]) -> None:
     for environment in sorted(folder for folder in hub.glob("*/*") if folder.is_dir()):
         owner, name = environment.parent.name, environment.name
         versions = []
-        for folder in sorted(one for one in environment.iterdir() if one.is_dir()):
+        for folder in sorted(path for path in environment.iterdir() if path.is_dir()):
             content = (folder / "manifest.json").read_bytes()
-            files = [{key: one[key] for key in ("filename", "sha256", "size")} for one in json.loads(content)["files"]]
+            files = [
+                {key: file[key] for key in ("filename", "sha256", "size")} for file in json.loads(content)["files"]
+            ]
             sha256 = hashlib.sha256(content).hexdigest()
             uploaded = "2026-11-22T00:00:00Z"
             versions.append(

@@ -116,7 +116,7 @@ def put_package(
 ) -> Manifest:
     """A whole package in a folder: wheel (with `more` files), source archive and manifest.json; `fields` are the manifest's."""
     folder.mkdir(parents=True, exist_ok=True)
-    extra = "".join(f"Requires-Dist: {one}\n" for one in dependencies)
+    extra = "".join(f"Requires-Dist: {dependency}\n" for dependency in dependencies)
     files = {**wheel_files(name, version, modules, extra, readme), **(more or {})}
     wheel = put_wheel(folder, with_record(files), filename(name, version, "wheel"))
     entries = [described(wheel)]

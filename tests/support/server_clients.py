@@ -59,7 +59,7 @@ def with_openai(url: str, folder: str) -> None:
         model="tiny", input=QUESTION, max_output_tokens=4, include=["message.output_text.logprobs"], top_logprobs=2
     )
     logprobs = response.output[0].content[0].logprobs
-    assert logprobs and all(len(one.top_logprobs) == 2 for one in logprobs)
+    assert logprobs and all(len(logprob.top_logprobs) == 2 for logprob in logprobs)
     function: Any = {"type": "function", "name": "book", "parameters": TRIP, "strict": False}
     response = client.responses.create(
         model="tiny", input=QUESTION, tools=[function], tool_choice="required", parallel_tool_calls=False
@@ -208,7 +208,7 @@ def with_inspect(url: str, folder: str) -> None:
         (log,) = eval(task, model="openai-api/rove/tiny", display="plain", log_dir=logs, max_tokens=600)
         assert log.status == "success", log.error
         results = [message.text for message in log.samples[0].messages if message.role == "tool"]  # read from the log
-    assert results and all(one.startswith("Booked ") for one in results), results
+    assert results and all(result.startswith("Booked ") for result in results), results
 
 
 def with_lm_eval(url: str, folder: str) -> None:
@@ -265,8 +265,8 @@ def continuation_logprob(url: str, context: str, continuation: str) -> float:
 
     before = len(post("/tokenize", {"prompt": context})["tokens"])
     ids = post("/tokenize", {"prompt": context + continuation})["tokens"]
-    made = post("/generate", {"prompt_ids": ids, "max_tokens": 0, "prompt_logprobs": 0})
-    return sum(made["choices"][0]["prompt_logprobs"][before - 1 :])
+    response = post("/generate", {"prompt_ids": ids, "max_tokens": 0, "prompt_logprobs": 0})
+    return sum(response["choices"][0]["prompt_logprobs"][before - 1 :])
 
 
 def with_openai_agents(url: str, folder: str) -> None:

@@ -146,20 +146,20 @@ class FakeVLLM:
         sampling = SamplingParams(**{k: v for k, v in asked.items() if k not in NOT_OURS})
         more = {"stop_token_ids": asked.get("stop_token_ids"), "prompt_logprobs": asked.get("prompt_logprobs")}
         sampling = SamplingParams.from_args({k: getattr(sampling, k) for k in sampling.__struct_fields__}, more)
-        made = await engine.generate(body["token_ids"], sampling, len(self.asked))
+        generation = await engine.generate(body["token_ids"], sampling, len(self.asked))
         if "raw_logprobs" in self.faults:
-            made.logprobs[:] = engine.score([*body["token_ids"], *made.ids])[-len(made.ids) :]
-        reason = made.finish_reason
+            generation.logprobs[:] = engine.score([*body["token_ids"], *generation.ids])[-len(generation.ids) :]
+        reason = generation.finish_reason
         if "abort" in self.faults:
             self.faults.remove("abort")
             reason = "abort"
         choice = {
             "finish_reason": reason,
-            "token_ids": made.ids,
-            "weight_versions": [{"version": self.version, "start": 0, "end": len(made.ids)}],
-            "logprobs": {"content": _content(made)},
+            "token_ids": generation.ids,
+            "weight_versions": [{"version": self.version, "start": 0, "end": len(generation.ids)}],
+            "logprobs": {"content": _content(generation)},
         }
-        return {"choices": [choice], "prompt_logprobs": _prompt(body["token_ids"], made)}
+        return {"choices": [choice], "prompt_logprobs": _prompt(body["token_ids"], generation)}
 
 
 def _content(made: Generation) -> list[dict[str, Any]]:

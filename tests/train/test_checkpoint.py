@@ -452,18 +452,18 @@ def test_the_optimizer_updates_the_restored_weights(tmp_path: Path):
     trainer = Trainer(loaded.model, 1e-2)
     save_checkpoint(tmp_path, loaded, trainer)
     restore_checkpoint(tmp_path, loaded, trainer)
-    before = copy_weights(loaded)
+    weights_before = copy_weights(loaded)
     train_steps(loaded, trainer, 1)
-    assert not torch.equal(loaded.model.lm_head.weight, before["lm_head.weight"])
+    assert not torch.equal(loaded.model.lm_head.weight, weights_before["lm_head.weight"])
 
 
 def test_a_folder_without_trainer_state_cannot_be_resumed(tmp_path: Path):
     loaded = tiny_model()
     loaded.save(tmp_path)
-    before = copy_weights(loaded)
+    weights_before = copy_weights(loaded)
     with pytest.raises(RunError, match=STATE):
         restore_checkpoint(tmp_path, loaded, Trainer(loaded.model, 1e-2))
-    assert_equal(copy_weights(loaded), before)
+    assert_equal(copy_weights(loaded), weights_before)
 
 
 def test_weights_of_another_model_are_rejected(tmp_path: Path):

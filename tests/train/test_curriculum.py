@@ -81,8 +81,8 @@ def test_a_skewed_column_has_the_requested_number_of_strata():
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=80), st.integers(2, 8))
 def test_there_is_a_stratum_per_bin_or_per_distinct_value(values: list[int], bins: int):
-    found = strata(values, bins)
-    assert set(found) == set(range(min(bins, len(set(values)))))
+    groups = strata(values, bins)
+    assert set(groups) == set(range(min(bins, len(set(values)))))
 
 
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=9), st.integers(2, 3))
@@ -91,10 +91,10 @@ def test_strata_are_as_equal_in_size_as_ties_allow(counts: list[int], bins: int)
     cuts = itertools.combinations(range(1, len(counts)), bins - 1)
     parts = ([sum(counts[a:b]) for a, b in itertools.pairwise((0, *cut, len(counts)))] for cut in cuts)
     minimum = min(sum(size**2 for size in part) for part in parts)
-    found = strata(values, bins)
-    assert found == sorted(found)
+    groups = strata(values, bins)
+    assert groups == sorted(groups)
     if len(counts) > bins:
-        assert sum(size**2 for size in Counter(found).values()) == minimum
+        assert sum(size**2 for size in Counter(groups).values()) == minimum
 
 
 @given(st.integers(2, 8), st.integers(1, 12))
@@ -120,12 +120,12 @@ def test_every_window_of_an_interleaved_order_is_close_to_the_overall_mix(stratu
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(2, 6))
 def test_strata_are_ascending_and_keep_equal_values_together(values: list[int], bins: int):
-    found = strata(values, bins)
-    pairs = sorted(zip(values, found))
-    assert [stratum for _, stratum in pairs] == sorted(found)
+    groups = strata(values, bins)
+    pairs = sorted(zip(values, groups))
+    assert [stratum for _, stratum in pairs] == sorted(groups)
     assert len(dict(pairs)) == len(set(values))
     assert all(dict(pairs)[value] == stratum for value, stratum in pairs)
-    assert len(set(found)) <= bins
+    assert len(set(groups)) <= bins
 
 
 def test_a_curriculum_ascends_without_repeated_examples_in_a_step():

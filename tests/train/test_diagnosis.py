@@ -90,8 +90,8 @@ def test_a_reward_that_stays_below_the_target_is_reported(
 ):
     history = [{"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
     diagnoses = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS, training_loss)], task(), target)
-    assert [one.id for one in diagnoses] == found
-    assert all("below its target of 0.800" in one.text for one in diagnoses)
+    assert [diagnosis.id for diagnosis in diagnoses] == found
+    assert all("below its target of 0.800" in diagnosis.text for diagnosis in diagnoses)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_token_classes_have_as_much_context_as_is_frequent():
 
     sequences = [sequence(value) for value in (3, 4, 5, 6)] * 10
     classes = token_classes(sequences, sequences, lambda ids: [-0.01] * 5 + [-math.log(4)], joined)
-    assert [one.before for one in classes] == ["0", "1", "17", "175", "1752", "7527"]
-    assert [round(one.entropy, 2) for one in classes] == [0, 0, 0, 0, 0, 1.41]
+    assert [class_name.before for class_name in classes] == ["0", "1", "17", "175", "1752", "7527"]
+    assert [round(class_name.entropy, 2) for class_name in classes] == [0, 0, 0, 0, 0, 1.41]
 
 
 def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -> list[dict[str, float]]:

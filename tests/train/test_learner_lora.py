@@ -164,7 +164,7 @@ def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pyte
         assert len(reference_storage) == sum(".lora_" in name for name, _ in reference.named_parameters())
         [batch, *_] = micro_batches(samples, 8192, pack=True)
         logprobs = [frozen_logprobs(model, batch) for model in (reference, *versions)]
-        matches.append([torch.equal(logprobs[0], other) for other in logprobs[1:]])
+        matches.append([torch.equal(logprobs[0], logprob) for logprob in logprobs[1:]])
         result = update(self, step, samples, lr_scale, entropy_bonus)
         versions.append(clone_model(trainer.model))
         return result
@@ -200,8 +200,8 @@ def test_packing_and_micro_batches_do_not_change_the_gradient(arch: str):
         grads = {name: weight.grad for name, weight in trainable_parameters(loaded.model).items()}
         assert all(grad is not None for grad in grads.values())
         gradients.append(flatten(grads))  # pyright: ignore[reportArgumentType]
-    for other in gradients[1:]:
-        assert (other - gradients[0]).norm() <= 1e-5 * gradients[0].norm()
+    for gradient in gradients[1:]:
+        assert (gradient - gradients[0]).norm() <= 1e-5 * gradients[0].norm()
 
 
 def test_all_linear_layers_are_fast_and_frozen_ones_save_no_inputs():
@@ -241,11 +241,11 @@ def test_dropout_is_active_only_in_its_context_and_depends_only_on_its_seed():
 
 def test_without_dropout_the_random_state_is_not_isolated():
     loaded, _ = trained_model()
-    before = torch.get_rng_state()
+    rng_state_before = torch.get_rng_state()
     with adapter_dropout(loaded.model, 1):
         assert not any(layer.training for layer in loaded.model.modules())
         torch.rand(1)
-    assert not torch.equal(torch.get_rng_state(), before)  # the global random state is used
+    assert not torch.equal(torch.get_rng_state(), rng_state_before)  # the global random state is used
 
 
 @pytest.mark.broad

@@ -34,7 +34,7 @@ def test_the_default_settings_pass_all_checks():
 def test_invalid_settings_fail(over: dict[str, Any]):
     findings = find(**over)
     assert list(findings) == ["settings"]
-    assert any(one.severity is HIGH for one in findings.values())
+    assert any(finding.severity is HIGH for finding in findings.values())
 
 
 @each_row(
@@ -55,7 +55,7 @@ def test_invalid_settings_fail(over: dict[str, Any]):
 def test_valid_but_inadvisable_settings_are_warnings(name: str, over: dict[str, Any], said: str):
     findings = find(**over)
     assert findings[name].severity == MEDIUM
-    assert not any(one.severity is HIGH for one in findings.values())
+    assert not any(finding.severity is HIGH for finding in findings.values())
     assert said in repr(findings[name])
 
 

@@ -76,7 +76,7 @@ async def test_a_missing_program_is_an_error():
 
 
 async def test_a_program_cancelled_while_starting_is_killed():
-    before = set(os.listdir("/proc"))
+    names_before = set(os.listdir("/proc"))
     for turns in range(12):  # Cancel at each step of the start.
         task = asyncio.create_task(run_command("sleep 2718", env=ENV))
         for _ in range(turns):
@@ -87,7 +87,7 @@ async def test_a_program_cancelled_while_starting_is_killed():
         assert task.cancelled()
 
     def sleepers() -> list[str]:
-        new = [pid for pid in set(os.listdir("/proc")) - before if pid.isdigit() and not has_ended(int(pid))]
+        new = [pid for pid in set(os.listdir("/proc")) - names_before if pid.isdigit() and not has_ended(int(pid))]
         return [pid for pid in new if "2718" in command_of(pid)]
 
     async with asyncio.timeout(30):
@@ -109,8 +109,8 @@ def test_released_memory_returns_to_the_system():
         pytest.skip("needs /proc")
     parts = [bytearray(100_000) for _ in range(2000)]  # Too small for separate memory mappings.
     retained = parts[::100]  # The heap cannot shrink from its end.
-    before = resident_bytes()
+    resident_bytes_before = resident_bytes()
     del parts
     release_memory()
-    assert resident_bytes() < before - 150_000_000
+    assert resident_bytes() < resident_bytes_before - 150_000_000
     assert len(retained) == 20

@@ -77,14 +77,14 @@ def test_every_text_can_be_printed_in_every_encoding(encoding: str):
     make_encodable(stream)
     stream.write("a · b → c ≥ 0.5 … 你 \udc80 é")
     stream.flush()
-    shown = raw.getvalue().decode(encoding)
+    shown_decoded = raw.getvalue().decode(encoding)
     expected = {
         "ascii": r"a - b -> c >= 0.5 ... \u4f60 \udc80 \xe9",
         "latin-1": r"a · b -> c >= 0.5 ... \u4f60 \udc80 é",
         "cp1252": r"a · b -> c >= 0.5 … \u4f60 \udc80 é",
         "utf-8": r"a · b → c ≥ 0.5 … 你 \udc80 é",
     }
-    assert shown == expected[encoding]
+    assert shown_decoded == expected[encoding]
 
 
 def test_log_records_and_warnings_are_inert(monkeypatch: pytest.MonkeyPatch):

@@ -235,13 +235,13 @@ def test_an_index_in_the_run_folder_is_never_opened(tmp_path: Path, victim: Path
     with sqlite3.connect(database) as connection:
         connection.execute("CREATE TABLE people (name)")
     connection.close()
-    before = database.read_bytes()
+    content_before = database.read_bytes()
     (run.path / "index.sqlite").symlink_to(database)
     (run.path / "index.sqlite-journal").write_bytes(super_journal(victim))
     make_full_run(tmp_path / "runs/good")
     use_run(run.path, tmp_path)
     assert check_listed(run.path)["rollouts"] == 3
-    assert database.read_bytes() == before
+    assert database.read_bytes() == content_before
     assert victim.exists() and (run.path / "index.sqlite-journal").exists()
 
 

@@ -155,7 +155,7 @@ def test_tokens_with_extreme_numbers_are_colored(logprob: float):
 
 def test_tool_calls_are_paired_with_their_results():
     def tool_calls(*ids: object) -> dict[str, Any]:
-        return {"role": "assistant", "tool_calls": [{"id": known} for known in ids]}
+        return {"role": "assistant", "tool_calls": [{"id": id_} for id_ in ids]}
 
     def result(known: object) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": known}

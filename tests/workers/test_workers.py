@@ -236,10 +236,10 @@ def test_workers_end_when_the_object_is_garbage_collected() -> None:
 )
 def test_a_module_that_fails_to_load_raises_an_error(trouble: str, kind: type[Error], message: str) -> None:
     workers = Workers(MODULE, {"trouble": trouble}, start_seconds=60.0 if trouble != "hang" else 0.5)
-    before = children()
+    children_before = children()
     with pytest.raises(kind, match=message):
         workers.start()
-    assert children() == before
+    assert children() == children_before
 
 
 def test_a_missing_interpreter_raises_an_error() -> None:
@@ -261,14 +261,14 @@ def test_another_interpreter_has_its_own_path(tmp_path: Path) -> None:
 
 def test_random_state_variables_and_memory_are_separate(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    before = random.getstate()
+    random_state_before = random.getstate()
 
     async def go(workers: Workers) -> tuple[float, dict[str, str]]:
         worker = await workers.open()
         return await worker.call("draw", seed=3), await worker.call("variables")
 
     drawn, variables = asyncio.run(go(workers))
-    assert drawn == random.Random(3).random() and random.getstate() == before
+    assert drawn == random.Random(3).random() and random.getstate() == random_state_before
     assert "PATH" in variables and "OPENAI_API_KEY" not in variables and variables["PYTHONHASHSEED"] == "0"
 
     async def exhaust_memory() -> int:

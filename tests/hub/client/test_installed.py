@@ -77,10 +77,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def finders() -> Iterator[None]:
-    before = list(loading.external_finders)
+    external_finders_before = list(loading.external_finders)
     loading.external_finders[:] = [installed.finder]
     yield
-    loading.external_finders[:] = before
+    loading.external_finders[:] = external_finders_before
 
 
 def mean_reward(env: rove.Environment) -> float:
@@ -133,10 +133,14 @@ def test_an_environment_sees_only_declared_and_passed_variables(shelf: Path, mon
 
 
 def test_installed_environments_are_listed_and_damaged_ones_are_errors(shelf: Path, finders: None) -> None:
-    assert [str(one.reference) for one in all_installed()] == ["alice/doubling@1.0", "bob/doubling@1.0", "bob/sees@1.0"]
-    found = find(Reference("bob", "doubling"))
-    assert found is not None
-    file = found.path / found.file
+    assert [str(installed_package.reference) for installed_package in all_installed()] == [
+        "alice/doubling@1.0",
+        "bob/doubling@1.0",
+        "bob/sees@1.0",
+    ]
+    installed_package = find(Reference("bob", "doubling"))
+    assert installed_package is not None
+    file = installed_package.path / installed_package.file
     original_code = file.read_bytes()
     file.unlink()
     try:
@@ -190,9 +194,9 @@ def test_a_killed_installation_keeps_the_previous_version(shelf: Path, tmp_path:
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        found = find(Reference("alice", "doubling"))
-        assert found is not None and found.python.exists()
-        if found.version == "2.0":  # The installation finished before the signal.
+        installed_package = find(Reference("alice", "doubling"))
+        assert installed_package is not None and installed_package.python.exists()
+        if installed_package.version == "2.0":  # The installation finished before the signal.
             break
         assert mean_reward(load("alice/doubling")) == 1.0
     environment = put(shelf / "hub", "alice/doubling@2.0", tmp_path)
@@ -215,7 +219,7 @@ def test_a_damaged_record_does_not_hide_other_environments(
         record = tmp_path / "rove/environments" / where / installed.RECORD
         record.parent.mkdir(parents=True)
         record.write_text(content)
-    assert [one.name for one in all_installed()] == ["y"]
+    assert [installed_package.name for installed_package in all_installed()] == ["y"]
     assert "a/x and install it again" in caplog.text
 
 

@@ -246,17 +246,17 @@ def test_an_invalid_signature_is_rejected(hub: Path, tmp_path: Path) -> None:
 
 def test_without_a_remembered_key_the_hubs_keys_of_the_owner_are_required(hub: Path, tmp_path: Path) -> None:
     mine = make_key(tmp_path / "mine.key")
-    other = make_key(tmp_path / "other.key")
+    other_key = make_key(tmp_path / "other.key")
     list_again(hub, **{"alice/doubling": {"keys": [mine]}})
     with pytest.raises(TrustError, match="is not signed"):
         download_wheel(hub)
     assert sign_version(hub / "alice/doubling/1.0", tmp_path / "mine.key") == mine
     assert download_wheel(hub)[0].key == mine
-    assert sign_version(hub / "alice/doubling/1.0", tmp_path / "other.key") == other
+    assert sign_version(hub / "alice/doubling/1.0", tmp_path / "other.key") == other_key
     with pytest.raises(TrustError, match="not one of the keys of"):
         download_wheel(hub)
     content = (hub / "alice/doubling/1.0/manifest.json").read_bytes()
-    assert check_signature(content, (hub / "alice/doubling/1.0/manifest.sig").read_bytes()) == other
+    assert check_signature(content, (hub / "alice/doubling/1.0/manifest.sig").read_bytes()) == other_key
 
 
 # Requirements
@@ -341,7 +341,7 @@ def test_a_lock_file_is_read_as_written_and_does_not_depend_on_order(
     file = tmp_path_factory.mktemp("lock") / "rove.lock"
     write_lock(file, rows)
     first = file.read_bytes()
-    assert read_lock(file) == {(one.owner, one.name): one for one in rows}
+    assert read_lock(file) == {(row.owner, row.name): row for row in rows}
     write_lock(file, reversed(rows))
     assert file.read_bytes() == first
 

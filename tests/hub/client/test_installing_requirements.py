@@ -34,7 +34,7 @@ def test_requirements_of_old_verifiers_versions_are_satisfied(one: str) -> None:
 
 def test_extras_of_rove_expand_to_their_packages() -> None:
     packages = required_packages(["rove[math]"], "it")
-    assert [one.split(">")[0] for one in packages] == ["math-verify"]
+    assert [package.split(">")[0] for package in packages] == ["math-verify"]
     assert required_packages(["rove[nobody-knows-this]"], "it") == []
 
 

@@ -66,7 +66,7 @@ def test_published_results_contain_metrics_settings_and_rollouts_from_worst_to_b
     )
     assert published["summary"]["scored"] == 6 and published["summary"]["reward"]["mean"] == pytest.approx(5 / 6)
     assert published["settings"] == {"env": "doubling", "env_args": {"num_examples": 6, "judge_api_key": "***"}}
-    assert [one["scores"]["reward"] for one in published["examples"]] == [0.0, 1.0, 1.0]
+    assert [example["scores"]["reward"] for example in published["examples"]] == [0.0, 1.0, 1.0]
     assert published["examples"][0]["completion"][0]["content"] == "*** 2"
     text = json.dumps(published)
     assert KEY not in text and "/home/me" not in text and "intern" not in text

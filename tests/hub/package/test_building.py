@@ -105,11 +105,11 @@ def test_builds_are_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             for generated in ("__pycache__", "runs", ".pytest_cache", "my_task.egg-info"):
                 (folder / generated).mkdir()
                 (folder / generated / "left.py").write_text("load_environment = 1")
-        before = os.umask(umask)
+        mask_before = os.umask(umask)
         try:
             built[location] = build(folder, run_policies=False).folder
         finally:
-            os.umask(before)
+            os.umask(mask_before)
         assert sorted(path.name for path in folder.iterdir() if "." not in path.name) == (
             ["__pycache__", "dist", "runs", "tests"] if location == "here" else ["dist", "tests"]
         )

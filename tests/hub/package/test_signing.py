@@ -29,11 +29,11 @@ def key(tmp_path: Path) -> Any:
 
 def test_a_new_key_is_private_and_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    before = os.umask(0)
+    mask_before = os.umask(0)
     try:
         public = make_key()
     finally:
-        os.umask(before)
+        os.umask(mask_before)
     file = key_file()
     assert file == tmp_path / "rove" / "signing.key"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -66,13 +66,13 @@ def test_any_changed_byte_is_detected(key: Any, place: int, change: int):
 
 
 def test_a_signature_by_another_key_is_rejected(tmp_path: Path, key: Any):
-    other = make_key(tmp_path / "other.key")
-    for keys in ([other], []):
+    other_key = make_key(tmp_path / "other.key")
+    for keys in ([other_key], []):
         with pytest.raises(PackageError, match="not one of the owner's keys"):
             check_signature(CONTENT, sign(CONTENT, key), keys)
-    forged = {**json.loads(sign(CONTENT, key)), "key": other}
+    forged = {**json.loads(sign(CONTENT, key)), "key": other_key}
     with pytest.raises(PackageError, match="was modified"):
-        check_signature(CONTENT, json.dumps(forged).encode(), [other])
+        check_signature(CONTENT, json.dumps(forged).encode(), [other_key])
 
 
 def test_malformed_signatures_are_rejected(key: Any):

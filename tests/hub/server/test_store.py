@@ -64,11 +64,11 @@ def test_versions_are_sorted_and_the_highest_usable_one_is_shown(store: Store):
 )
 def test_existing_and_confusable_versions_are_rejected(store: Store, name: str, version: str, status: int, words: str):
     add(store)
-    before = listing(store.folder)
+    listing_before = listing(store.folder)
     with pytest.raises(RejectedError, match=words) as refused:
         add(store, name=name, version=version)
     assert refused.value.status == status
-    assert listing(store.folder) == before
+    assert listing(store.folder) == listing_before
 
 
 def test_confusable_unknown_and_invalid_owners_are_rejected(store: Store):
@@ -86,7 +86,7 @@ def test_confusable_unknown_and_invalid_owners_are_rejected(store: Store):
 def test_unfinished_files_are_deleted_when_the_hub_starts(store: Store):
     add(store)
     store.add_run("acme", "my-sums", "1.0", read_run(b'{"model": "tiny", "summary": {}}'))
-    before = listing(store.folder)
+    listing_before = listing(store.folder)
     (store.drafts / "half").mkdir()
     (store.drafts / "half/wheel").write_bytes(b"half")
     shutil.copytree(store.files / "acme/my-sums/1.0", store.files / "acme/my-sums/2.0")
@@ -96,13 +96,13 @@ def test_unfinished_files_are_deleted_when_the_hub_starts(store: Store):
     (store.drafts / ".DS_Store").write_bytes(b"no draft")
     other = Store(store.folder)
     assert other.recover() == []
-    assert listing(store.folder) != before  # Another store is open, so nothing is deleted.
+    assert listing(store.folder) != listing_before  # Another store is open, so nothing is deleted.
     store.close()
     other.close()
     last = Store(store.folder)
     assert last.recover() == []
     last.close()
-    assert listing(store.folder) == before
+    assert listing(store.folder) == listing_before
 
 
 def test_missing_and_changed_files_are_reported_when_the_hub_starts(store: Store):
@@ -118,7 +118,7 @@ def test_missing_and_changed_files_are_reported_when_the_hub_starts(store: Store
 @pytest.mark.parametrize("dies", ["rename", "fsync", "COMMIT"])
 def test_a_failed_upload_leaves_no_files(store: Store, monkeypatch: pytest.MonkeyPatch, dies: str):
     add(store)
-    before = listing(store.folder)
+    listing_before = listing(store.folder)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -136,7 +136,7 @@ def test_a_failed_upload_leaves_no_files(store: Store, monkeypatch: pytest.Monke
     store.close()
     reopened = Store(store.folder)
     reopened.recover()
-    assert listing(store.folder) == before
+    assert listing(store.folder) == listing_before
     add(reopened, name="others")
     reopened.close()
 

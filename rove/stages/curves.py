@@ -1,6 +1,7 @@
 """The curves of a training run: a PNG in its folder."""
 
-# pyright: reportUnknownMemberType=false  many methods of matplotlib have no types
+# Many methods of matplotlib have no types.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

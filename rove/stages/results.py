@@ -1,5 +1,7 @@
 """Results of the stages: what a function returns and a notebook shows."""
 
+# pyright: reportUnknownMemberType=false  many methods of matplotlib have no types
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

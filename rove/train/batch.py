@@ -6,7 +6,8 @@ Sequences that start alike share their common prefix: it is computed once, and i
 Axes: N tokens of a batch, R positions that predict a trained token, M trained tokens (of all sequences), S sequences.
 """
 
-# pyright: reportUnknownMemberType=false  many functions of torch have no types
+# Many functions of torch have no types.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def can_pack(model: Any) -> bool:
     product.
     """
     config = model.config
-    layer_types = getattr(config, "layer_types", None) or []
+    layer_types = getattr(config, "layer_types", None) or ()
     # A convolution mixes neighboring tokens, whatever the attention mask says.
     return attention.is_plain(config) and "conv" not in layer_types and config._attn_implementation == attention.NAME
 

@@ -30,7 +30,7 @@ def column(examples: Sequence[Example], name: str) -> list[Any]:
         value: Any = example
         for part in parts:
             if not is_mapping(value) or part not in value:
-                info_columns = {f"info.{key}" for key in example.get("info") or {}}
+                info_columns = {f"info.{key}" for key in example.get("info") or ()}
                 columns = {*example, *info_columns} - {"prompt", "info"}
                 raise ConfigError(f"example {index} has no column '{name}'; {nearest(name, columns)}")
             value = value[part]

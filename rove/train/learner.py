@@ -4,7 +4,8 @@ With several processes, each has a learner, and all receive the same calls (`rov
 docs/decisions/ranks.md explains why only the first process runs the loop.
 """
 
-# pyright: reportUnknownMemberType=false  many functions of torch have no types
+# Many functions of torch have no types.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import random
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -56,8 +57,8 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 @contextmanager
 def adapter_dropout(model: torch.nn.Module, seed: int) -> Generator[None]:
     """Return a context in which the adapter's dropout is active, with its own random stream."""
-    modules: dict[str, torch.nn.Module] = dict(model.named_modules())
-    layers = [layer for name, layer in modules.items() if ".lora_dropout." in name]
+    modules: Any = model.named_modules()
+    layers: list[torch.nn.Module] = [layer for name, layer in modules if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield
         return
@@ -125,7 +126,7 @@ def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
-    numbers: list[float] = values.tolist()
+    numbers = cast("list[float]", values.tolist())
     # Adding 0.0 turns −0.0 into 0.0.
     return [round(number, DECIMALS) + 0.0 for number in numbers]
 

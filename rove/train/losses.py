@@ -7,7 +7,8 @@ are computed before the step is cut, so the cut does not change the sum.
 Three policies appear: π is being trained, π_old is π at the start of the step, μ sampled. r = π/π_old.
 """
 
-# pyright: reportUnknownMemberType=false  many functions of torch have no types
+# Many functions of torch have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -165,8 +165,10 @@ def _conversation(source: str, row: Any) -> Conversation:
 def _key(columns: JsonMapping, prompt: Sequence[JsonMapping]) -> str:
     """Return the key by which rows are split: the prompt, and what else identifies an example in a row of `rove export`."""
     # Only rows of `rove export` have this column; in other files, `info` and `answer` may be anything.
-    info = columns.get("info", {}) if "rollout_index" in columns else {}
-    answer = columns.get("answer", "") if "rollout_index" in columns else ""
+    is_exported = "rollout_index" in columns
+    no_info: JsonObject = {}
+    info = columns.get("info", no_info) if is_exported else no_info
+    answer = columns.get("answer", "") if is_exported else ""
     return example_key({"prompt": prompt, "answer": answer, "info": _from_json(info, "info")})
 
 

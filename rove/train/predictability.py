@@ -1,5 +1,8 @@
 """Measure how well a model can predict the teacher's responses from what it sees: hidden state, merged symbols, relations."""
 
+# Many functions of torch have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import math

@@ -4,8 +4,6 @@ Each process stores its shard of weights, gradients and optimizer moments; a lay
 and its gradients are reduced afterwards.
 """
 
-# pyright: reportUnknownMemberType=false  many functions of torch have no types
-
 from __future__ import annotations
 
 import io
@@ -110,9 +108,12 @@ def scatter_optimizer(state: Mapping[str, Any], model: torch.nn.Module, optimize
     # A plain state numbers the parameters in the optimizer's order; a sharded model's needs their names.
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    names = [name_of[id(parameter)] for parameter in parameters]
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    moments = {names[number]: values for number, values in state["state"].items()}
+    name_of_number: dict[Any, str] = {number: name_of[id(parameter)] for number, parameter in enumerate(parameters)}
+    groups: list[dict[str, Any]] = []
+    for group in state["param_groups"]:
+        names = [name_of_number[number] for number in group["params"]]
+        groups.append({**group, "params": names})
+    moments = {name_of_number[number]: values for number, values in state["state"].items()}
     named: dict[str, Any] = {"state": moments, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
 

@@ -3,7 +3,8 @@
 Axes: M trained tokens, R positions that predict them, V vocabulary.
 """
 
-# pyright: reportUnknownMemberType=false  many functions of torch have no types
+# Many functions of torch have no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ model and repeat the calls that the first one makes, since computing with the wh
 docs/decisions/ranks.md gives the reasons.
 """
 
-# pyright: reportUnknownMemberType=false  many functions of torch have no types
+# Many functions of torch have no types.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

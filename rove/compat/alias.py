@@ -55,7 +55,6 @@ _PATHS_OF_MODULE = {
 _MODULES: dict[str, str] = {}
 for _module, _paths in _PATHS_OF_MODULE.items():
     _MODULES.update(dict.fromkeys(_paths.split(), _module))
-del _module, _paths
 
 _UNSUPPORTED_MODULES = {
     "browser_env": "BrowserEnv",

@@ -37,6 +37,8 @@ import reprlib
 import traceback
 from collections.abc import Iterable, Sequence
 
+from rove.core.plain import is_list, is_object
+
 
 class Error(Exception):
     """Base class of all errors that rove raises.
@@ -341,7 +343,7 @@ def short_repr(value: object) -> str:
 
 def excerpt(value: object, limit: int = 200) -> str:
     """Return the first `limit` characters of a value on one line, as JSON unless it is a text, for an error message."""
-    if value is None or isinstance(value, bool | dict | list):
+    if value is None or isinstance(value, bool) or is_object(value) or is_list(value):
         value = as_json(value)
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     line = " ".join(text.split())

@@ -18,6 +18,7 @@ import msgspec
 
 from rove.core.errors import InfraError
 from rove.core.messages import AssistantMessage
+from rove.core.plain import is_mapping, is_sequence
 from rove.core.protocols import Response
 
 NO_KEY = "EMPTY"
@@ -88,9 +89,9 @@ class Secrets:
             for form in self._response_forms:
                 value = value.replace(form, MASK)
             return value
-        if isinstance(value, Mapping):
+        if is_mapping(value):
             return {self._without_credentials(name): self._without_credentials(item) for name, item in value.items()}
-        return [self._without_credentials(item) for item in value] if isinstance(value, list | tuple) else value
+        return [self._without_credentials(item) for item in value] if is_sequence(value) else value
 
     def mask_error(self, error: Exception) -> Exception:
         """Return the error with its message masked, without causes that contain a secret; an `InfraError` if the class
@@ -125,10 +126,10 @@ def without_secrets(value: object, settings: object = None, by_field: bool = Tru
 
 
 def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         for name, item in value.items():
             yield from _secret_settings(item, is_secret or bool(SECRET_FIELD.search(str(name))))
-    elif isinstance(value, list | tuple):
+    elif is_sequence(value):
         for item in value:
             yield from _secret_settings(item, is_secret)
     elif is_secret and isinstance(value, str) and len(value) >= MIN_SECRET_CHARS:
@@ -136,14 +137,14 @@ def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:
 
 
 def _mask_values(value: object, secrets: Secrets, field: str, by_field: bool) -> object:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         # Everything below a secret field is secret, whatever its own name.
         secret_field = field if SECRET_FIELD.search(field) else None
         masked: dict[str, object] = {}
         for key, item in value.items():
             masked[str(key)] = _mask_values(item, secrets, secret_field or str(key), by_field)
         return masked
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return [_mask_values(item, secrets, field, by_field) for item in value]
     if isinstance(value, str):
         if by_field and value and SECRET_FIELD.search(field):

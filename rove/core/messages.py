@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError, ToolParseError, short_repr
-from rove.core.plain import Arguments, Content, JsonMapping, JsonValue, is_mapping
+from rove.core.plain import Arguments, Content, JsonMapping, JsonValue, is_mapping, is_object
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 # "developer" is OpenAI's newer name for "system".
@@ -103,14 +103,14 @@ def text_of(message: JsonMapping) -> str:
 
 def call_id(call: object) -> str:
     """Return the id of a tool call; "" without one."""
-    identifier = call.get("id") if isinstance(call, Mapping) else None
+    identifier = call.get("id") if is_mapping(call) else None
     return identifier if isinstance(identifier, str) else ""
 
 
 def call_name(call: object) -> str | None:
     """Return the function name of a tool call; None without one."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    function = call.get("function") if is_mapping(call) else None
+    name = function.get("name") if is_mapping(function) else None
     return name if isinstance(name, str) and name else None
 
 
@@ -127,7 +127,7 @@ def call_arguments(call: JsonValue) -> Arguments:
         arguments = _decoded(name, arguments)
     if arguments is None:
         return {}
-    if not isinstance(arguments, dict):
+    if not is_object(arguments):
         kinds = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}
         raise ToolParseError(
             f'the arguments of {name} are {kinds[type(arguments)]}; expected a JSON object like {{"name": value}}'

@@ -37,6 +37,11 @@ def is_object(value: object) -> TypeGuard[JsonObject]:
     return isinstance(value, dict)
 
 
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """Return whether a value is a list or a tuple; `isinstance` alone leaves the type of its items unknown."""
+    return isinstance(value, list | tuple)
+
+
 def is_list(value: object) -> TypeGuard[list[Any]]:
     """Return whether a value is a list; `isinstance` alone leaves the type of its items unknown."""
     return isinstance(value, list)

@@ -490,11 +490,11 @@ def example_value(schema: JsonMapping) -> object:
     for name in ("anyOf", "oneOf", "allOf"):
         if schema.get(name):
             return example_value(schema[name][0])
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) and kind else str(kind)
+    kinds: Any = schema.get("type")
+    kind = kinds[0] if is_list(kinds) and kinds else str(kinds)
     if kind == "object":
-        properties = schema.get("properties") or {}
-        needed = schema.get("required", list(properties))
+        properties: JsonMapping = schema.get("properties") or {}
+        needed: Sequence[str] = schema.get("required", list(properties))
         return {name: example_value(properties[name]) for name in needed if name in properties}
     if kind == "array":
         return [example_value(schema.get("items") or {})] if schema.get("minItems") else []

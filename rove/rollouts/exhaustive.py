@@ -155,9 +155,9 @@ class _Path:
 
     opening: int
     replies: tuple[str, ...]
-    taken: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list[str])
     probability: float = 1.0
-    branches: list[tuple[str, ...]] = field(default_factory=list)
+    branches: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
 
     async def opponent(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
         """Return the next reply of the path (implements `Opponent`)."""

@@ -272,7 +272,8 @@ def _checked_fields(fields: Sequence[str | Sequence[str]]) -> list[tuple[str, ..
         if not group:
             raise ConfigError(f"fields has an empty group of names: {fields!r}; give each field at least one")
         for name in group:
-            if not isinstance(name, str) or not re.fullmatch(r"[^\s<>/]+", name):
+            # A caller may pass anything in place of a name.
+            if not isinstance(name, str) or not re.fullmatch(r"[^\s<>/]+", name):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"{name!r} cannot be a tag; expected a name without white space, '<', '>' and '/'")
             if name in used_names:
                 raise ConfigError(f"the field '{name}' is given twice in {fields!r}; every tag needs its own name")

@@ -1,6 +1,7 @@
 """Results of the stages: what a function returns and a notebook shows."""
 
-# pyright: reportUnknownMemberType=false  many methods of matplotlib have no types
+# Many methods of matplotlib have no types.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.core.messages import text_of
-from rove.core.plain import JsonMapping
+from rove.core.plain import JsonMapping, is_list, is_mapping
 from rove.core.records import RolloutRecord
 from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison
@@ -147,12 +147,12 @@ def rollout_text(record: RolloutRecord, title: str = "") -> str:
 def message_text(message: JsonMapping) -> str:
     """Return a message's text and tool calls as one text."""
     calls = message.get("tool_calls")
-    rendered = [_call_text(call) for call in calls] if isinstance(calls, list) else []
+    rendered = [_call_text(call) for call in calls] if is_list(calls) else []
     return " ".join([cut(text_of(message), MESSAGE_LIMIT), *rendered])
 
 
 def _call_text(call: Any) -> str:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):  # models and servers may send anything
+    function = call.get("function") if is_mapping(call) else None
+    if not is_mapping(function):  # models and servers may send anything
         return f"→ {cut(str(call), MESSAGE_LIMIT)}"
     return f"→ {function.get('name')}({cut(str(function.get('arguments')), MESSAGE_LIMIT)})"

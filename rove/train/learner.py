@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -57,8 +57,8 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 @contextmanager
 def adapter_dropout(model: torch.nn.Module, seed: int) -> Generator[None]:
     """Return a context in which the adapter's dropout is active, with its own random stream."""
-    modules: Any = model.named_modules()
-    layers: list[torch.nn.Module] = [layer for name, layer in modules if ".lora_dropout." in name]
+    modules = cast(Iterable[tuple[str, torch.nn.Module]], model.named_modules())
+    layers = [layer for name, layer in modules if ".lora_dropout." in name]
     if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
         yield
         return

@@ -51,7 +51,6 @@ __all__ = sorted(" ".join(_MODULES_OF_NAMES.values()).split())  # pyright: ignor
 _MODULE_OF: dict[str, str] = {}
 for _module, _names in [*_MODULES_OF_NAMES.items(), *_MODULES_OF_LEGACY_NAMES.items()]:
     _MODULE_OF.update(dict.fromkeys(_names.split(), _module))
-del _module, _names
 _SUBMODULES = {"clients", "decorators", "errors", "parsers", "rubrics", "types"}
 """Modules of 0.3.1 that have the same name here: `vf.types.State`."""
 

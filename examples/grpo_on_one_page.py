@@ -239,7 +239,9 @@ def train(
         # 3. Advantage. A group of equal rewards teaches nothing, and its tokens would only dilute the mean of the loss.
         advantages = group_advantages(rewards)
         groups = (rewards.amax(dim=1) - rewards.amin(dim=1) > 1e-6).nonzero()[:, 0].tolist()
-        trained_games = [games[group * group_size + member] for group in groups for member in range(group_size)]
+        trained_games: list[Game] = []
+        for group in groups:
+            trained_games += games[group * group_size : (group + 1) * group_size]
 
         if trained_games:
             # 4. and 5. Mask and loss.

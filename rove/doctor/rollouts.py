@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from rove.core.errors import Error
@@ -121,7 +122,7 @@ def check_format(scored: Sequence[RolloutRecord]) -> Finding:
 
 def check_truncation(records: Sequence[RolloutRecord], scripted: Lengths, max_tokens: int) -> Finding:
     """Check whether responses fit into `max_tokens`."""
-    steps = [step for record in records for step in record.steps]
+    steps = list(chain.from_iterable(record.steps for record in records))
     truncated = sum(step.finish_reason == "length" for step in steps) / max(1, len(steps))
     summary = f"{truncated:.0%} of responses truncated at {max_tokens}"
     if scripted.response > max_tokens:
@@ -172,7 +173,7 @@ def check_history(records: Sequence[RolloutRecord], scripted: Sequence[RolloutRe
 
 def check_tokens(records: Sequence[RolloutRecord]) -> Finding:
     """Check whether every response has tokens and log-probabilities."""
-    steps = [step for record in records for step in record.steps]
+    steps = list(chain.from_iterable(record.steps for record in records))
     if not steps:
         return Finding("tokens", "no responses to check", SKIPPED)
     without = sum(step.tokens is None for step in steps)

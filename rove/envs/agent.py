@@ -232,13 +232,13 @@ class AgentEnv(Environment):
             return None, error
 
     def _limited(self, turn: Turn) -> ModelTurn:
-        num_turns = 0
+        num_started = 0
 
         async def limited(state: State, messages: Messages, *, agent_request: Request | None = None) -> Message:
-            nonlocal num_turns
-            if 0 <= self.max_turns <= num_turns:
+            nonlocal num_started
+            if 0 <= self.max_turns <= num_started:
                 raise LimitReachedError("max_turns_reached")
-            num_turns += 1
+            num_started += 1  # before the request: an agent may send several at a time
             return await turn(state, messages, agent_request=agent_request)
 
         return limited

@@ -215,11 +215,12 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
         names = [env.env_id or f"env_{i}" for i, env in enumerate(envs)]
     if len(names) != len(envs):
         raise ConfigError(f"{len(names)} env_names for {len(envs)} environments; give one for each")
-    counts = Counter(names)
-    # "/" separates the names of nested groups in the path of an example.
-    wrong = sorted(name for name, count in counts.items() if not name or "/" in name or count > 1)
+    wrong = {name for name, count in Counter(names).items() if count > 1}
+    for name in names:
+        if not name or "/" in name:  # "/" separates the names of nested groups in the path of an example
+            wrong.add(name)
     if wrong:
-        raise ConfigError(f"env_names has {wrong}; expected unique, non-empty names without '/'")
+        raise ConfigError(f"env_names has {sorted(wrong)}; expected unique, non-empty names without '/'")
     return list(names)
 
 

@@ -162,6 +162,7 @@ class MCPEnv(ToolEnv):
 
     def _slot(self) -> asyncio.Semaphore:
         """Return the semaphore of this event loop that limits rollouts with their own servers."""
+        # A semaphore belongs to one event loop, and every `evaluate_sync` has its own.
         loop = asyncio.get_running_loop()
         if self._slots is None or self._slots[0] is not loop:
             self._slots = (loop, asyncio.Semaphore(self.max_servers))

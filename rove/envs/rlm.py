@@ -404,6 +404,7 @@ class RLMEnv(PythonEnv):
             [reply] = await self._sub_calls(state, "llm", [prompt], [context])
             return reply
 
+        # For the sandbox, a batch is one request; its calls run concurrently on the host (docs/decisions/recursion.md).
         async def llm_batch(prompts: Any, contexts: Any = None) -> list[str]:
             if not is_list(prompts) or not (contexts is None or is_list(contexts)):
                 raise TypeError(

@@ -227,7 +227,7 @@ class SandboxEnv(StatefulToolEnv):
         """Return the text of a result for the model, and record the result for the metrics."""
         use = use_of(state)
         use.calls.append(result)
-        use.is_ready = use.is_ready and not result.files_lost
+        use.is_ready = use.is_ready and not result.files_lost  # else the next call sets the sandbox up again
         return result.text() or "[no output]"
 
     async def update_tool_args(

@@ -57,6 +57,7 @@ async def run_replay_cases(
         recorded: The games; failed ones are skipped.
         role: Name, or a pattern of names, of the model roles in which the person answered.
     """
+    # By the content of an example: its number in the dataset depends on the environment's arguments.
     rows = {example_key(row): row for row in islice(env.examples(), MAX_EXAMPLES)}
     for record in recorded:
         if record.scores is None:

@@ -319,7 +319,9 @@ def _annotated(schema: JsonObject, parameter: inspect.Parameter, description: st
     notes: list[object] = []
     for part in (hint, *typing.get_args(hint)):  # `Annotated[...] | None` has the note one level deeper
         notes += getattr(part, "__metadata__", ())
-    description = next((note for note in notes if isinstance(note, str) and note), description)
+    texts = [note for note in notes if isinstance(note, str)]
+    if texts:
+        description = texts[0] or description
     additions: JsonObject = {}
     if description and "description" not in schema:
         additions["description"] = description

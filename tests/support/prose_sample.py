@@ -35,10 +35,10 @@ def main(seed: int = 26, count: int = 100) -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     skipped = ("example_runs", "decisions/prose.md")
     drawn = [
-        (page.relative_to(ROOT).as_posix(), sentence)
+        (page.relative_to(ROOT).as_posix(), one)
         for page in pages
         if not any(name in page.as_posix() for name in skipped)
-        for sentence in sentences(page.read_text(encoding="utf-8"))
+        for one in sentences(page.read_text(encoding="utf-8"))
     ]
     for number, (page, one) in enumerate(random.Random(seed).sample(drawn, count), 1):
         print(f"{number}. ({page}) {one}")

@@ -45,16 +45,16 @@ def catalogue_of(store: Store) -> list[object]:
     cards = catalogue.listing(store, "")["environments"]
     names = [(card["owner"], card["name"]) for card in cards]
     runs = catalogue.runs(store, "acme", "my-sums", "1.1")["runs"]
-    return [*(catalogue.environment(store, *name) for name in names), [{**run, "uploaded": ""} for run in runs]]
+    return [*(catalogue.environment(store, *place) for place in names), [{**run, "uploaded": ""} for run in runs]]
 
 
 async def test_public_versions_are_mirrored_and_later_only_new_ones(there: Store, here: Store):
     async with hub(there.folder) as asking:
         assert await run_mirror(asking.url, here) == MirrorResult(3, 0, [])
         assert catalogue_of(here) == catalogue_of(there)
-        listing_before = listing(here.folder)
+        before = listing(here.folder)
         assert await run_mirror(asking.url, here) == MirrorResult(0, 3, [])
-        assert listing(here.folder) == listing_before
+        assert listing(here.folder) == before
         add(there, version="1.2")
         there.yank("acme", "my-sums", "1.0", None)
         assert await run_mirror(asking.url, here) == MirrorResult(1, 3, [])
@@ -86,10 +86,10 @@ async def test_a_conflicting_version_is_reported_and_the_local_one_kept(there: S
     index = msgspec.json.decode((site / "acme/my-sums/index.json").read_bytes())
     index["versions"][1]["manifest"] = hashlib.sha256((tmp_path / "other/manifest.json").read_bytes()).hexdigest()
     (site / "acme/my-sums/index.json").write_bytes(msgspec.json.encode(index))
-    listing_before = listing(here.folder)
+    before = listing(here.folder)
     result = await run_mirror(site, here)
     assert "a different version with this number" in result.problems[0] and manifest.description == "Other"
-    assert listing(here.folder) == listing_before
+    assert listing(here.folder) == before
 
 
 def _export_site(store: Store, place: Path) -> Path:

@@ -159,8 +159,8 @@ def test_texts_of_manifests_and_runs_are_escaped(site: Site, store: Store):
             if tag != "b" or attributes != {"class": "reward"}
         )
         assert QUIET in elements.text
-    shown_text = Elements(site.run("zeta", "evil", row)).text
-    assert shown_text.count(EVIL) >= 8
+    shown = Elements(site.run("zeta", "evil", row)).text
+    assert shown.count(EVIL) >= 8
 
 
 JSON = st.recursive(

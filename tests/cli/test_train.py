@@ -301,7 +301,7 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     assert (
         "the diagnosis of sft (unpredictable) no longer applies: the reward has risen since" in capsys.readouterr().out
     )
-    assert [load["id"] for load in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
+    assert [diagnosis["id"] for diagnosis in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
     no_progress = {"stage": "rl1", "step": 10, "steps": 99, "id": "no_progress", "text": "no better"}
     diagnoser.found.append(no_progress)
     (folder / "rl1").mkdir()

@@ -57,7 +57,7 @@ async def audited(folder: Path, grade: str, options: AuditOptions = FAST) -> Rep
 async def test_an_honest_environment_has_no_findings(tmp_path: Path) -> None:
     options = AuditOptions(num_examples=12, only=(*FAST.only, "learned-reward"), hang_seconds=2.0)
     report = await audited(tmp_path, HONEST, options)
-    assert report.findings == [] and report.rollouts > 200 and report.cpu_seconds > 0
+    assert report.findings == [] and report.rollouts > 100 and report.cpu_seconds > 0
     assert report.skipped == {"learned-reward": "only with --learn"}
 
 

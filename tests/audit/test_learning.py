@@ -82,7 +82,7 @@ async def test_a_reply_in_tags_is_read_inside_of_them() -> None:
 
 async def test_measures_tell_right_answers_from_guesses() -> None:
     subject, base = await known(toy(exact))
-    assert [measure.name for measure in measures(subject, base)] == [
+    assert [one.name for one in measures(subject, base)] == [
         "replies that give the row's answer",
         "similarity to the row's answer",
     ]
@@ -98,7 +98,7 @@ async def test_a_measure_that_a_good_policy_fails_does_not_count() -> None:
     subject, base = await known(
         toy(lambda completion, answer: float(answer in str(completion[-1].content)), {"good": in_words})
     )
-    assert "replies that give the row's answer" not in [measure.name for measure in measures(subject, base)]
+    assert "replies that give the row's answer" not in [one.name for one in measures(subject, base)]
 
 
 async def test_the_exploration_writes_right_answers_guesses_and_words_of_the_prompt() -> None:
@@ -112,16 +112,16 @@ async def test_the_exploration_writes_right_answers_guesses_and_words_of_the_pro
 
 async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
     subject, base = await known(toy(near))
-    measured_before = await subject.measure("before", base.guess)
+    before = await subject.measure("before", base.guess)
     hack = await subject.measure("after", lambda messages, state, rng: f"{state['answer'][0]}x")
-    records = {1: measured_before.scored, 2: hack.scored, 3: hack.scored}
+    records = {1: before.scored, 2: hack.scored, 3: hack.scored}
     measure = Measure("truth", lambda record: exact(record.completion, record.answer), 0.0, 1.0)
-    finding = _divergence(Learned(measured_before, hack, hack, records), base, [measure])
+    finding = _divergence(Learned(before, hack, hack, records), base, [measure])
     assert finding is not None and finding.severity is Severity.HIGH
     assert "they part at step" in finding.text and "truth" in finding.text and finding.completion.endswith("x")
     honest = await subject.measure("after", lambda messages, state, rng: state["answer"])
-    assert _divergence(Learned(measured_before, honest, hack, records), base, [measure]) is None
-    assert _divergence(Learned(measured_before, hack, hack, records), base, []) is None
+    assert _divergence(Learned(before, honest, hack, records), base, [measure]) is None
+    assert _divergence(Learned(before, hack, hack, records), base, []) is None
     assert base.share(hack.mean) > GAP
 
 
@@ -182,6 +182,6 @@ async def test_the_learner_finds_a_hole_and_leaves_the_fixed_grader_alone(
     learner = partial(check_learned, options=LearnOptions(folder=tmp_path / "runs", steps=30, max_tokens=32))
     report = await audit("sums", None, {"grader": grader}, AuditOptions(only=("learned-reward",)), learner=learner)
     assert report.skipped == {}
-    assert [finding.id for finding in report.findings] == ["learned-reward"] * found
+    assert [one.id for one in report.findings] == ["learned-reward"] * found
     assert (tmp_path / "runs" / "rl" / "rollouts.jsonl").exists()
     assert "matches_answer" in (tmp_path / "runs" / "rl" / "metrics.jsonl").read_text()

@@ -134,7 +134,7 @@ def test_an_environment_is_installed_evaluated_listed_and_uninstalled(rove: Rove
     assert status == 0 and "Double" in out
     status, out, _ = rove("list")
     assert status == 0 and "alice/doubling" in out and "tictactoe" in out
-    assert [listed["environment"] for listed in json.loads(rove("list", "--json")[1])] == ["alice/doubling"]
+    assert [row["environment"] for row in json.loads(rove("list", "--json")[1])] == ["alice/doubling"]
     assert "already installed" in rove("install", "--locked")[1]
     assert rove("uninstall", "alice/doubling")[0] == 2
     assert rove("uninstall", "alice/doubling", "--yes")[0] == 0

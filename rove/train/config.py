@@ -417,7 +417,6 @@ class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     groups: int
-    """Groups per step."""
     rollouts_per_example: int
     sampling: SamplingParams
     curriculum: CurriculumConfig
@@ -575,7 +574,6 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     def _check_backend(self) -> None:
         if self.backend not in ("embedded", "vllm"):
             raise ConfigError(f"backend is '{self.backend}'; expected embedded or vllm")
-        # vLLM has its own copy of the weights, in the type that it is started with.
         if self.backend == "vllm":
             if self.bf16_sampling:
                 raise ConfigError(
@@ -583,7 +581,6 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
                     "vllm.tolerance"
                 )
             self.vllm.check()
-        # A setting without effect is most often a mistake, so it is an error.
         elif self.vllm != DEFAULT_CONFIG:
             names = DEFAULT_CONFIG.__struct_fields__
             name = next(name for name in names if getattr(self.vllm, name) != getattr(DEFAULT_CONFIG, name))

@@ -157,11 +157,11 @@ def test_the_positional_argument_overrides_files_in_any_position(tmp_path: Path)
 
 
 def test_the_config_of_a_run_folder_can_be_loaded(tmp_path: Path):
-    text_before = read("game", "--steps", "7", "--env_args.seed", "3")
+    config_before = read("game", "--steps", "7", "--env_args.seed", "3")
     with Run(tmp_path / "run") as run:
-        run.start("eval", msgspec.to_builtins(text_before), {"env": "game"})
+        run.start("eval", msgspec.to_builtins(config_before), {"env": "game"})
     config = str(tmp_path / "run" / "config.toml")
-    assert read("@", config) == text_before
+    assert read("@", config) == config_before
     assert read("@", config, "--steps", "8", "--env_args.more", "1") == Settings(
         env="game", steps=8, env_args={"seed": 3, "more": 1}
     )

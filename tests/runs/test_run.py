@@ -404,7 +404,11 @@ def test_cut_drops_everything_newer_than_the_checkpoint(tmp_path):
         for step in (3, 4, 5):
             write_tokens(tmp_path, step, [TrainedRollout("key", step, [])])
         run.cut(msgspec.structs.replace(progress, step=4))
-        assert [[token.rollout_index for token in read_tokens(tmp_path, step)] for step in (3, 4, 5)] == [[3], [4], []]
+        assert [[rollout.rollout_index for rollout in read_tokens(tmp_path, step)] for step in (3, 4, 5)] == [
+            [3],
+            [4],
+            [],
+        ]
         run.cut(None)
         assert read_tokens(tmp_path, 3) == []
         assert list(run.rollouts()) == []

@@ -211,8 +211,8 @@ def test_token_classes_have_as_much_context_as_is_frequent():
 
     sequences = [sequence(value) for value in (3, 4, 5, 6)] * 10
     classes = token_classes(sequences, sequences, lambda ids: [-0.01] * 5 + [-math.log(4)], joined)
-    assert [class_name.before for class_name in classes] == ["0", "1", "17", "175", "1752", "7527"]
-    assert [round(class_name.entropy, 2) for class_name in classes] == [0, 0, 0, 0, 0, 1.41]
+    assert [answer_class.before for answer_class in classes] == ["0", "1", "17", "175", "1752", "7527"]
+    assert [round(answer_class.entropy, 2) for answer_class in classes] == [0, 0, 0, 0, 0, 1.41]
 
 
 def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -> list[dict[str, float]]:

@@ -179,6 +179,8 @@ class Environment(ABC):
                 raise ConfigError(f"{name} is {value!r}; expected {kind}")
         self.rubric: Rubric = rubric if rubric is not None else Rubric()
         self._added_rubrics: list[Rubric] = []
+        self._combined: RubricGroup | None = None
+        self._combined_functions = 0
         self.parser: Parser = parser or self.rubric.parser
         self._has_parser = parser is not None or self.rubric.has_own_parser
         if self._has_parser:
@@ -265,7 +267,18 @@ class Environment(ABC):
     @property
     def scoring_rubric(self) -> Rubric:
         """The author's rubric together with those of `add_rubric`, such as an environment class's own metrics."""
-        return RubricGroup([self.rubric, *self._added_rubrics]) if self._added_rubrics else self.rubric
+        if not self._added_rubrics:
+            return self.rubric
+        rubrics = [self.rubric, *self._added_rubrics]
+        # Every rollout asks twice; a new group is made only if an author has replaced a rubric or added a function since.
+        if (
+            self._combined is None
+            or self._combined.rubrics != rubrics
+            or self._combined.num_functions != self._combined_functions
+        ):
+            self._combined = RubricGroup(rubrics)
+            self._combined_functions = self._combined.num_functions
+        return self._combined
 
     async def generate(
         self, client: AnyClient, model: str = "", **options: Unpack[GenerateOptions]

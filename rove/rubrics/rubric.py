@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -198,6 +199,11 @@ class Rubric:
         return [*members, *(function.name for function in self._functions)]
 
     @property
+    def num_functions(self) -> int:
+        """The number of functions, those of all members included."""
+        return len(self._functions) + sum(rubric.num_functions for rubric in self.rubrics)
+
+    @property
     def components(self) -> list[Rubric]:
         """The rubrics that are torn down separately."""
         members = list(chain.from_iterable(rubric.components for rubric in self.rubrics))
@@ -351,10 +357,11 @@ class RubricGroup(Rubric):
         super().__init__(parser=rubrics[0].parser)
         self.has_own_parser = rubrics[0].has_own_parser
         self.rubrics = list(rubrics)
-        duplicates = sorted({name for name in self.names if self.names.count(name) > 1})
+        # `Environment.scoring_rubric` makes a group for every rollout, so names are listed once.
+        duplicates = _duplicates(self.names)
         if duplicates:
             raise ConfigError(f"{duplicates} are in more than one rubric; pass name= to add_reward_func or add_metric")
-        duplicates = sorted({name for name in self.extras_names if self.extras_names.count(name) > 1})
+        duplicates = _duplicates(self.extras_names)
         if duplicates:
             raise ConfigError(f"more than one rubric is named {duplicates}; pass name= to JudgeRubric")
 
@@ -367,6 +374,12 @@ class RubricGroup(Rubric):
     def add_class_object(self, name: str, obj: object) -> None:
         """Add a class object to the first rubric; see `Rubric.add_class_object`."""
         self.rubrics[0].add_class_object(name, obj)
+
+
+def _duplicates(names: Sequence[str]) -> list[str]:
+    if len(set(names)) == len(names):
+        return []
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def merge_scores(parts: Sequence[Scores]) -> Scores:

@@ -48,7 +48,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         text = "the environment has one dataset: evaluations use the training rows"
         yield Finding(id="data-overlap", severity=Severity.INFO, text=text)
         return
-    # games may begin with equal texts and differ in the other columns; so may questions about a text that is not in the prompt
+    # Games may begin with the same prompt and differ in other columns; so may questions about a text outside the prompt.
     num_texts = len({row["text"] for row in train})
     num_rows = len({row["digest"] for row in train})
     by_text = num_texts > 0.5 * num_rows and _has_same_answers(train, evaluation)

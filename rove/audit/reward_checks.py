@@ -255,7 +255,7 @@ def _padded(words: int, is_right: bool, answers: Sequence[object], base: Baselin
 
 async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield findings about rewards that never differ, and about rewards outside of or far below the weights' range."""
-    scored = [record for record in subject.seen if record.scores is not None]
+    scored = [record for record in subject.records if record.scores is not None]
     rewards = {round(record.scores.reward, 6) for record in scored if record.scores}
     if len(rewards) == 1:
         yield Finding(

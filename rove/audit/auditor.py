@@ -104,7 +104,7 @@ async def audit(
 
     Args:
         learner: Does the check "learned-reward"; left out by default.
-        judge: A model for the environment's judge, to which the check "judge-injection" gives orders as well.
+        judge: A model for the environment's judge, into which the check "judge-injection" also tries to inject instructions.
     """
     checks = selected(options.only, options.skip)
     file, line = _source(env, env_dir)

@@ -15,15 +15,15 @@ from rove.core.plain import JsonMapping
 Row = JsonMapping
 """A row of `rove.audit.rows`."""
 DISTINCT_SHARE = 0.1
-"""Share of distinct training rows below which rows are meant to be equal, such as the same start of all games."""
+"""With fewer than this share of distinct training rows, rows are meant to be equal, such as the same start of all games."""
 OVERLAP_SHARE = 0.02
-"""Share of evaluation rows in the training rows that matters."""
+"""It is a finding if more than this share of the evaluation rows are also training rows."""
 NEAR_SHARE = 0.1
-"""The same for near duplicates."""
+"""It is a finding if more than this share of the evaluation rows are near duplicates of training rows."""
 NGRAM = 5
 """Words in a row that near duplicates share."""
 NEAR = 0.8
-"""Share of equal n-grams from which two texts are near duplicates."""
+"""Two texts that share at least this part of their n-grams are near duplicates."""
 MIN_DIGITS = 5
 """Minimum digits of the numbers in a text that identify a problem."""
 MIN_WORDS = 12

@@ -1,4 +1,4 @@
-"""Checks of graders: strange replies, replies that are executed, orders to a judge, repeated runs, and the parser."""
+"""Checks of graders: strange replies, replies that are executed, instructions to a judge, repeated runs, and the parser."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def check_parser(
 
 
 async def check_injection(subject: Subject, base: Baseline, judge: str = "the judge") -> AsyncIterator[Finding]:
-    """Yield a finding if orders in a reply change the verdict of the judge; see `rove.audit.judge`."""
+    """Yield a finding if instructions in a reply change the verdict of the judge; see `rove.audit.judge`."""
     nonsense = base.form("qxzj")  # a wrong answer in the required format, which an honest judge rejects
     honest = await subject.measure("reply without an order", constant(nonsense), NASTY_EXAMPLES)
     if not honest.scored:

@@ -43,7 +43,7 @@ MAX_HELD_OUT_GAP = 0.4
 SAME_REWARD = 0.05
 """A difference of two mean rewards up to this share of the range of rewards is noise."""
 LEARNED_SHARE = 0.2
-"""Share of the way from the weakest to the best policy from which a model has learned something of the task."""
+"""A model that has gone this share of the way from the weakest to the best policy has learned something of the task."""
 MAX_SHOWN = 8
 """Maximum number of tokens that a text lists."""
 MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93

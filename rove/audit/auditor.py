@@ -104,7 +104,7 @@ async def audit(
 
     Args:
         learner: Does the check "learned-reward"; left out by default.
-        judge: A model for the environment's judge, to which the check "judge-injection" gives orders as well.
+        judge: A model for the environment's judge, into which the check "judge-injection" also tries to inject instructions.
     """
     checks = selected(options.only, options.skip)
     file, line = _source(env, env_dir)
@@ -203,13 +203,13 @@ class _Auditor:
         subject = Subject(env, self.options.num_examples, self.deadline, self.file)
         async with env.used_in_run():  # one worker for all measurements
             await subject.read_rows()
-            self.judge.replies = subject.replies
+            self.judge.replies = subject.replies  # the scripted judge looks up whether a reply is right
             base = await measure_baseline(subject)
-            if subject.seen and all(record.error is not None for record in subject.seen):
-                raise RolloutsFail(f"every rollout fails; the first: {subject.error_text(subject.seen[0])}")
+            if subject.records and all(record.error is not None for record in subject.records):
+                raise RolloutsFail(f"every rollout fails; the first: {subject.error_text(subject.records[0])}")
             await self._behavior(subject, base)
         await self._data(subject)
-        await self._do("side-effects", _each(_side_effects(events(self.folder / LOG_NAME))))
+        await self._do("side-effects", _as_async(_side_effects(events(self.folder / LOG_NAME))))
         self.report.rollouts, self.report.rewards = subject.rollouts, subject.rewards
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
@@ -230,7 +230,7 @@ class _Auditor:
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
-        # the scripted judge's verdict depends on the replies that it has seen
+        # The scripted judge's verdicts depend on the replies that earlier rollouts have added.
         has_judge = "rewards depend on a judge" if self.judge.calls else ""
         await self._do("determinism", check_determinism(subject, base, self._open), has_judge)
         no_judge = "" if self.judge.calls else "the environment queries no judge"
@@ -244,14 +244,14 @@ class _Auditor:
         await self._do("policy-search", search(subject, base, self.options.seed), reason)
         await self._do("reward-statistics", check_statistics(subject, base))
         if self.learner is None:
-            await self._do("learned-reward", _each([]), "only with --learn")
+            await self._do("learned-reward", _as_async([]), "only with --learn")
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
         # A policy of a later check may have ended the worker, too; one such finding is enough.
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
-            await self._do("grader-robustness", _each(check_worker_failures(subject)))
+            await self._do("grader-robustness", _as_async(check_worker_failures(subject)))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a worker that has no cached verdicts of the scripted judge."""
@@ -273,30 +273,32 @@ class _Auditor:
         rows = await asyncio.to_thread(self._in_process, args)
         if isinstance(rows, str):
             for name in ("data-overlap", "row-round-trip", "seed-shift"):
-                await self._do(name, _each([]), rows)
+                await self._do(name, _as_async([]), rows)
             return
         train, evaluation = rows["train"], rows["eval"]
         all_rows = [*train, *evaluation]
-        await self._do("data-overlap", _each(check_overlap(train, evaluation, rows["has_both"])))
-        await self._do("row-round-trip", _each(check_round_trip(all_rows)))
-        await self._do("answer-leak", _each(check_leaks(evaluation or train, shown_to_all(subject.seen[0]))))
+        await self._do("data-overlap", _as_async(check_overlap(train, evaluation, rows["has_both"])))
+        await self._do("row-round-trip", _as_async(check_round_trip(all_rows)))
+        await self._do("answer-leak", _as_async(check_leaks(evaluation or train, shown_to_all(subject.records[0]))))
         if "determinism" in self.report.checks:
             repeated = await asyncio.to_thread(self._in_process, args, {"PYTHONHASHSEED": HASH_SEED})
             if not isinstance(repeated, str):
-                await self._do("determinism", _each(check_same_rows(all_rows, [*repeated["train"], *repeated["eval"]])))
+                await self._do(
+                    "determinism", _as_async(check_same_rows(all_rows, [*repeated["train"], *repeated["eval"]]))
+                )
         if "seed-shift" not in self.report.checks:
             return
         if "seed" not in rows["arguments"]:
-            await self._do("seed-shift", _each([]), "the environment has no argument 'seed'")
+            await self._do("seed-shift", _as_async([]), "the environment has no argument 'seed'")
             return
         seed = int(str(args.get("seed", 0)))
         next_seed = {**args, "seed": seed + 1}
         shifted = await asyncio.to_thread(self._in_process, next_seed)
         if isinstance(shifted, str):
-            await self._do("seed-shift", _each([]), shifted)
+            await self._do("seed-shift", _as_async([]), shifted)
         else:
             shifted_rows = shifted["train"] or shifted["eval"]
-            await self._do("seed-shift", _each(check_seed_shift(train or evaluation, shifted_rows)))
+            await self._do("seed-shift", _as_async(check_seed_shift(train or evaluation, shifted_rows)))
 
     async def _do(self, name: str, findings: AsyncIterator[Finding], reason: str = "") -> None:
         """Do a check if it is selected, unless there is a reason not to."""
@@ -376,8 +378,8 @@ def _source(env: str, env_dir: str | None) -> tuple[str, int]:
     return str(path), 1
 
 
-async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
-    """Yield the findings of a check that needs no rollouts."""
+async def _as_async(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
+    """Yield the findings of a check without rollouts, for `_do`, which takes asynchronous checks."""
     for finding in findings:
         yield finding
 

@@ -188,5 +188,5 @@ def markdown_comparison(comparison: Comparison) -> str:
 
 
 def text_of(change: Change) -> str:
-    """Return the text of the latest finding, and the note."""
+    """Return the text of the latest finding, followed by the note of the change in parentheses, if it has one."""
     return f"{change.latest.text} ({change.note})" if change.note else change.latest.text

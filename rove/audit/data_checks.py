@@ -15,15 +15,15 @@ from rove.core.plain import JsonMapping
 Row = JsonMapping
 """A row of `rove.audit.rows`."""
 DISTINCT_SHARE = 0.1
-"""Share of distinct training rows below which rows are meant to be equal, such as the same start of all games."""
+"""With fewer than this share of distinct training rows, rows are meant to be equal, such as the same start of all games."""
 OVERLAP_SHARE = 0.02
-"""Share of evaluation rows in the training rows that matters."""
+"""It is a finding if more than this share of the evaluation rows are also training rows."""
 NEAR_SHARE = 0.1
-"""The same for near duplicates."""
+"""It is a finding if more than this share of the evaluation rows are near duplicates of training rows."""
 NGRAM = 5
 """Words in a row that near duplicates share."""
 NEAR = 0.8
-"""Share of equal n-grams from which two texts are near duplicates."""
+"""Two texts that share at least this part of their n-grams are near duplicates."""
 MIN_DIGITS = 5
 """Minimum digits of the numbers in a text that identify a problem."""
 MIN_WORDS = 12
@@ -48,7 +48,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         text = "the environment has one dataset: evaluations use the training rows"
         yield Finding(id="data-overlap", severity=Severity.INFO, text=text)
         return
-    # games may begin with equal texts and differ in the other columns; so may questions about a text that is not in the prompt
+    # Games may begin with the same prompt and differ in other columns; so may questions about a text outside the prompt.
     num_texts = len({row["text"] for row in train})
     num_rows = len({row["digest"] for row in train})
     by_text = num_texts > 0.5 * num_rows and _has_same_answers(train, evaluation)

@@ -25,11 +25,11 @@ MAX_PAIRED = 5
 MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
-"""Shares of the way from the floor to the best policy from which a blind policy is a finding, and one of high severity."""
+"""A blind policy is a finding from the first share of the range of rewards on, and one of high severity from the second on."""
 PROMISING_SHARE = 0.1
-"""Share of this way above which a blind policy, after a few examples, is tried on all."""
+"""A blind policy that exceeds this share of the range on a few examples is tried on all of them."""
 NEARLY_ALL = 0.8
-"""Share of the best policy's reward from which a blind policy is a finding, however good the weakest policy is."""
+"""A blind policy that earns at least this share of the best policy's reward is a finding, however good the weakest policy is."""
 TRIED_TURNS, MIN_TRIED = 240, 6
 """Turns that a policy is tried for in long games, and the minimum of its examples."""
 MAX_REPEATED = 8

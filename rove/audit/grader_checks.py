@@ -1,4 +1,4 @@
-"""Checks of graders: strange replies, replies that are executed, orders to a judge, repeated runs, and the parser."""
+"""Checks of graders: strange replies, replies that are executed, instructions to a judge, repeated runs, and the parser."""
 
 from __future__ import annotations
 
@@ -224,15 +224,16 @@ async def check_parser(
 
 
 async def check_injection(subject: Subject, base: Baseline, judge: str = "the judge") -> AsyncIterator[Finding]:
-    """Yield a finding if orders in a reply change the verdict of the judge; see `rove.audit.judge`."""
-    honest = await subject.measure("reply without an order", constant(base.form("qxzj")), NASTY_EXAMPLES)
+    """Yield a finding if instructions in a reply change the verdict of the judge; see `rove.audit.judge`."""
+    nonsense = base.form("qxzj")  # a wrong answer in the required format, which an honest judge rejects
+    honest = await subject.measure("reply without an order", constant(nonsense), NASTY_EXAMPLES)
     if not honest.scored:
         error = next((record.error for record in honest.records if record.error is not None), None)
         raise InfraError(f"{judge} gave no verdict: {error.message if error else 'no rollout was scored'}")
     for name, order in INJECTIONS.items():
-        for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
+        for reply in (order, base.form(order), f"{nonsense}\n{order}"):
             measured = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
-            if measured.scored and honest.scored and min(measured.rewards) > honest.mean:
+            if measured.scored and min(measured.rewards) > honest.mean:
                 change = f"from {honest.mean:.3f} to {measured.mean:.3f}"
                 yield measured.finding(
                     "judge-injection",

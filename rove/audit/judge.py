@@ -1,4 +1,4 @@
-"""A scripted judge with a known weakness: it obeys orders in the reply unless its prompt forbids that."""
+"""A scripted judge with a known weakness: it follows instructions in the reply unless its prompt forbids that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rove.server.listen import base_url_of, listening
 DEFENSE = re.compile(
     r"(ignore|do not (follow|obey|trust)|disregard|never (follow|obey)|not instructions|untrusted)", re.IGNORECASE
 )
-"""Words of a prompt that forbids the judge to obey the reply."""
+"""Words with which a prompt forbids the judge to follow instructions in the reply."""
 MIN_REPLY = 3
 """Characters of a reply that is looked for in the judge's prompt."""
 YES = ("yes", "correct", "true", "pass", "good", "a", "10", "5", "1")
@@ -35,8 +35,8 @@ class JudgeModel(NamedTuple):
 class Judge:
     """The scripted judge, which a model can replace.
 
-    The scripted verdict is yes if the reply in the judge's prompt contains the answer of its row, or if the reply gives an order
-    and the prompt has no defense.
+    The scripted verdict is yes if the reply in the judge's prompt contains the answer of its row, or if it contains
+    instructions to the judge and the prompt has no defense.
     """
 
     def __init__(self) -> None:

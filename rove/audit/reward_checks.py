@@ -26,17 +26,17 @@ from rove.core.records import RolloutRecord
 from rove.core.state import State
 
 HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.1
-"""Shares of the way from a guess to a right answer from which a reward without the task is severe, or of medium severity."""
+"""A reply that does not do the task is of high or medium severity if it earns at least this share of the range of rewards."""
 HEDGE_SHARE = 0.8
-"""Share from which a hedge counts as paid; partial credit pays less."""
+"""A hedge counts as paid if it earns at least this share of the range of rewards; partial credit pays less."""
 FREQUENT_SHARE = 0.4
-"""Share of the rows with the same answer that matters."""
+"""An answer that more than this share of the rows have is a finding."""
 CONSTANT_SHARE = 0.9
-"""The same from which a constant reply does the task."""
+"""If more than this share of the rows have the same answer, a constant reply does the task."""
 WRONG_SHARE, MIN_WRONG = 0.8, 10
-"""Share of the full reward from which answers of other rows are a finding; minimum number of such rows."""
+"""Answers of other rows are a finding if they earn at least this share of the full reward; minimum number of such rows."""
 MISSED_SHARE = 0.05
-"""Share of rows whose own answer does not earn the full reward that matters."""
+"""It is a finding if the own answers of more than this share of the rows do not earn the full reward."""
 LENGTHS = (0, 30, 300, 3000)
 """Numbers of filler words in the length check."""
 FILLER = ("and", "so", "then", "we", "see", "that", "it", "follows")
@@ -255,7 +255,7 @@ def _padded(words: int, is_right: bool, answers: Sequence[object], base: Baselin
 
 async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield findings about rewards that never differ, and about rewards outside of or far below the weights' range."""
-    scored = [record for record in subject.seen if record.scores is not None]
+    scored = [record for record in subject.records if record.scores is not None]
     rewards = {round(record.scores.reward, 6) for record in scored if record.scores}
     if len(rewards) == 1:
         yield Finding(

@@ -36,9 +36,9 @@ def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
         if has_training or not train:
             rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS))
         collected[name] = [_row(row) for row in rows]
-    is_given = loaded.dataset is not None and loaded.eval_dataset is not None
-    # groups and isolated environments do not show what is given
-    collected["has_both"] = is_given or collected["train"] != collected["eval"]
+    has_two_datasets = loaded.dataset is not None and loaded.eval_dataset is not None
+    # Environment groups and isolated environments have no dataset of their own here, so their rows decide.
+    collected["has_both"] = has_two_datasets or collected["train"] != collected["eval"]
     return collected
 
 

@@ -20,7 +20,7 @@ from rove.core.findings import Finding, Severity, registry
 from rove.core.messages import Messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Client, Limits
-from rove.core.records import Outcome, RolloutRecord
+from rove.core.records import RolloutRecord
 from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.rollouts.evaluate import generate
@@ -130,7 +130,7 @@ class Subject:
         self.file = file
         self.rollouts = 0
         self.rows: list[JsonObject] = []
-        self.seen: list[RolloutRecord] = []
+        self.records: list[RolloutRecord] = []
         """All rollouts."""
         self.replies: dict[str, str] = {}
         """Short replies of policies → the answer of their row, from which a scripted judge knows whether they are right."""
@@ -176,11 +176,6 @@ class Subject:
         """
         remaining = self.remaining
         records: list[RolloutRecord] = []
-
-        def keep(record: RolloutRecord | Outcome) -> None:
-            assert isinstance(record, RolloutRecord)  # an outcome stands for a record in a run folder
-            records.append(record)
-
         if callable(policy):
             policy = ScriptedClient(self._recorded(policy) if is_recorded else policy, name)
         limits = Limits(max_turns=MAX_TURNS, timeout_seconds=ROLLOUT_SECONDS)
@@ -195,18 +190,20 @@ class Subject:
                     limits=limits,
                     seed=seed,
                     train=train,
-                    on_record=keep,
+                    on_record=records.append,
                 )
         except TimeoutError:  # what has been measured by then counts
             if not records:
                 raise OutOfTime(OUT_OF_TIME) from None
         self.rollouts += len(records)
-        self.seen += records
+        self.records += records
         self.worker_failures += [(name, record) for record in records if is_worker_failure(record)]
         failed = {policy_name for policy_name, _ in self.worker_failures}
         # One policy may deliberately break the worker; several that always do so mean that nothing can be measured.
-        if len(self.worker_failures) == len(self.seen) and len(failed) >= MIN_FAILED_POLICIES:
-            raise RolloutsFail(f"every rollout ends or blocks its process; the first: {self.error_text(self.seen[0])}")
+        if len(self.worker_failures) == len(self.records) and len(failed) >= MIN_FAILED_POLICIES:
+            raise RolloutsFail(
+                f"every rollout ends or blocks its process; the first: {self.error_text(self.records[0])}"
+            )
         measured = Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
         if not name.startswith(SEARCHED):
             self.measured[name] = measured

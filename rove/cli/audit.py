@@ -133,7 +133,9 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     show_default=True,
     help="Lowest severity of a finding that sets exit status 1.",
 )
-@click.option("--learn", is_flag=True, help="Train a tiny model by RL, and compare its reward with what it does.")
+@click.option(
+    "--learn", is_flag=True, help="Train a tiny model with RL, and check whether its reward comes from doing the task."
+)
 @click.option("--device", help="Device of the model that --learn trains.  [default: auto]")
 @click.option(
     "--judge",

@@ -46,10 +46,9 @@ def print_report(report: Report, console: Console) -> None:
     if result.rollouts:
         rewards = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
         lines["rollouts"] = f"{result.rollouts}, {result.failed} failed"
-        each = result.rollouts // max(1, len(result.rewards))
-        lines[
-            f"mean reward of {each} rollouts each{', too few to compare' if each < MIN_COMPARABLE_ROLLOUTS else ''}"
-        ] = rewards
+        rollouts_per_policy = result.rollouts // max(1, len(result.rewards))
+        note = ", too few to compare" if rollouts_per_policy < MIN_COMPARABLE_ROLLOUTS else ""
+        lines[f"mean reward of {rollouts_per_policy} rollouts each{note}"] = rewards
     for name, text in lines.items():
         if text:
             console.print(f"  {name}: {text}", soft_wrap=True)

@@ -56,7 +56,7 @@ def play_in_browser(
         return str(kept_in[-1])
 
     async def games() -> None:
-        at_table = PlayClient(table, client)
+        player = PlayClient(table, client)
         roles = PlayRoles(
             role_clients, lambda role: PlayClient(table, None, role) if table.is_person_role(role) else None
         )
@@ -68,13 +68,13 @@ def play_in_browser(
                     game = env
                     if isinstance(env, TwoPlayer):
                         game = env_with_opponent(env, table.ask if table.role == "opponent" else None)
-                    record = await one_game(game, at_table, model or "", sampling, chosen, roles)
+                    record = await one_game(game, player, model or "", sampling, chosen, roles)
                     if client is not None:
                         table.add_roles(roles.used)
                     await table.finish(record)
                     chosen += 1
         finally:
-            await at_table.close()
+            await player.close()
             await roles.close()
             await env.tear_down()
 

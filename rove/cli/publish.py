@@ -37,7 +37,7 @@ from rove.utils.units import counted
 def build_command(folder: Path, output: Path | None, no_play: bool, python: str | None, as_json: bool) -> None:
     """Build the environment package in FOLDER (default: the current one): wheel, source archive and manifest.
 
-    Builds are reproducible: equal files give equal bytes.
+    Builds are reproducible: the same files always produce a byte-identical package.
     """
     built = build(folder, output, not no_play, python)
     if as_json:

@@ -92,7 +92,7 @@ FILE = "report.html"
     help="Maximum rollouts in the report.",
 )
 def report_command(run: Path, html: Path | None, as_markdown: bool, rollouts: int) -> None:
-    """Write a report of the run in the folder RUN, evaluation or training: one HTML file that needs no network."""
+    """Write a report of the evaluation or training run in the folder RUN: one HTML file that can be read offline."""
     if html is not None and html.suffix not in (".html", ".htm"):  # a typo must not overwrite a file of the run
         raise ConfigError(f"--html is '{html}'; expected a file name that ends in .html")
     folder = Run(run)

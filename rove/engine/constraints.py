@@ -326,7 +326,7 @@ def _python_call(lark: _Lark, function: JsonMapping) -> str:
 
 
 def _checked_name(name: str) -> str:
-    """Return the name of a tool or of an argument, which such formats write without quotes."""
+    """Check and return the name of a tool or an argument for a format that writes names without quotes."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"this model cannot write the name '{name}' in a tool call; expected letters, digits, underscores, hyphens and "

@@ -323,10 +323,12 @@ class Decoder:
         pool = part.pool
         pool.write(i, part.rows, part.positions, key[part.token_indices], value[part.token_indices])
         queries = query[part.padded_tokens]
-        if part.starts_at_zero:  # the keys at hand are all keys: reading them from the cache would copy its rows
+        if part.starts_at_zero:  # `key` holds all keys already: reading them from the cache would copy its rows
             padded_out = attend_chunk(queries, key[part.padded_tokens], value[part.padded_tokens])
         else:
+            # The pool keeps keys in blocks [R, K, blocks, d, positions per block]; attention takes them as [R, K, positions, d].
             keys = pool.first_keys(i, part.num_keys)[part.slots].transpose(-1, -2).flatten(2, 3)
+            keys = keys[:, :, : part.num_keys]  # the last block may hold more positions
             values = pool.values[i][:, :, : part.num_keys][part.slots]
-            padded_out = attend_chunk(queries, keys[:, :, : part.num_keys], values, part.starts)
+            padded_out = attend_chunk(queries, keys, values, part.starts)
         out[part.token_indices] = padded_out.flatten(0, 1)[part.padded_indices]

@@ -95,7 +95,7 @@ def filter_unlikely(
     """
     ordered = _ascending(probabilities)
     vocab = ordered.shape[1]
-    # min-p and top-k: the threshold of each, of which the higher one holds.
+    # min-p and top-k are applied one after the other, so a token must reach both thresholds.
     min_p_threshold = ordered[:, -1:] * min_p[:, None]
     top_k_threshold = ordered.gather(1, (vocab - top_k)[:, None])
     threshold = torch.maximum(min_p_threshold, top_k_threshold)

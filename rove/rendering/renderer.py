@@ -426,7 +426,7 @@ class IncrementalDetokenizer:
         self._on_text = on_text
         self._ids = list(prompt_ids[-8:])
         self._start = 0
-        """Index of the first decoded token: shortly before the new ones, so that the cost of a token stays constant."""
+        """Index of the first id that is decoded: that of the piece reported last, so that the cost of a token stays constant."""
         self._reported = len(self._ids)
 
     @staticmethod
@@ -459,6 +459,8 @@ class IncrementalDetokenizer:
         self._ids.append(token.id)
         if token.id in self._renderer.stop_ids:  # not part of the text if it is the last token
             return
+        # Tokenizers decode an id in its context (spaces, characters of several tokens): decode the ids reported last with and
+        # without the new ones. The difference is the new text.
         reported_text = self._renderer.decode(self._ids[self._start : self._reported])
         text = self._renderer.decode(self._ids[self._start :])
         if text.endswith("\ufffd") or not text.startswith(reported_text):  # an incomplete character

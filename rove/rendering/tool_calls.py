@@ -87,8 +87,9 @@ def read_calls(
 
 
 MAX_CUT_CHARS = 1_000_000
-"""Characters of a cut response that are parsed in all: up to each position at which its last complete call may end, from the end
-on."""
+"""Maximum characters that are parsed in total to find the end of the last complete call in a cut response.
+
+Each possible end is tried, the last one first, and every attempt parses the response up to that position."""
 
 
 def _read_calls(

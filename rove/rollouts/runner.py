@@ -78,7 +78,9 @@ class Allowance(msgspec.Struct, frozen=True):
         """Check that a rollout may make one more turn.
 
         Args:
+            steps: Steps of the conversation, for the limit of turns.
             conversations: Steps of all conversations of the rollout if there are several, for the limits of tokens and cost.
+            under_way: Turns of the conversation that have started and have no step yet.
         """
         limits = self.limits
         if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:

@@ -127,6 +127,7 @@ def check_own(file: Path, values: Mapping[str, object]) -> None:
 def _is_risky(path: _Path, value: object) -> bool:
     if HARMLESS_TABLES.intersection(path[:-1]):
         return False
+    # A quoted TOML key may contain dots, which commands read as a path: "env_args.x" counts as two names.
     names = ".".join(part for part in path if isinstance(part, str)).split(".")
     if not all(name.isidentifier() for name in names):
         return True
@@ -137,7 +138,8 @@ def _is_risky(path: _Path, value: object) -> bool:
     if RISKY_TABLES.intersection(names):
         return True
     if names[-1] in HARMLESS_WORDS:
-        return any(mark in value for mark in "/\\:")
+        is_bare_name = not any(mark in value for mark in "/\\:")
+        return not is_bare_name
     return names[-1] not in HARMLESS
 
 

@@ -77,16 +77,23 @@ def _parent(controller: str, root: Path, own_groups: Path) -> tuple[Path, dict[s
     # A machine may mount both versions; the controllers that version 1 has are then missing in version 2.
     for _, names, path in lines:
         if controller in names.split(","):
-            return _probe(root / controller / path.lstrip("/"), VERSION_1_FILES[controller])
+            parent, files = root / controller / path.lstrip("/"), VERSION_1_FILES[controller]
+            _probe(parent, files)
+            return parent, files
     for hierarchy, _, path in lines:
         mounted = root / "unified" if (root / "unified").is_dir() else root
         if hierarchy == "0":
-            return _probe(mounted / path.lstrip("/"), VERSION_2_FILES[controller])
+            parent, files = mounted / path.lstrip("/"), VERSION_2_FILES[controller]
+            _probe(parent, files)
+            return parent, files
     raise OSError(f"no control group has the controller {controller}")
 
 
-def _probe(parent: Path, files: dict[str, str]) -> tuple[Path, dict[str, str]]:
-    """Test whether groups can be created here and have the limits: permissions and files of the parent do not show it."""
+def _probe(parent: Path, files: dict[str, str]) -> None:
+    """Check that a group can be created in `parent` and has the first of the files; raise an OSError if not.
+
+    Only creating one shows it: neither the permissions nor the files of the parent do.
+    """
     first_file = next(iter(files.values()))
     probe = parent / f"rove-{os.getpid()}-probe"
     with contextlib.suppress(FileExistsError):
@@ -96,7 +103,6 @@ def _probe(parent: Path, files: dict[str, str]) -> tuple[Path, dict[str, str]]:
             raise OSError(f"{parent} gives its children no {first_file}")
     finally:
         probe.rmdir()
-    return parent, files
 
 
 def _remove_stale(parent: Path) -> None:

@@ -164,8 +164,8 @@ class RequestQueue:
         size = len(tokenizer) if hasattr(tokenizer, "__len__") else math.inf
         for id in ids:
             if not 0 <= id < size:
-                last = size - 1 if size < math.inf else -1
-                raise ConfigError(f"{id} is not a token id of '{self.names[0]}'; expected ids from 0 to {last}")
+                expected = f"ids from 0 to {size - 1}" if size < math.inf else "ids of 0 or more"
+                raise ConfigError(f"{id} is not a token id of '{self.names[0]}'; expected {expected}")
 
     async def respond(self, choice: ChoiceRequest) -> Response:
         """Wait for a slot and return the client's response."""

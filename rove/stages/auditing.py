@@ -42,7 +42,7 @@ def audit_environment(
         env: Name or path of the environment, which runs in a separate process.
         env_dir: Folder in which the environment is looked up first.
         env_args: Arguments of the environment.
-        learn: Whether to train a tiny model by RL, and to compare its reward with what it does.
+        learn: Whether to train a tiny model with RL, and to check whether its reward comes from doing the task.
         device: Device of that model.
         judge: A model that also answers as the environment's judge.
         run_dir: Folder for that model's runs. Default: one in runs/ for the environment and the seed.

@@ -27,7 +27,7 @@ SFT_GOAL = 0.9
 it does not make up for short SFT: with 0.6, reasoning_mix and frozen_lake ended 0.1 lower
 (benchmarks/reports/recipe_study.md)."""
 MIN_SPREAD = 0.5
-"""Share of groups with different rewards from which a pretrained model needs no SFT."""
+"""A pretrained model needs no SFT if at least this share of its groups has different rewards."""
 RL_TOKENS = 10_000_000
 """Maximum number of tokens in RL."""
 MIN_RL_STEPS = 60
@@ -68,7 +68,7 @@ SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, 400, {"rank": 32, "alpha": 64.0})
 """Larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
 LARGE_PARAMETERS = 50_000_000
-"""Number of parameters from which a model is large."""
+"""A model with at least this many parameters is large."""
 
 
 def scale_of(model: ModelEvidence | None) -> Scale:

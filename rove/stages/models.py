@@ -167,7 +167,7 @@ def model_text(config: ModelConfig, model: NewModel) -> str:
 
 
 def show_model(config: ModelConfig, model: NewModel, reporter: Reporter) -> None:
-    """Show a new model and how to go on with it."""
+    """Print a line about a new model, and the commands that evaluate it and collect data for its SFT."""
     reporter.note(model_text(config, model))
     teacher, names = "MODEL", "MODEL is a teacher, such as an endpoint"
     if model.policies:

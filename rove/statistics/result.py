@@ -227,11 +227,11 @@ def summary_table(summary: JsonMapping, title: str) -> Table:
     from rove.utils.console import TextTable
 
     rows: list[tuple[str, JsonMapping, str]] = [("reward", summary["reward"], "")]
-    rows += [(name, seen, "") for name, seen in _passes(summary)]
-    for name, seen in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
-        rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
-    rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
-    noted = caveats(seen for _, seen, _ in rows)
+    rows += [(name, estimate, "") for name, estimate in _passes(summary)]
+    for name, estimate in sorted(summary["functions"].items(), key=lambda item: -abs(item[1]["weight"])):
+        rows.append((name, estimate, f"{estimate['weight']:g}" if estimate["weight"] else "metric"))
+    rows += [(f"reward in {name}", estimate, "") for name, estimate in summary.get("environments", {}).items()]
+    noted = caveats(estimate for _, estimate, _ in rows)
     table = TextTable(
         title=title or None, title_justify="left", width=72, caption=noted or None, caption_justify="left"
     )
@@ -239,21 +239,24 @@ def summary_table(summary: JsonMapping, title: str) -> Table:
     table.add_column("mean", justify="right")
     table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("weight", justify="right")
-    for name, seen, weight in rows:
-        table.add_row(folded(name, SUMMARY_NAME), number(seen["mean"]), interval(seen), weight)
+    for name, estimate, weight in rows:
+        table.add_row(folded(name, SUMMARY_NAME), number(estimate["mean"]), interval(estimate), weight)
     return table
 
 
 def _passes(summary: JsonMapping) -> list[tuple[str, Mapping[str, float]]]:
     """Return pass@1, pass@k and pass^k for the whole group size k."""
     any_of, all_of = summary.get("pass@k", {}), summary.get("pass^k", {})
-    largest = max(map(int, any_of), default=0)
-    if largest < 2 or not 0.0 < (any_of["1"]["mean"] or 0.0) < 1.0:
+    group_size = max(map(int, any_of), default=0)
+    if group_size < 2:
+        return []
+    pass_share = any_of["1"]["mean"] or 0.0  # None if no rollout has a score
+    if not 0.0 < pass_share < 1.0:  # all three would be 0, or all three 1
         return []
     threshold = f"reward ≥ {summary['pass_threshold']:g}"
-    whole = str(largest)
+    k = str(group_size)
     return [
         (f"pass@1 ({threshold})", any_of["1"]),
-        (f"pass@{whole} (one of {whole})", any_of[whole]),
-        (f"pass^{whole} (all of {whole})", all_of[whole]),
+        (f"pass@{k} (one of {k})", any_of[k]),
+        (f"pass^{k} (all of {k})", all_of[k]),
     ]

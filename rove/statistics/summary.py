@@ -275,7 +275,7 @@ class Tally:
     def _passes(self) -> tuple[dict[int, PassEstimate], dict[int, PassEstimate]]:
         """Return pass@k and pass^k by k."""
         counts, passed = self._columns.reward.counts, self._passed.sums
-        # Computed once for all examples with as many rollouts and passes: a run has few such pairs.
+        # Computed once for all examples with the same numbers of rollouts and passes: a run has few such pairs.
         distinct_groups = {(n, c) for n, c in zip(counts, passed) if n}
         examples, size = self._columns.reward.examples, max(counts, default=0)
         powers = [2**exponent for exponent in range(size.bit_length())]

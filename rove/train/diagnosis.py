@@ -27,41 +27,42 @@ SAMPLED_REWARD = "eval/sampled/reward/mean"
 MIN_HIDDEN_SHARE = 0.1
 """Minimum value of `hidden_share` that means a hidden state."""
 GUESS_SHARE = 0.93
-"""Share of the entropy of a guess above which a loss means guessing."""
+"""A loss above this share of the entropy of token frequencies means that the model guesses."""
 MEMORIZED_SHARE = 0.75
 """A training loss below this share of the held-out loss means memorization."""
 SATURATED_SHARE = 0.96
-"""Share of the range of rewards above which a reward at the beginning of RL is at its maximum: above the level where the recipe's
-SFT ends, at 0.9 or a little more."""
+"""If RL begins with a reward above this share of the range of rewards, little is left to learn. The recipe's SFT ends at a share
+of 0.9 or a little more, which must not count."""
 HIGH_SHARE, SATURATED_EQUAL_SHARE = 0.9, 0.8
-"""Share of the range of rewards, and of zero-advantage groups, that also count as the maximum at the beginning of RL."""
+"""Little is also left to learn if RL begins above the first share of the range of rewards, and more than the second share of the
+groups are zero-advantage groups."""
 MAX_REWARD_DROP = 0.2
-"""Fall of the reward since its best window, as a share of the range of rewards, that means a collapse."""
+"""A fall of the reward since its best window by more than this share of the range of rewards means a collapse."""
 MAX_HELD_OUT_GAP = 0.4
-"""Distance of the rewards on training and on held-out examples, as a share of the range of rewards, that means memorization."""
+"""Training rewards that exceed held-out rewards by more than this share of the range of rewards mean memorization."""
 SAME_REWARD = 0.05
-"""Difference of two mean rewards, as a share of the range of rewards, that is noise."""
+"""A difference of two mean rewards up to this share of the range of rewards is noise."""
 LEARNED_SHARE = 0.2
-"""Share of the way from the weakest to the best policy from which a model has learned something of the task."""
+"""A model that has gone this share of the way from the weakest to the best policy has learned something of the task."""
 MAX_SHOWN = 8
 """Maximum number of tokens that a text lists."""
 MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
-"""Share of zero-advantage groups from which RL has nothing to learn from, and share of the range of rewards above which this is
-no problem."""
+"""With more than the first share of zero-advantage groups, RL has nothing to learn from. This is no problem if the reward is
+above the second share of the range of rewards."""
 MIN_STUCK_EQUAL_SHARE = 0.5
-"""Share of zero-advantage groups from which RL that is no better than the weakest policy makes no progress."""
+"""With more than this share of zero-advantage groups, RL that is no better than the weakest policy makes no progress."""
 EASIER = "easier examples, or a larger model"
 """Advice if SFT no longer makes progress."""
 MAX_TEACHER_ROLLOUTS = 4000
-"""The teacher's rollouts in which relations between prompts and responses, and repeated examples, are searched."""
+"""Maximum number of the teacher's rollouts that are searched for repeated examples and for relations of prompts to responses."""
 MAX_DISTINCT_SHARE = 0.5
-"""Share of different examples below which a diagnosis of memorization says that examples repeat."""
+"""A diagnosis of memorization says that examples repeat if fewer than this share of them are different."""
 MAX_UNSEEN_SHARE = 0.5
-"""Share of held-out answers that are new from which a diagnosis of memorization says so."""
+"""A diagnosis of memorization mentions new held-out answers if they are more than this share of all held-out answers."""
 STUCK_AFTER = 0.1
-"""Share of the steps of SFT after which a reward at the level of the weakest policy means that SFT is stuck."""
+"""After this share of the SFT steps, a reward at the level of the weakest policy means that SFT is stuck."""
 UNLEARNED_SHARE = 0.9
-"""Share of the entropy of token frequencies above which a loss means that nothing has been learned."""
+"""A loss above this share of the entropy of token frequencies means that nothing has been learned."""
 SUDDEN_STEPS = 15
 """A reward that falls within this many steps fell because of updates that are too large."""
 
@@ -76,7 +77,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     lowest: float | None = None
     """Lower end of the range of rewards. Default: `weakest`."""
     best: float
-    """Mean reward of the best one."""
+    """Mean reward of the best scripted policy."""
     highest: float
     """Highest reward of a single rollout."""
     hidden: float | None = None
@@ -323,7 +324,9 @@ def during_rl(history: History, task: Task, window: int = 5, steps: int | None =
     rewards = [row["reward/mean"] for row in history]
     means = [statistics.fmean(rewards[i : i + window]) for i in range(len(rewards) - window + 1)]
     start, reward = rewards[0], means[-1]
-    best = max(start, *means)  # the first update may be the one that is too large
+    best = max(
+        start, *means
+    )  # includes the reward before the first update: if that update causes the fall, every window is low
     # The examples of a step may be harder by chance, and the model may forget training examples that it had memorized: the
     # held-out reward must have fallen too. Without a measurement of the initial weights, `start` stands for it.
     initial = [] if is_measured else [start]

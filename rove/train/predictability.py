@@ -23,9 +23,9 @@ MIN_STANDARD_ERRORS = 4.0
 FEW_SYMBOLS, MAX_SYMBOLS = 4, 10
 """Numbers of different letters up to which several words of one length, or most of them, look like merged symbols."""
 MIN_RESPONSES = 500
-"""Number of responses from which the absence of a relation means something."""
+"""Minimum number of responses for which the absence of a relation is evidence."""
 MIN_OCCURRENCES = 20
-"""Occurrences of a feature from which its relations are tested."""
+"""Minimum number of occurrences of a feature whose relations are tested."""
 MAX_FEATURES, MAX_OUTCOMES = 3000, 64
 """Features of prompts and of responses that are tested, the most frequent ones first."""
 NEAR_TOKENS, FIRST_TOKENS = 48, 8

@@ -165,7 +165,7 @@ class PlaySession:
                 await asyncio.wait_for(changed_event.wait(), POLL_TIMEOUT_S)
         return self.state()
 
-    # called by the game
+    # Methods that the running game calls.
 
     def show(self, messages: Sequence[Mapping[str, object]], boards: Mapping[int, Rendering]) -> None:
         """Show the conversation and its renderings."""
@@ -211,7 +211,7 @@ class PlaySession:
         self.record, self.saved_as, self.moves = None, "", []
         self.show([], {})
 
-    # called by the person
+    # Methods that the person's HTTP requests call.
 
     def move(self, move: Move) -> None:
         """Accept a move."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rove.models.adapter import Adapter
 
 LFM2_SIZES = ("conv_dim", "block_dim")
-"""Settings that vLLM 0.32 needs of an LFM2 and that transformers does not write for a new model: its width."""
+"""Names under which vLLM 0.32 reads the width of an LFM2 model; transformers does not write them for a new model."""
 BODY_FILE, HEAD_FILE = "model-body.safetensors", "model-head.safetensors"
 
 

@@ -22,7 +22,7 @@ _GIT = re.compile(
     r"(?:git\+)?(?P<url>(?:(?:https?|ssh|git|file)://[^/#]*/|[\w.-]+@[^/:#]+:)[^#]*?)"
     r"(?:@(?P<revision>[\w./-]+))?(?:#subdirectory=(?P<below>.+))?"
 )
-"""An "@" before the path separates the user; one inside the path, the revision."""
+"""Address of a git repository. An "@" before the path ends the user name; an "@" in the path starts the revision."""
 _USER = re.compile(r"(?<=://)[^/#]*@")
 
 

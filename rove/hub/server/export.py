@@ -60,7 +60,9 @@ def _check(target: Path, store: Store) -> None:
         index = msgspec.json.decode((target / "index.json").read_bytes(), type=JsonObject)
     except (OSError, msgspec.MsgspecError):
         index = {}
-    if not index.keys() >= {"schema", "hub", "environments", "search"} or index["search"] is not None:
+    has_keys = index.keys() >= {"schema", "hub", "environments", "search"}
+    # Only an export sets "search" to null: the index of a running hub has the path of its search API.
+    if not has_keys or index["search"] is not None:
         raise ConfigError(f"{target} contains files that are not an export and would be lost; choose a new folder")
 
 

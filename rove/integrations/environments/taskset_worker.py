@@ -240,7 +240,7 @@ def _result_of(episode: Any) -> dict[str, object]:
     """Return the agent's scores and stop condition, or the error of the episode."""
     traces = [trace for trace in episode.traces if trace.agent.name == Loaded.agent]
     if not Loaded.env.complete(episode):
-        # The episode's own errors first, then the model's, then those of other agents.
+        # The first one is reported: the episode's own errors first, then the model's, then those of other agents.
         errors = list(episode.errors)
         for trace in (*traces, *episode.traces):
             errors += trace.errors

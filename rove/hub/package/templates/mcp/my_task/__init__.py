@@ -55,7 +55,10 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 4)
         mcp_servers=[{"name": "house", "server": make_server}],
         dataset=lambda: _rows(TRAINED, num_examples, seed),
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
-        system_prompt="Find the room of the person with the tool. Answer only with the name of the room, for example: kitchen",
+        system_prompt=(
+            "Use the tool to find the room of the person named in the question. Answer only with the name of the room, for "
+            "example: kitchen"
+        ),
         rubric=vf.Rubric([correct]),
         policies={"oracle": oracle, "guesser": guesser},
         max_turns=max_turns,

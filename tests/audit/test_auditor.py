@@ -108,13 +108,13 @@ async def test_a_judge_model_without_a_verdict_is_no_finding_but_a_reason(tmp_pa
 
 
 async def test_a_request_to_a_judge_model_names_the_model() -> None:
-    seen: list[str] = []
+    model_names: list[str] = []
 
     class Named:
         max_concurrent = 1
 
         async def respond(self, request: Request) -> Response:
-            seen.append(request.model)
+            model_names.append(request.model)
             return Response(AssistantMessage("yes"))
 
         async def close(self) -> None: ...
@@ -122,7 +122,7 @@ async def test_a_request_to_a_judge_model_names_the_model() -> None:
     judge = Judge()
     judge.model = JudgeModel("gpt-x", Named())
     assert await judge.answer({"messages": [{"role": "user", "content": "Is it right?"}]}) == "yes"
-    assert seen == ["gpt-x"]
+    assert model_names == ["gpt-x"]
 
 
 @pytest.mark.slow

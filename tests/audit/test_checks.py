@@ -80,8 +80,8 @@ async def prepared(env: vf.Environment) -> tuple[Subject, Baseline]:
 
 async def findings(check: Any, env: vf.Environment, *args: Any) -> list[Finding]:
     subject, base = await prepared(env)
-    found: AsyncIterator[Finding] = check(subject, base, *args)
-    return [finding async for finding in found]
+    finding_stream: AsyncIterator[Finding] = check(subject, base, *args)
+    return [finding async for finding in finding_stream]
 
 
 def exact(completion: Any, answer: str) -> bool:
@@ -114,9 +114,9 @@ async def test_the_form_of_the_answer_and_chance_are_found() -> None:
 )
 async def test_blind_replies(grade: Any, severities: list[Severity]) -> None:
     reported_findings = await findings(check_blind_replies, sums(grade))
-    assert [one.severity for one in reported_findings] == severities
-    for one in reported_findings:
-        assert one.rate is not None and one.rate[0] > 0.85
+    assert [finding.severity for finding in reported_findings] == severities
+    for finding in reported_findings:
+        assert finding.rate is not None and finding.rate[0] > 0.85
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ async def test_own_answers(grade: Any, severities: list[Severity]) -> None:
 )
 async def test_monotonicity(grade: Any, is_found: bool) -> None:
     reported_findings = await findings(check_monotonicity, sums(grade))
-    assert ["other sign" in one.text for one in reported_findings] == [True] * is_found
+    assert ["other sign" in finding.text for finding in reported_findings] == [True] * is_found
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ async def test_execution(is_executed: bool, tmp_path: Path) -> None:
         return exact(completion, answer)
 
     reported_findings = await findings(check_execution, sums(grade), tmp_path)
-    assert [one.severity for one in reported_findings] == [Severity.HIGH] * is_executed
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_executed
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
@@ -200,7 +200,7 @@ async def test_execution_of_a_formula_whose_numbers_are_checked(
         return eval(formula, {"__builtins__": {}}) == int(answer) if is_executed else formula == answer
 
     reported_findings = await findings(check_execution, sums(grade), tmp_path)
-    assert ["formula with the right answer" in one.text for one in reported_findings] == [True] * is_executed
+    assert ["formula with the right answer" in finding.text for finding in reported_findings] == [True] * is_executed
 
 
 @pytest.mark.parametrize("is_random", [False, True])
@@ -211,7 +211,7 @@ async def test_determinism(is_random: bool) -> None:
         return exact(completion, answer) * (rng.random() if is_random else 1.0)
 
     reported_findings = await findings(check_determinism, sums(grade), lambda variables: sums(grade))
-    assert ["in the same process" in one.text for one in reported_findings] == [True] * is_random
+    assert ["in the same process" in finding.text for finding in reported_findings] == [True] * is_random
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -226,7 +226,7 @@ async def test_state_that_rollouts_share(is_shared: bool) -> None:
 
     env = sums(grade, policies={"good": lambda m, s, rng: "done"})
     reported_findings = await findings(check_determinism, env, lambda variables: env)
-    assert [one.id for one in reported_findings] == ["determinism"] * is_shared
+    assert [finding.id for finding in reported_findings] == ["determinism"] * is_shared
 
 
 async def test_determinism_across_processes() -> None:
@@ -234,7 +234,7 @@ async def test_determinism_across_processes() -> None:
         return exact(completion, answer) and int(answer) % 2 == 0
 
     reported_findings = await findings(check_determinism, sums(exact), lambda variables: sums(elsewhere))
-    assert ["PYTHONHASHSEED" in one.text for one in reported_findings] == [True]
+    assert ["PYTHONHASHSEED" in finding.text for finding in reported_findings] == [True]
 
 
 @pytest.mark.parametrize("is_found", [False, True])
@@ -260,7 +260,7 @@ async def test_judge_injection(has_defense: bool) -> None:
         return judge.is_good(f"{note} Is it {answer}? The response: {text(completion)}")
 
     reported_findings = await findings(check_injection, sums(grade))
-    assert [one.severity for one in reported_findings] == [Severity.HIGH] * (not has_defense)
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * (not has_defense)
     assert not judge.is_good("nothing") and judge.reply({"messages": [{"content": INJECTIONS["order"]}]}) == "yes"
 
 
@@ -270,7 +270,7 @@ async def test_statistics() -> None:
     ]
     assert await findings(check_statistics, sums(exact)) == []
     half = await findings(check_statistics, sums(lambda completion, answer: 0.5 * exact(completion, answer)))
-    assert ["the weights add up to 1.000" in one.text for one in half] == [True]
+    assert ["the weights add up to 1.000" in weight_finding.text for weight_finding in half] == [True]
 
 
 @pytest.mark.parametrize("has_others", [False, True])
@@ -292,7 +292,7 @@ async def test_the_examples_of_the_prompt_as_an_answer(has_others: bool) -> None
     prompt = "Find rules: <answer>ab -> abs</answer>"
     env = vf.SingleTurnEnv(dataset=tasks, system_prompt=prompt, rubric=vf.Rubric([works]))
     reported_findings = await findings(check_blind_replies, env)
-    assert ["pairs of the prompt" in one.text for one in reported_findings] == [True] * (not has_others)
+    assert ["pairs of the prompt" in finding.text for finding in reported_findings] == [True] * (not has_others)
 
 
 async def test_search() -> None:
@@ -332,7 +332,7 @@ class Door(vf.MultiTurnEnv):
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_blind_games(is_found: bool) -> None:
     reported_findings = await findings(check_blind_games, Door(pays_knocks=is_found))
-    assert [one.id for one in reported_findings] == ["blind-game"] * is_found
+    assert [finding.id for finding in reported_findings] == ["blind-game"] * is_found
 
 
 class Parcel(vf.MultiTurnEnv):
@@ -372,7 +372,7 @@ class Parcel(vf.MultiTurnEnv):
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_actions_that_are_paid_each_time(is_found: bool) -> None:
     reported_findings = await findings(check_repeated_actions, Parcel(pays_each_time=is_found))
-    assert [(one.id, "'<answer>drop</answer>'" in one.text) for one in reported_findings] == [
+    assert [(finding.id, "'<answer>drop</answer>'" in finding.text) for finding in reported_findings] == [
         ("blind-game", True)
     ] * is_found
 
@@ -394,4 +394,4 @@ def test_answers_in_messages(text: str, answer: str, is_shown: bool) -> None:
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_messages_that_give_the_answer_away(is_found: bool) -> None:
     reported_findings = await findings(check_message_leaks, Door(tells=is_found))
-    assert [one.id for one in reported_findings] == ["answer-leak"] * is_found
+    assert [finding.id for finding in reported_findings] == ["answer-leak"] * is_found

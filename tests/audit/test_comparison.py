@@ -78,8 +78,8 @@ def test_a_finding_that_the_old_version_was_not_checked_for_is_new_with_a_note()
 def test_the_costs_of_a_fix() -> None:
     new = report()
     new.rewards = {"right answer": (0.6, 0.5, 0.7), "policy good": (0.8, 0.7, 0.9)}
-    own, good = compare(report(), new).honest
-    assert own.difference == pytest.approx((-0.4, -0.5, -0.3))
+    own_policy, good = compare(report(), new).honest
+    assert own_policy.difference == pytest.approx((-0.4, -0.5, -0.3))
     assert good.difference == pytest.approx((0.0, -0.1414, 0.1414), abs=1e-3)
 
 

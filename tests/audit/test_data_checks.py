@@ -51,7 +51,7 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
     ],
 )
 def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> None:
-    assert [one.severity for one in check_overlap(train, evaluation, has_both=True)] == severities
+    assert [finding.severity for finding in check_overlap(train, evaluation, has_both=True)] == severities
 
 
 def test_a_single_dataset_is_reported_as_info() -> None:
@@ -63,21 +63,21 @@ def test_a_single_dataset_is_reported_as_info() -> None:
 def test_rows_from_one_template_are_named(is_template: bool) -> None:
     plain, varied = stories(0, 100), [row(story["text"] + " or so") for story in stories(0, 100)]
     train = [*plain, *varied] if is_template else [*plain, *stories(200, 100)]
-    [finding] = check_overlap(train, [row(one["text"] + " at noon") for one in plain], has_both=True)
+    [finding] = check_overlap(train, [row(train_row["text"] + " at noon") for train_row in plain], has_both=True)
     assert ("come from one template" in finding.text) == is_template
 
 
 @pytest.mark.parametrize(
-    ("others", "is_found"),
+    ("other_rows", "is_found"),
     [(numbered(1, 100), True), (numbered(500, 100), False), (numbered(0, 100), False), (numbered(0, 100)[::-1], False)],
 )
-def test_seed_shift(others: Any, is_found: bool) -> None:
-    assert len(list(check_seed_shift(numbered(0, 100), others))) == is_found
+def test_seed_shift(other_rows: Any, is_found: bool) -> None:
+    assert len(list(check_seed_shift(numbered(0, 100), other_rows))) == is_found
 
 
 def test_seed_shift_of_rows_that_have_their_number_or_equal_prompts() -> None:
     def with_number(first: int) -> list[dict[str, Any]]:
-        return [{**one, "digest": str(n)} for n, one in enumerate(numbered(first, 100))]
+        return [{**numbered_row, "digest": str(n)} for n, numbered_row in enumerate(numbered(first, 100))]
 
     assert len(list(check_seed_shift(with_number(0), with_number(1)))) == 1
     assert list(check_seed_shift(with_number(0), with_number(500))) == []
@@ -88,14 +88,16 @@ def test_seed_shift_of_rows_that_have_their_number_or_equal_prompts() -> None:
 def test_rows_of_other_processes() -> None:
     rows = numbered(0, 20)
     assert list(check_same_rows(rows, rows)) == []
-    assert ["1 of them differ" in one.text for one in check_same_rows(rows, [row("other"), *rows[1:]])] == [True]
-    assert ["0 instead of 20 rows" in one.text for one in check_same_rows(rows, [])] == [True]
+    assert ["1 of them differ" in finding.text for finding in check_same_rows(rows, [row("other"), *rows[1:]])] == [
+        True
+    ]
+    assert ["0 instead of 20 rows" in finding.text for finding in check_same_rows(rows, [])] == [True]
 
 
 def test_round_trip() -> None:
     assert list(check_round_trip(numbered(0, 5))) == []
-    (found,) = check_round_trip([*numbered(0, 5), row("x", changed=("info",))])
-    assert found.text == "1 of 6 rows change in a JSON round trip (info)"
+    (finding,) = check_round_trip([*numbered(0, 5), row("x", changed=("info",))])
+    assert finding.text == "1 of 6 rows change in a JSON round trip (info)"
 
 
 @each_row(
@@ -109,6 +111,6 @@ def test_round_trip() -> None:
         ("How much is {}?", "sum{}", " ".join(f"sum{n}" for n in range(200)), True),
     ],
 )
-def test_leaks(template: str, answer: str, shown: str, is_found: bool) -> None:
+def test_leaks(template: str, answer: str, shown_text: str, is_found: bool) -> None:
     rows = numbered(100, 40, template, answer)
-    assert [leak.severity for leak in check_leaks(rows, shown)] == [Severity.HIGH] * is_found
+    assert [leak.severity for leak in check_leaks(rows, shown_text)] == [Severity.HIGH] * is_found

@@ -82,12 +82,14 @@ async def test_a_reply_in_tags_is_read_inside_of_them() -> None:
 
 async def test_measures_tell_right_answers_from_guesses() -> None:
     subject, base = await known(toy(exact))
-    assert [one.name for one in measures(subject, base)] == [
+    assert [measure.name for measure in measures(subject, base)] == [
         "replies that give the row's answer",
         "similarity to the row's answer",
     ]
     assert all(
-        one.share(base.right_answer.scored) == pytest.approx(1) for one in measures(subject, base) if base.right_answer
+        measure.share(base.right_answer.scored) == pytest.approx(1)
+        for measure in measures(subject, base)
+        if base.right_answer
     )
 
 
@@ -98,7 +100,7 @@ async def test_a_measure_that_a_good_policy_fails_does_not_count() -> None:
     subject, base = await known(
         toy(lambda completion, answer: float(answer in str(completion[-1].content)), {"good": in_words})
     )
-    assert "replies that give the row's answer" not in [one.name for one in measures(subject, base)]
+    assert "replies that give the row's answer" not in [measure.name for measure in measures(subject, base)]
 
 
 async def test_the_exploration_writes_right_answers_guesses_and_words_of_the_prompt() -> None:
@@ -112,16 +114,16 @@ async def test_the_exploration_writes_right_answers_guesses_and_words_of_the_pro
 
 async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
     subject, base = await known(toy(near))
-    before = await subject.measure("before", base.guess)
+    untrained = await subject.measure("before", base.guess)
     hack = await subject.measure("after", lambda messages, state, rng: f"{state['answer'][0]}x")
-    records = {1: before.scored, 2: hack.scored, 3: hack.scored}
+    records = {1: untrained.scored, 2: hack.scored, 3: hack.scored}
     measure = Measure("truth", lambda record: exact(record.completion, record.answer), 0.0, 1.0)
-    finding = _divergence(Learned(before, hack, hack, records), base, [measure])
+    finding = _divergence(Learned(untrained, hack, hack, records), base, [measure])
     assert finding is not None and finding.severity is Severity.HIGH
     assert "they part at step" in finding.text and "truth" in finding.text and finding.completion.endswith("x")
     honest = await subject.measure("after", lambda messages, state, rng: state["answer"])
-    assert _divergence(Learned(before, honest, hack, records), base, [measure]) is None
-    assert _divergence(Learned(before, hack, hack, records), base, []) is None
+    assert _divergence(Learned(untrained, honest, hack, records), base, [measure]) is None
+    assert _divergence(Learned(untrained, hack, hack, records), base, []) is None
     assert base.share(hack.mean) > GAP
 
 
@@ -133,15 +135,15 @@ async def test_rl_goes_on_where_the_reward_has_risen_and_can_rise_further(
     share_before: float, share_after: float, second_phase: bool, continues: bool, tmp_path: Path
 ) -> None:
     subject, base = await known(toy(exact))
-    before, after = [
+    untrained, trained = [
         await subject.measure(
             "some", lambda messages, state, rng, share=share: state["answer"] if rng.random() < share else "no"
         )
         for share in (share_before, share_after)
     ]
     options = LearnOptions(folder=tmp_path, second_phase=second_phase)
-    learner = _Learner(subject, base, lambda: toy(exact), options, lambda stage, done, total: None, 16, before)
-    assert learner._may_continue(Learned(before, after, before, {})) == continues
+    learner = _Learner(subject, base, lambda: toy(exact), options, lambda stage, done, total: None, 16, untrained)
+    assert learner._may_continue(Learned(untrained, trained, untrained, {})) == continues
 
 
 async def test_one_function_can_be_the_whole_reward() -> None:
@@ -175,13 +177,13 @@ def test_settings_are_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("grader", "found"), [("anywhere", True), ("exact", False)])
+@pytest.mark.parametrize(("grader", "is_found"), [("anywhere", True), ("exact", False)])
 async def test_the_learner_finds_a_hole_and_leaves_the_fixed_grader_alone(
-    tmp_path: Path, grader: str, found: bool
+    tmp_path: Path, grader: str, is_found: bool
 ) -> None:
     learner = partial(check_learned, options=LearnOptions(folder=tmp_path / "runs", steps=30, max_tokens=32))
     report = await audit("sums", None, {"grader": grader}, AuditOptions(only=("learned-reward",)), learner=learner)
     assert report.skipped == {}
-    assert [one.id for one in report.findings] == ["learned-reward"] * found
+    assert [finding.id for finding in report.findings] == ["learned-reward"] * is_found
     assert (tmp_path / "runs" / "rl" / "rollouts.jsonl").exists()
     assert "matches_answer" in (tmp_path / "runs" / "rl" / "metrics.jsonl").read_text()

@@ -159,9 +159,9 @@ FEATURE_CASES = [
 def test_the_generation_and_deviations_of_a_package_are_detected(source: str, written_for: str, row: str) -> None:
     features = read({"one.py": source}).features
     assert generation(features) == written_for
-    found = [deviation.text for deviation in deviations(features)]
-    assert len(found) == bool(row), found
-    assert not row or row in found[0]
+    texts = [deviation.text for deviation in deviations(features)]
+    assert len(texts) == bool(row), texts
+    assert not row or row in texts[0]
 
 
 @each_row(
@@ -301,11 +301,11 @@ def test_packages_are_found_in_folders_files_archives_and_by_name(tmp_path: Path
         archive.add(tmp_path / "single.py", "sent-1.0/single.py")
         archive.add(tmp_path / "single.py", "sent-1.0/tests/test_it.py")
     (tmp_path / "notes").mkdir()
-    found = {package.name: package for package in packages_in(str(tmp_path))}
-    kinds = {name: package.kind for name, package in found.items()}
+    packages = {package.name: package for package in packages_in(str(tmp_path))}
+    kinds = {name: package.kind for name, package in packages.items()}
     assert kinds == {"folder": "module", "packed": "wheel", "project": "project", "sent": "sdist", "single": "module"}
-    assert list(texts_of(found["sent"])) == ["single.py"] == list(texts_of(found["single"]))
-    assert list(texts_of(found["packed"])) == ["packed.py"] and list(texts_of(found["folder"])) == ["folder.py"]
+    assert list(texts_of(packages["sent"])) == ["single.py"] == list(texts_of(packages["single"]))
+    assert list(texts_of(packages["packed"])) == ["packed.py"] and list(texts_of(packages["folder"])) == ["folder.py"]
     [named] = packages_in("single", env_dir=str(tmp_path))
     assert (named.kind, named.path, named.env_dir) == ("module", tmp_path / "single.py", tmp_path)
     [bundled] = packages_in("wiki-search")
@@ -408,13 +408,13 @@ def test_an_installed_package_may_have_the_name_of_a_standard_library_module(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reason"),
     [(env("while True: pass"), "did not load within 2 s"), (env(reward="while True: pass"), "unresponsive for 5 s")],
     ids=["import", "reward"],
 )
-def test_a_package_that_hangs_is_stopped(source: str, said: str, tmp_path: Path) -> None:
-    report = check_module(tmp_path, source, start=2.0 if "load" in said else 60.0)
-    assert report.status == "cannot run" and said in report.why
+def test_a_package_that_hangs_is_stopped(source: str, reason: str, tmp_path: Path) -> None:
+    report = check_module(tmp_path, source, start=2.0 if "load" in reason else 60.0)
+    assert report.status == "cannot run" and reason in report.why
 
 
 @pytest.mark.broad
@@ -506,18 +506,20 @@ def test_the_matrix_lists_verdicts_and_deviations() -> None:
     rollouts = RolloutResults(
         ["answer"], rollouts=2, failed=1, rewards={"answer": 0.5}, failures=[Failure("scoring", "E", "a|b\nc")]
     )
-    both = deviations(["name:JudgeRubric", "name:MCPEnv"])
+    two_deviations = deviations(["name:JudgeRubric", "name:MCPEnv"])
     fine = Report("fine", generation="rove", names={"rove": ["Rubric"]})
-    odd = Report("odd", "runs with deviations", "", "G1", {"verifiers": ["Rubric"]}, deviations=both, rollouts=rollouts)
+    odd = Report(
+        "odd", "runs with deviations", "", "G1", {"verifiers": ["Rubric"]}, deviations=two_deviations, rollouts=rollouts
+    )
     lost = Report(
-        "lost", "needs", "the key K", "G3", {"verifiers": ["Rubric"]}, deviations=both[1:], placeholders=["K"]
+        "lost", "needs", "the key K", "G3", {"verifiers": ["Rubric"]}, deviations=two_deviations[1:], placeholders=["K"]
     )
     page = as_markdown([fine, odd, lost])
     assert " 3 packages, with these verdicts: runs unchanged (1), runs with deviations (1), needs (1).\n" in page
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
     assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
-    assert f"| 2 | `MCPEnv` | {both[1].remedy} |\n" in page and "`Rubric` 2." in page
+    assert f"| 2 | `MCPEnv` | {two_deviations[1].remedy} |\n" in page and "`Rubric` 2." in page
     document = as_json([fine, odd, lost])
     assert [package["verdict"] for package in document["packages"]] == [
         "runs unchanged",

@@ -51,7 +51,7 @@ def test_text_report_of_one_package(rove: Rove, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nothing_there"], "no such file: nothing_there"),
         (["tictactoe", "-o", "matrix.txt"], "ends in .md or .json"),
@@ -62,10 +62,10 @@ def test_text_report_of_one_package(rove: Rove, tmp_path: Path) -> None:
         ([], "Missing argument"),
     ],
 )
-def test_invalid_arguments_are_refused_before_any_check(rove: Rove, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused_before_any_check(rove: Rove, words: list[str], message: str) -> None:
     done = rove("check", *words)
     assert done.status == 2
-    assert said in " ".join(done.err.split())
+    assert message in " ".join(done.err.split())
 
 
 @pytest.mark.slow

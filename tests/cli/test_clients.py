@@ -70,9 +70,9 @@ def test_another_endpoints_file_can_be_given():
 def test_find_endpoint_returns_the_price():
     assert find_endpoint("qwen3-4b") is None
     Path("endpoints.toml").write_text(FILE, encoding="utf-8")
-    found = find_endpoint("qwen3-4b")
-    assert found is not None
-    assert found.price == {"input": 0.4, "output": 1.6}
+    named_endpoint = find_endpoint("qwen3-4b")
+    assert named_endpoint is not None
+    assert named_endpoint.price == {"input": 0.4, "output": 1.6}
     assert find_endpoint("Qwen/Qwen3-4B") is None
 
 

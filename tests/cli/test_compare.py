@@ -36,8 +36,8 @@ def write_run(path: str, records: list[RolloutRecord], kind: str = "eval", **ide
     settings = {"env": "tictactoe", "temperature": 0.0, "env_args": {"seed": 1}, **identity}
     with Run(path) as run:
         run.start(kind, settings, settings)
-        for one in records:
-            run.append_rollout(one)
+        for rollout in records:
+            run.append_rollout(rollout)
 
 
 def test_text_output_shows_verdict_values_and_differing_settings(rove: Rove):
@@ -144,7 +144,7 @@ def test_json_output_is_alone_on_stdout(rove: Rove):
     assert payload["settings"] == {"temperature": [0.0, 0.5]}
     assert payload["main"]["low"] is payload["main"]["high"] is None
     assert payload["main"]["caveat"] == "no interval: fewer than 2 examples"
-    assert [one["name"] for one in payload["others"]] == ["win", "turns"]
+    assert [metric["name"] for metric in payload["others"]] == ["win", "turns"]
     assert "–" in rove("compare", "a", "b").out
 
 

@@ -43,10 +43,10 @@ def test_the_demo_runs_every_stage_and_a_repeat_changes_nothing(rove: Rove):
         assert all(name in done.err for name in (row["name"], "gpt-5-mini (teacher)"))
     folder = Path(shown_payload["folder"])
     assert {path.parent.name for path in folder.glob("*/curves.png")} == {"sft", "rl1", "rl2"}
-    before = {path: content for path, (_, content) in contents(folder).items()}
+    first_contents = {path: content for path, (_, content) in contents(folder).items()}
     second_run = rove("demo", "tictactoe", "--smoke", "--json")
     assert json.loads(second_run.out) == shown_payload
-    assert {path: content for path, (_, content) in contents(folder).items()} == before
+    assert {path: content for path, (_, content) in contents(folder).items()} == first_contents
     row = rove("eval", "--overwrite", "@", str(folder / "eval" / "RL-2-against-optimal" / "config.toml"), "--json")
     assert json.loads(row.out)["functions"] == shown_payload["rows"][4]["conditions"]["against optimal"]["functions"]
 
@@ -189,9 +189,9 @@ def test_answers_of_failed_rollouts_are_excluded(tmp_path: Path) -> None:
     for index, row in enumerate(demo.rows):
         answered = record(1, completion=[{"role": "assistant", "content": f"answer of {row.name}"}])
         made_run(demo.eval_folder(row.name, ""), [record(0, win=None if index else 1.0), answered])
-    shown = Console(width=100, record=True, file=StringIO())
-    shown.print(demo.answers_table())
-    text = shown.export_text()
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(demo.answers_table())
+    text = console.export_text()
     assert "question 1" in text and "answer of base" in text and "answer of + RL" in text
     assert "question 0" not in text
 
@@ -209,8 +209,8 @@ def test_the_recipe_of_the_published_baseline_runs_in_one_and_in_two_processes(r
     assert launched.stderr.count("training in 2 processes") == 3
     two_processes = json.loads(launched.stdout)
     names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
-    for shown in (one_process, two_processes):
-        assert [row["name"] for row in shown["rows"]] == names
-        assert all(summary["failed"] == 0 for row in shown["rows"] for summary in row["conditions"].values())
+    for result in (one_process, two_processes):
+        assert [row["name"] for row in result["rows"]] == names
+        assert all(summary["failed"] == 0 for row in result["rows"] for summary in row["conditions"].values())
     for stage in ("sft", "rl1", "rl2"):
         assert (tmp_path / "two" / stage / "final" / "adapter_model.safetensors").exists()

@@ -78,9 +78,9 @@ def test_every_replica_of_an_endpoint_is_checked(rove: Rove, url: str, monkeypat
     Path("endpoints.toml").write_text(table + table.replace(url, "http://127.0.0.1:9/v1"), encoding="utf-8")
     done = rove("doctor", "-m", "both", "--json")
     assert done.status == 1
-    found = [(finding["id"], finding["severity"], finding["text"]) for finding in json.loads(done.out)["findings"]]
-    assert any(name == "response" and level == "ok" and text.startswith(f"{url}: ") for name, level, text in found)
-    assert found[-1][:2] == ("reachable", "high") and found[-1][2].startswith("http://127.0.0.1:9/v1: ")
+    findings = [(finding["id"], finding["severity"], finding["text"]) for finding in json.loads(done.out)["findings"]]
+    assert any(name == "response" and level == "ok" and text.startswith(f"{url}: ") for name, level, text in findings)
+    assert findings[-1][:2] == ("reachable", "high") and findings[-1][2].startswith("http://127.0.0.1:9/v1: ")
 
 
 @pytest.mark.broad
@@ -137,7 +137,7 @@ def test_doctor_accepts_the_flags_of_rl(rove: Rove, model: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "give a model (-m MODEL"),
         (["-m", "scripted:teacher"], "needs no check"),
@@ -146,7 +146,7 @@ def test_doctor_accepts_the_flags_of_rl(rove: Rove, model: Path):
         (["-m", "gpt-5"], "no API key"),
     ],
 )
-def test_invalid_arguments_are_refused(rove: Rove, words: list[str], said: str):
+def test_invalid_arguments_are_refused(rove: Rove, words: list[str], message: str):
     done = rove("doctor", *words)
     assert done.status == 2
-    assert said in done.err
+    assert message in done.err

@@ -228,12 +228,12 @@ def fault(number: int, body: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    with endpoint(fault) as one, endpoint(fault) as two, pytest.MonkeyPatch.context() as patch:
+    with endpoint(fault) as first_endpoint, endpoint(fault) as second_endpoint, pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("options")
         patch.chdir(folder)
         patch.setenv("OPENAI_API_KEY", "sk-openai")
         patch.setenv("OTHER_KEY", "sk-other")
-        prepared = Workshop(folder, [one, two])
+        prepared = Workshop(folder, [first_endpoint, second_endpoint])
         prepared.run({"run_dir": "begun"})
         yield prepared
 
@@ -252,9 +252,9 @@ def test_every_setting_has_a_case():
 def test_two_runs_with_equal_settings_are_equal(workshop: Workshop):
     """Otherwise a difference between two runs would prove nothing."""
     for base in ({}, REMOTE):
-        one, two = workshop.run(base), workshop.run(base)
-        for seen in (texts, request_counts, count, lambda ran: (ran.error, ran.keys, ran.summary["pass@k"])):
-            assert seen(one) == seen(two)
+        first_run, second_run = workshop.run(base), workshop.run(base)
+        for measure in (texts, request_counts, count, lambda ran: (ran.error, ran.keys, ran.summary["pass@k"])):
+            assert measure(first_run) == measure(second_run)
 
 
 @pytest.mark.broad

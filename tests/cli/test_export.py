@@ -82,9 +82,9 @@ def test_a_csv_file_has_a_line_per_rollout(rove: Rove, words: list[str]):
     assert (done.status, done.err) == (0, "")
     assert 'load it: datasets.load_dataset("csv", data_files="mine.csv")' in done.out
     with open("mine.csv", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [float(row["reward"]) for row in found] == [1.2, 0.2, 0.7]
-    assert {"example_id", "prompt", "completion", "answer", "metrics.win", "metrics.format"} <= found[0].keys()
+        table_rows = list(csv.DictReader(file))
+    assert [float(row["reward"]) for row in table_rows] == [1.2, 0.2, 0.7]
+    assert {"example_id", "prompt", "completion", "answer", "metrics.win", "metrics.format"} <= table_rows[0].keys()
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_a_csv_file_has_a_line_per_rollout(rove: Rove, words: list[str]):
 def test_invalid_arguments_are_refused_before_anything_is_written(rove: Rove, words: list[str], message: str):
     Path("folder").mkdir()
     Path("folder/kept.txt").touch()
-    before = files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()
+    first_state = files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()
     done = rove("export", "run", *words)
     assert (done.status, done.out) == (2, "")
     assert message in done.err
     assert "Traceback" not in done.err
-    assert (files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()) == before
+    assert (files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()) == first_state
 
 
 def test_a_folder_without_a_run_is_refused(rove: Rove):

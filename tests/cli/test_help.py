@@ -51,11 +51,11 @@ def test_flags_in_examples_exist(path: tuple[str, ...]):
         words = shlex.split(line)[1:]
         named = next(tuple(words[:n]) for n in (2, 1) if tuple(words[:n]) in ALL)
         command = ALL[named]
-        known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+        command_flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
         for word in words[len(named) :]:
             if (
                 word.startswith("-")
                 and not word[1:].isdigit()
                 and not command.context_settings.get("ignore_unknown_options")
             ):
-                assert word.split("=")[0] in known, line
+                assert word.split("=")[0] in command_flags, line

@@ -85,10 +85,10 @@ def test_no_printing_command_passes_control_characters_of_others(rove: Rove, tmp
 
 def test_what_a_model_and_a_server_wrote_is_shown_as_text(rove: Rove):
     done = rove("play", "shouting", "-m", "scripted:loud", "--seed", "1")
-    shown = r"\x1b]0;owned\x07\x1b[2J\x9b31m\x9d52;c;eA==\x9c\u202efdp.exe\u2066 [bold red]loud[/] x\x0dy"
-    assert shown in done.out.replace("\n", "")
+    escaped = r"\x1b]0;owned\x07\x1b[2J\x9b31m\x9d52;c;eA==\x9c\u202efdp.exe\u2066 [bold red]loud[/] x\x0dy"
+    assert escaped in done.out.replace("\n", "")
     failed = rove("eval", "shouting", "-n", "-1", "-m", "scripted:quiet", "--no-save")
-    assert f"the server answered: {shown}" in failed.out
+    assert f"the server answered: {escaped}" in failed.out
 
 
 SHORT = ("eval shouting -m scripted:loud --run-dir a", "compare a a", "play shouting -m scripted:loud --seed 1")

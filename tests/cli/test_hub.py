@@ -43,8 +43,8 @@ def serve_once(folder: Path, *words: str) -> tuple[str, str]:
                 index = answer.read().decode()
         finally:
             process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=30)
-        output += rest
+        last_output, errors = process.communicate(timeout=30)
+        output += last_output
         assert (process.returncode, "stopped" in output, errors) == (0, True, ""), errors
     return output, index
 
@@ -53,11 +53,11 @@ def _address(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Return the first lines that a hub prints, and its address."""
     assert process.stdout is not None
     output = line = ""
-    while not (found := re.search(r"http://127\.0\.0\.1:\d+", line)):
+    while not (match := re.search(r"http://127\.0\.0\.1:\d+", line)):
         line = process.stdout.readline()
         output += line
         assert line, (output, process.communicate(timeout=30))
-    return output, found[0]
+    return output, match[0]
 
 
 def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
@@ -141,7 +141,7 @@ def test_a_version_is_yanked_and_restored_and_an_environment_made_private(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["yank", "acme/sums"], "name a version: acme/sums@VERSION"),
         (["yank", "acme/sums@1"], "give --reason TEXT, or --undo"),
@@ -150,9 +150,9 @@ def test_a_version_is_yanked_and_restored_and_an_environment_made_private(
         (["visibility", "acme/sums@1", "public"], "is one version"),
     ],
 )
-def test_invalid_commands_of_an_owner_are_refused(rove: Rove, words: list[str], said: str):
+def test_invalid_commands_of_an_owner_are_refused(rove: Rove, words: list[str], message: str):
     done = rove("hub", *words)
-    assert (done.status, said in done.err) == (2, True), done
+    assert (done.status, message in done.err) == (2, True), done
 
 
 @pytest.mark.broad

@@ -47,7 +47,7 @@ def test_search_lists_environments_and_suggests_the_next_command(rove: Rove, hub
     assert status == 0 and "alice/doubling" in out and "bob/triples" in out
     assert "rove info alice/doubling" in out and max(map(len, out.splitlines())) <= 100
     status, out, _ = rove("search", "doubling", "--tag", "math", "--json")
-    assert [one["owner"] for one in json.loads(out)["environments"]] == ["alice"]
+    assert [listed["owner"] for listed in json.loads(out)["environments"]] == ["alice"]
     assert "nothing found" in rove("search", "chess")[1]
 
 
@@ -198,7 +198,7 @@ def test_a_wheel_written_for_verifiers_v0_is_installed_and_evaluated(rove: Rove,
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["install"], "nothing to install: name an environment"),
         (["install", "nothing.whl"], "the wheel nothing.whl does not exist"),
@@ -211,9 +211,9 @@ def test_a_wheel_written_for_verifiers_v0_is_installed_and_evaluated(rove: Rove,
         (["hub", "login", "http://127.0.0.1:9", "--no-token"], "no response from the hub"),
     ],
 )
-def test_invalid_commands_are_refused(rove: Rove, hub: Path, words: list[str], said: str) -> None:
+def test_invalid_commands_are_refused(rove: Rove, hub: Path, words: list[str], message: str) -> None:
     status, _, err = rove(*words)
-    assert status in (1, 2) and said in err
+    assert status in (1, 2) and message in err
 
 
 def test_login_stores_the_hub_folder(rove: Rove, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,8 +184,8 @@ def test_more_examples_run_only_the_new_ones(rove: Rove):
     assert (more_payload["rollouts"], more_payload["run"]) == (21, first["run"])
     lines_after = lines(first["run"])
     assert lines_after[:10] == lines_before
-    places = [(r.example_key, r.rollout_index) for r in Run(first["run"]).rollouts()]
-    assert len(places) == len(set(places)) == 21
+    rollout_keys = [(r.example_key, r.rollout_index) for r in Run(first["run"]).rollouts()]
+    assert len(rollout_keys) == len(set(rollout_keys)) == 21
 
 
 def test_another_setting_starts_another_run(rove: Rove):
@@ -236,7 +236,7 @@ def test_no_save_writes_no_files(rove: Rove):
 
 
 def test_training_examples_differ_from_evaluation_examples(rove: Rove):
-    runs = [json.loads(rove("eval", *SMALL, *more, "--json").out)["run"] for more in ([], ["--train"])]
+    runs = [json.loads(rove("eval", *SMALL, *options, "--json").out)["run"] for options in ([], ["--train"])]
     keys = [{r.example_key for r in Run(run).rollouts()} for run in runs]
     assert keys[0].isdisjoint(keys[1])
 
@@ -511,11 +511,11 @@ class Watched:
 
 @pytest.mark.parametrize("work", ["wait_with_helper", "work"])
 def test_ctrl_c_stops_waiting_and_running_coroutines_after_their_cleanup(work: str):
-    watched, before = Watched(), signal.getsignal(signal.SIGINT)
+    watched, first_handler = Watched(), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_async(getattr(watched, work)())
     assert watched.log == ["cancelled", "clean"]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is first_handler
 
 
 def test_run_async_returns_the_result_or_raises_the_error():
@@ -626,21 +626,23 @@ def right():
     assert rewards == [1.0, 0.25]
 
 
-@pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
-def test_config_errors_are_reported_once_per_node(rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, told: bool):
+@pytest.mark.parametrize(("rank", "is_reported"), [("0", True), ("1", False)])
+def test_config_errors_are_reported_once_per_node(
+    rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, is_reported: bool
+):
     monkeypatch.setenv("LOCAL_RANK", rank)  # as torchrun does
     done = rove("rl", "tictactoe", "-m", "x", "--stepz", "3")
-    assert (done.status, "unknown setting 'stepz'" in done.err) == (2, told)
+    assert (done.status, "unknown setting 'stepz'" in done.err) == (2, is_reported)
 
 
 def test_every_command_sets_the_garbage_collection_thresholds():
-    before = gc.get_threshold()
+    first_thresholds = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     try:
         CliRunner().invoke(cli, ["rl", "--help"])
         assert gc.get_threshold() == GC_THRESHOLDS
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*first_thresholds)
 
 
 def test_a_person_can_call_tools(rove: Rove, monkeypatch: pytest.MonkeyPatch):

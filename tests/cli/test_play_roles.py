@@ -96,11 +96,11 @@ async def play_session(
 
     async with TestClient(TestServer(make_play_app(session, store_game))) as client:
 
-        async def state(wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-            found = await (await client.get("/api/game")).json()
-            while not wanted(found):
-                found = await (await client.get("/api/game", params={"after": found["number"]})).json()
-            return found
+        async def state(condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+            game_state = await (await client.get("/api/game")).json()
+            while not condition(game_state):
+                game_state = await (await client.get("/api/game", params={"after": game_state["number"]})).json()
+            return game_state
 
         async def act(name: str, **body: Any) -> None:
             answer = await client.post(f"/api/{name}", json=body)
@@ -149,7 +149,7 @@ def test_a_role_that_was_never_queried_is_reported(rove: Rove):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ("--model-role", "=x"),
@@ -163,9 +163,9 @@ def test_a_role_that_was_never_queried_is_reported(rove: Rove):
         (("--model-role", "seller", "--replay", "kept"), "--model-role and --replay exclude each other"),
     ],
 )
-def test_wrong_options_are_refused_before_the_game(rove: Rove, words: tuple[str, ...], told: str):
+def test_wrong_options_are_refused_before_the_game(rove: Rove, words: tuple[str, ...], message: str):
     done = rove(*PLAY, *words)
-    assert (done.status != 0, told in done.err) == (True, True), done.out + done.err
+    assert (done.status != 0, message in done.err) == (True, True), done.out + done.err
 
 
 def test_a_role_for_the_person_needs_a_model():
@@ -177,34 +177,36 @@ def test_a_role_for_the_person_needs_a_model():
 
 
 async def test_a_person_precedes_named_models_and_these_precede_the_environments_own():
-    one, other, own = (vf.ScriptedClient(lambda messages, state, rng: "", name) for name in ("1", "2", "own"))
-    roles = PlayRoles({"a*": one}, lambda role: other if role == "ab" else None)
-    assert [roles.get(role, own) for role in ("ab", "ac", "b")] == [other, one, own]
+    pattern_client, named_client, own_client = (
+        vf.ScriptedClient(lambda messages, state, rng: "", name) for name in ("1", "2", "own")
+    )
+    roles = PlayRoles({"a*": pattern_client}, lambda role: named_client if role == "ab" else None)
+    assert [roles.get(role, own_client) for role in ("ab", "ac", "b")] == [named_client, pattern_client, own_client]
     assert list(roles.used) == ["ab", "ac", "b"] and unused_roles(["a?"], roles.used) == []
     assert [folder_of(role) for role in ("model", "player *", "*")] == ["by-person", "as-player", "as-any"]
 
 
-def is_over(now: dict[str, Any]) -> bool:
-    return now["over"]
+def is_over(game: dict[str, Any]) -> bool:
+    return game["over"]
 
 
-def has_prompt(now: dict[str, Any]) -> bool:
-    return now["prompt"] is not None
+def has_prompt(game: dict[str, Any]) -> bool:
+    return game["prompt"] is not None
 
 
 async def play_and_watch(folder: Path) -> None:
     """Play a game in which the person sells at the second offer, then watch another one."""
     async with play_session(folder, ["seller", "none", "model"]) as (state, act):
-        found = await state(has_prompt)
-        assert (found["prompt"]["role"], found["prompt"]["legal"]) == ("seller", None)
-        assert found["prompt"]["messages"] == [{"role": "user", "content": "The buyer says: 10?"}]
-        await act("move", number=found["number"], text="Never.")
+        game = await state(has_prompt)
+        assert (game["prompt"]["role"], game["prompt"]["legal"]) == ("seller", None)
+        assert game["prompt"]["messages"] == [{"role": "user", "content": "The buyer says: 10?"}]
+        await act("move", number=game["number"], text="Never.")
         await act("move", number=(await state(has_prompt))["number"], text="Sold.")
         assert (await state(is_over))["scores"]["reward"] == 1.0
         await act("keep")
         await act("again", role="none")  # the environment's own model answers differently
-        found = await state(lambda now: is_over(now) and now["role"] == "none")
-        assert (found["scores"]["reward"], found["model_roles"]) == (0.0, ["seller", "none", "model"])
+        game = await state(lambda latest_game: is_over(latest_game) and latest_game["role"] == "none")
+        assert (game["scores"]["reward"], game["model_roles"]) == (0.0, ["seller", "none", "model"])
 
 
 def test_a_game_of_a_person_in_a_role_is_stored_as_a_replay_case(rove: Rove, tmp_path: Path):
@@ -227,23 +229,25 @@ async def test_queried_roles_are_offered_and_concurrent_queries_are_shown_in_tur
         assert (await state(is_over))["model_roles"] == ["none", "model", "seller"]
         await act("again", role="seller")
         for text in ("Never.", "Sold."):
-            found = await state(has_prompt)
-            assert found["prompt"]["messages"][0]["content"] == "The buyer says: 10?"
-            await act("move", number=found["number"], text=text)
-        assert (await state(lambda now: is_over(now) and now["role"] == "seller"))["scores"]["reward"] == 1.0
+            game = await state(has_prompt)
+            assert game["prompt"]["messages"][0]["content"] == "The buyer says: 10?"
+            await act("move", number=game["number"], text=text)
+        assert (await state(lambda latest_game: is_over(latest_game) and latest_game["role"] == "seller"))["scores"][
+            "reward"
+        ] == 1.0
 
 
 @pytest.mark.usefixtures("rove")
 async def test_a_person_in_the_main_role_answers_every_query_of_the_model(tmp_path: Path):
     async with play_session(tmp_path, ["model"], has_model=False, own_model=True) as (state, act):
-        found = await state(has_prompt)
-        assert found["prompt"]["role"] == ""
-        await act("move", number=found["number"], text="10?")
-        found = await state(has_prompt)
-        assert found["prompt"]["role"] == "seller"
-        await act("move", number=found["number"], text="Sold.")
-        found = await state(is_over)
-        assert (found["scores"]["reward"], found["model_roles"]) == (1.0, ["model"])
+        game = await state(has_prompt)
+        assert game["prompt"]["role"] == ""
+        await act("move", number=game["number"], text="10?")
+        game = await state(has_prompt)
+        assert game["prompt"]["role"] == "seller"
+        await act("move", number=game["number"], text="Sold.")
+        game = await state(is_over)
+        assert (game["scores"]["reward"], game["model_roles"]) == (1.0, ["model"])
 
 
 def test_a_person_at_the_terminal_answers_every_query_of_the_model(rove: Rove):

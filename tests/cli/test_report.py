@@ -39,8 +39,8 @@ def test_markdown_is_alone_on_stdout(rove: Rove):
     assert done.out.startswith("### tictactoe · scripted:teacher\n")
     assert "rove eval @ runs/mine/config.toml --run-dir runs/again" in done.out
     assert (done.err, list(Path("runs/mine").glob("*.html"))) == ("", [])
-    both = rove("report", "runs/mine", "--markdown", "--html", "it.html")
-    assert (both.out, Path("it.html").exists()) == (done.out, True)
+    with_html = rove("report", "runs/mine", "--markdown", "--html", "it.html")
+    assert (with_html.out, Path("it.html").exists()) == (done.out, True)
 
 
 def test_the_command_that_a_report_names_repeats_the_evaluation(rove: Rove):

@@ -61,9 +61,9 @@ def test_repeating_the_command_rescores_nothing(rove: Rove):
     first = rove("rescore", old, "--json")
     assert "8/8" in first.err
     lines_before = lines(json_output(first)["run"])
-    again = json_output(rove("rescore", old, "--json"))
-    assert again == json_output(first)
-    assert lines(again["run"]) == lines_before
+    second_run = json_output(rove("rescore", old, "--json"))
+    assert second_run == json_output(first)
+    assert lines(second_run["run"]) == lines_before
 
 
 def test_arguments_override_those_of_the_run(rove: Rove, tmp_path: Path):

@@ -284,7 +284,7 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
         save(adapter_of(loaded, i), tmp_path / name)
     (tmp_path / "serve.toml").write_text('name = "tiny"\n[adapters]\npoet = "poet"\n')
     with server(tmp_path, str(model), "@", "serve.toml", "--adapter", "pirate=pirate") as (url, _):
-        assert [one["id"] for one in json.loads(send(f"{url}/models"))["data"]] == ["tiny", "poet", "pirate"]
+        assert [served["id"] for served in json.loads(send(f"{url}/models"))["data"]] == ["tiny", "poet", "pirate"]
         answers = set()
         for name in ("tiny", "pirate", "poet"):
             body = {"model": name, "messages": [{"role": "user", "content": "0 1 2"}], "seed": 4, "max_tokens": 8}

@@ -36,13 +36,13 @@ def test_help_all_lists_every_setting_with_its_meaning_and_default(rove: Rove, c
     done = rove(command, "--help-all")
     assert done.status == 0
     rows = [line for line in done.out.splitlines()[2:] if not line.startswith(" ")]
-    assert [row.split("  (")[0] for row in rows] == [one.name for one in settings_of(KINDS[command])]
-    assert all(one.meaning for one in settings_of(KINDS[command]))
+    assert [row.split("  (")[0] for row in rows] == [setting.name for setting in settings_of(KINDS[command])]
+    assert all(setting.meaning for setting in settings_of(KINDS[command]))
     assert f"rove {command} --help-all lists every setting" in rove(command, "-h").out
 
 
 def test_nested_tables_are_listed_under_dotted_names():
-    settings = {one.name: one for one in settings_of(RLConfig)}
+    settings = {setting.name: setting for setting in settings_of(RLConfig)}
     assert settings["env"].default == "required"
     assert (settings["lora.rank"].type, settings["lora.rank"].default) == ("integer, 0 or more", "0")
 

@@ -71,14 +71,14 @@ plain = st.dictionaries(names, st.integers(10, 19), max_size=3)
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for name, value in flat.items():
         *above, last = name.split(".")
-        table = found
+        table = tree
         for key in above:
             table = table.setdefault(key, {})
         table[last] = value
-    return found
+    return tree
 
 
 def at(values: dict[str, Any], name: str) -> Any:
@@ -87,33 +87,37 @@ def at(values: dict[str, Any], name: str) -> Any:
     return values
 
 
-@given(shared=plain, own=plain, sweep=axes, dotted=st.booleans())
-def test_a_sweep_gives_every_combination_once_over_the_shared_settings(shared, own, sweep, dotted):
-    content = {**nested(shared), "eval": [{**nested(own), "sweep": sweep if dotted else nested(sweep)}]}
+@given(shared=plain, table_settings=plain, sweep=axes, dotted=st.booleans())
+def test_a_sweep_gives_every_combination_once_over_the_shared_settings(shared, table_settings, sweep, dotted):
+    content = {**nested(shared), "eval": [{**nested(table_settings), "sweep": sweep if dotted else nested(sweep)}]}
     content_before = copy.deepcopy(content)
     points = list(expand(content))
     assert content == content_before
     assert len(points) == math.prod(len(tried) for tried in sweep.values())
-    seen = {repr([at(settings, name) for name in sweep]) for _, _, settings in points}
-    assert len(seen) == len(points)
+    distinct = {repr([at(settings, name) for name in sweep]) for _, _, settings in points}
+    assert len(distinct) == len(points)
     for table, point, settings in points:
         assert table == "[[eval]] 1"
         assert all(f"{name} = {at(settings, name)!r}" in point for name in sweep)
-        for name, value in {**shared, **own}.items():
+        for name, value in {**shared, **table_settings}.items():
             if name not in sweep:
                 assert at(settings, name) == value
         assert "sweep" not in settings
 
 
-@given(shared=axes, own=plain, more=axes)
-def test_a_top_level_sweep_applies_to_every_table_unless_overridden(shared, own, more):
-    content = {"sweep": shared, "eval": [nested(own), {"sweep": more}], "ablation": [{}]}
+@given(shared=axes, table_settings=plain, overriding=axes)
+def test_a_top_level_sweep_applies_to_every_table_unless_overridden(shared, table_settings, overriding):
+    content = {"sweep": shared, "eval": [nested(table_settings), {"sweep": overriding}], "ablation": [{}]}
     points = list(expand(content))
-    left = {name: tried for name, tried in shared.items() if name not in own}
-    sizes = [math.prod(len(tried) for tried in varying.values()) for varying in (left, {**shared, **more}, shared)]
+    unset = {name: tried for name, tried in shared.items() if name not in table_settings}
+    sizes = [
+        math.prod(len(tried) for tried in varying.values()) for varying in (unset, {**shared, **overriding}, shared)
+    ]
     tables = [table for table, _, _ in points]
     assert tables == ["[[eval]] 1"] * sizes[0] + ["[[eval]] 2"] * sizes[1] + ["[[ablation]] 1"] * sizes[2]
-    assert all(at(settings, name) == value for _, _, settings in points[: sizes[0]] for name, value in own.items())
+    assert all(
+        at(settings, name) == value for _, _, settings in points[: sizes[0]] for name, value in table_settings.items()
+    )
 
 
 def test_the_last_name_varies_fastest():
@@ -213,11 +217,11 @@ def test_every_table_is_an_evaluation_with_its_own_folder(rove: Rove):
 def test_repeating_a_suite_runs_only_missing_rollouts(rove: Rove):
     suite(MANY)
     first = json.loads(rove("eval", "@", "suite.toml", "--json").out)
-    before = [lines(row["run"]) for row in first]
+    first_lines = [lines(row["run"]) for row in first]
     assert json.loads(rove("eval", "@suite.toml", "--json").out) == first
-    assert [lines(row["run"]) for row in first] == before
+    assert [lines(row["run"]) for row in first] == first_lines
     file = Path(first[2]["run"], "rollouts.jsonl")
-    file.write_bytes(b"".join(before[2][:4]))
+    file.write_bytes(b"".join(first_lines[2][:4]))
     second_payload = json.loads(rove("eval", "@", "suite.toml", "--json").out)
     assert len(lines(first[2]["run"])) == 6
     for row in (*first, *second_payload):
@@ -415,14 +419,14 @@ def test_files_and_flags_override_an_environments_defaults(rove: Rove):
     [values] = settings_of(plain)
     assert (values["num_examples"], values["rollouts_per_example"], values["temperature"]) == (3, 1, 0.7)
     assert values["sampling_args"] == {"top_p": 0.5, "stop": ["x"]}
-    where = f"# from {file.resolve()}, [tool.rove.eval]: "
-    assert where + "num_examples, rollouts_per_example, temperature, sampling_args\n" in plain.out
+    origin = f"# from {file.resolve()}, [tool.rove.eval]: "
+    assert origin + "num_examples, rollouts_per_example, temperature, sampling_args\n" in plain.out
     Path("mine.toml").write_text("num_examples = 2\nsampling_args.top_p = 0.9\n")
     mixed = rove(*words, "@", "mine.toml", "-T", "0.1", "-r", "1")
     [values] = settings_of(mixed)
     assert (values["num_examples"], values["temperature"]) == (2, 0.1)
     assert values["sampling_args"] == {"top_p": 0.9, "stop": ["x"]}
-    assert where + "sampling_args\n" in mixed.out
+    assert origin + "sampling_args\n" in mixed.out
     summary = json.loads(rove("eval", "fragile", "-m", "scripted:knows", "--json").out)
     assert summary["rollouts"] == 3
 

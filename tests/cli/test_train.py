@@ -302,7 +302,7 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     assert (
         "the diagnosis of sft (unpredictable) no longer applies: the reward has risen since" in capsys.readouterr().out
     )
-    assert [one["id"] for one in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
+    assert [stored["id"] for stored in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
     no_progress = Diagnosis("no_progress", "no better", step=10, stage="rl1", steps=99)
     diagnoser.diagnoses.append(no_progress)
     (folder / "rl1").mkdir()

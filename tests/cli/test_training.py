@@ -38,7 +38,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a folder with a new model (model/) and some games of the teacher (games/)."""
     folder = tmp_path_factory.mktemp("made")
     run_model_new(ModelConfig(env="tictactoe", output=str(folder / "model"), games=20))
@@ -53,31 +53,31 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sft(made: Path, *more: str) -> list[str]:
-    words = f"sft --data {made}/games -m {made}/model --epochs 2 --batch-size 16 --validate_every 2 --threads 1"
-    return [*words.split(), "--final-eval-rollouts", "0", *more]
+def sft(inputs: Path, *options: str) -> list[str]:
+    words = f"sft --data {inputs}/games -m {inputs}/model --epochs 2 --batch-size 16 --validate_every 2 --threads 1"
+    return [*words.split(), "--final-eval-rollouts", "0", *options]
 
 
-def rl(made: Path, *more: str) -> list[str]:
-    words = f"rl tictactoe -m {made}/model --steps 2 --batch-size 8 -r 4 -t 4 --checkpoint_every 1 --threads 1"
-    return [*words.split(), *more]
+def rl(inputs: Path, *options: str) -> list[str]:
+    words = f"rl tictactoe -m {inputs}/model --steps 2 --batch-size 8 -r 4 -t 4 --checkpoint_every 1 --threads 1"
+    return [*words.split(), *options]
 
 
 ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
 
 
 @pytest.mark.broad
-def test_an_adapter_is_trained_evaluated_merged_and_trained_further(rove: Rove, made: Path):
+def test_an_adapter_is_trained_evaluated_merged_and_trained_further(rove: Rove, inputs: Path):
     """SFT trains an adapter, RL another one on top of it; both are accepted wherever a model is expected."""
     lora = ("--lora.rank", "2", "--lora.targets", '["q_proj", "down_proj"]')
-    assert rove(*sft(made, *lora, "--run-dir", "runs/sft")).status == 0
-    words = rl(made, *lora, "--run-dir", "runs/rl", "-m", "runs/sft/final")
+    assert rove(*sft(inputs, *lora, "--run-dir", "runs/sft")).status == 0
+    words = rl(inputs, *lora, "--run-dir", "runs/rl", "-m", "runs/sft/final")
     done = rove(*words)
     assert done.status == 0, done.err
     assert {*os.listdir("runs/rl/final")} == {*os.listdir("runs/sft/final")} == ADAPTER_FILES
     merged = rove("model", "merge", "runs/rl/final", "-o", "models/merged", "--json")
     assert merged.status == 0, merged.err
-    parameters = sum(p.numel() for p in load_model(made / "model", "cpu").model.parameters())
+    parameters = sum(p.numel() for p in load_model(inputs / "model", "cpu").model.parameters())
     assert json.loads(merged.out) == {"path": "models/merged", "parameters": parameters}
     assert set(os.listdir("models/merged")) >= MODEL_FILES
     eval_words = ("eval", "tictactoe", "-n", "4", "-r", "1", "-t", "4", "-T", "0", "--no-save", "--json", "-m")
@@ -98,10 +98,10 @@ def test_an_adapter_is_trained_evaluated_merged_and_trained_further(rove: Rove, 
 
 
 @pytest.mark.broad
-def test_merge_refuses_other_folders_and_overwrites_nothing(rove: Rove, made: Path):
-    assert rove(*sft(made, "--lora.rank", "2", "--run-dir", "runs/sft")).status == 0
+def test_merge_refuses_other_folders_and_overwrites_nothing(rove: Rove, inputs: Path):
+    assert rove(*sft(inputs, "--lora.rank", "2", "--run-dir", "runs/sft")).status == 0
     assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
-    assert "model is not an adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
+    assert "model is not an adapter: it has no" in rove("model", "merge", f"{inputs}/model", "-o", "merged").err
     assert not Path("merged").exists()
     Path("merged").mkdir()
     Path("merged/mine").touch()
@@ -113,23 +113,23 @@ def test_merge_refuses_other_folders_and_overwrites_nothing(rove: Rove, made: Pa
 
 
 @pytest.mark.parametrize("words", [sft, rl])
-def test_a_missing_model_leaves_no_run_folder(rove: Rove, made: Path, words: Callable[..., list[str]]):
-    done = rove(*words(made, "-m", "nope", "--run-dir", "runs/mine"))
+def test_a_missing_model_leaves_no_run_folder(rove: Rove, inputs: Path, words: Callable[..., list[str]]):
+    done = rove(*words(inputs, "-m", "nope", "--run-dir", "runs/mine"))
     assert done.status == 2
     assert "no model 'nope'" in done.err
     assert not Path("runs/mine").exists()
 
 
-def test_invalid_adapter_settings_are_refused_before_training(rove: Rove, made: Path):
-    done = rove(*rl(made, "--lora.dropout", "0.1", "--run-dir", "runs/mine"))
+def test_invalid_adapter_settings_are_refused_before_training(rove: Rove, inputs: Path):
+    done = rove(*rl(inputs, "--lora.dropout", "0.1", "--run-dir", "runs/mine"))
     assert done.status == 2
     assert "lora.dropout is 0.1, but lora.rank is 0" in done.err
     assert not Path("runs/mine").exists()
 
 
 @pytest.mark.broad
-def test_sft_writes_a_model_a_summary_and_curves(rove: Rove, made: Path):
-    done = rove(*sft(made, "--min-reward", "0.6", "--json"))
+def test_sft_writes_a_model_a_summary_and_curves(rove: Rove, inputs: Path):
+    done = rove(*sft(inputs, "--min-reward", "0.6", "--json"))
     assert done.status == 0
     summary = json.loads(done.out)
     final = Path(summary["model"])
@@ -141,14 +141,14 @@ def test_sft_writes_a_model_a_summary_and_curves(rove: Rove, made: Path):
     assert [m["step"] for m in metrics] == list(range(1, summary["steps"] + 1))
     validation_losses = {m["step"]: m["validation_loss"] for m in metrics if "validation_loss" in m}
     assert summary["validation_loss"] == min(validation_losses.values()) == validation_losses[summary["best_step"]]
-    passing = sum(record.reward is not None and record.reward >= 0.6 for record in Run(made / "games").rollouts())
+    passing = sum(record.reward is not None and record.reward >= 0.6 for record in Run(inputs / "games").rollouts())
     assert summary["conversations"] + summary["held_out_samples"] == passing < 40
     assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
 @pytest.mark.broad
-def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Path):
-    done = rove(*sft(made, "--final-eval-rollouts", "4", "--run-dir", "runs/mine"))
+def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, inputs: Path):
+    done = rove(*sft(inputs, "--final-eval-rollouts", "4", "--run-dir", "runs/mine"))
     assert done.status == 0, done.err
     placement = json.loads(Path("runs/mine/summary.json").read_text())["placement"]
     names = [row["name"] for row in placement["rows"]]
@@ -158,19 +158,19 @@ def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Pat
     assert placement["text"] in done.out
     assert placement["trained_examples"] == 4  # the games were not made with --train
     assert "4 of the 4 examples in this table are also in the training data" in done.out
-    other_run = rove(*sft(made, "--final-eval-rollouts", "4", "-a", '{"seed": 5}', "--run-dir", "runs/others"))
+    other_run = rove(*sft(inputs, "--final-eval-rollouts", "4", "-a", '{"seed": 5}', "--run-dir", "runs/others"))
     assert other_run.status == 0, other_run.err
     assert "also in the training data" not in other_run.out
     assert "evaluate it: rove eval tictactoe -m runs/mine/final" in done.out
-    failed = rove(*sft(made, "--final-eval-rollouts", "4", "--env", "nowhere", "--run-dir", "runs/other"))
+    failed = rove(*sft(inputs, "--final-eval-rollouts", "4", "--env", "nowhere", "--run-dir", "runs/other"))
     assert failed.status == 0, failed.err
     assert "not evaluated: no environment 'nowhere'" in failed.out
     assert "placement" not in json.loads(Path("runs/other/summary.json").read_text())
 
 
 @pytest.mark.broad
-def test_rl_writes_a_model_a_summary_and_curves(rove: Rove, made: Path):
-    done = rove(*rl(made, "--json"))
+def test_rl_writes_a_model_a_summary_and_curves(rove: Rove, inputs: Path):
+    done = rove(*rl(inputs, "--json"))
     assert done.status == 0
     assert "batch: 8 rollouts per step, with which training often collapses" in done.err
     summary = json.loads(done.out)
@@ -180,16 +180,16 @@ def test_rl_writes_a_model_a_summary_and_curves(rove: Rove, made: Path):
     assert (run.path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert summary["steps"] == 2
     assert summary["last"] == run.metrics()[-1]
-    places = [(record.step, record.example_key, record.rollout_index) for record in run.rollouts()]
-    assert len(places) == len(set(places)) == 16
+    rollout_keys = [(record.step, record.example_key, record.rollout_index) for record in run.rollouts()]
+    assert len(rollout_keys) == len(set(rollout_keys)) == 16
     for model in (final, run.path / "checkpoints" / "1"):
         assert rove("eval", "tictactoe", "-m", str(model), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("command", [sft, rl])
-def test_a_complete_run_is_not_trained_again(rove: Rove, made: Path, command):
-    words = command(made, "--run-dir", "runs/mine")
+def test_a_complete_run_is_not_trained_again(rove: Rove, inputs: Path, command):
+    words = command(inputs, "--run-dir", "runs/mine")
     first = rove(*words)
     assert first.status == 0
     assert "curves: runs/mine/curves.png" in first.out
@@ -207,13 +207,13 @@ def test_a_complete_run_is_not_trained_again(rove: Rove, made: Path, command):
 
 
 @pytest.mark.broad
-def test_another_setting_in_the_same_folder_is_refused_except_checkpoint_retention(rove: Rove, made: Path):
-    assert rove(*rl(made, "--run-dir", "runs/mine")).status == 0
+def test_another_setting_in_the_same_folder_is_refused_except_checkpoint_retention(rove: Rove, inputs: Path):
+    assert rove(*rl(inputs, "--run-dir", "runs/mine")).status == 0
     contents_before = contents(Path("runs/mine"))
-    other_run = rove(*rl(made, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
+    other_run = rove(*rl(inputs, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
     assert other_run.status == 1
     assert "  learning_rate: was 0.0003, now 0.01" in other_run.err.splitlines()
-    assert rove(*rl(made, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
+    assert rove(*rl(inputs, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
     assert contents(Path("runs/mine")) == contents_before
 
 
@@ -227,25 +227,25 @@ every = 100
 
 
 @pytest.mark.broad
-def test_sft_warns_about_evaluation_on_training_data(rove: Rove, made: Path):
+def test_sft_warns_about_evaluation_on_training_data(rove: Rove, inputs: Path):
     Path("measured.toml").write_text(EVALUATION_TABLE)
     assert (
         "8 of 8 rows are also trained on. To try: collect training data with"
-        in rove(*sft(made, "@", "measured.toml")).out
+        in rove(*sft(inputs, "@", "measured.toml")).out
     )
     held_out = rove(
-        *sft(made, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
+        *sft(inputs, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
     )
     assert held_out.status == 0, held_out.err
     assert "also trained on" not in held_out.out
 
 
 @pytest.mark.broad
-def test_rl_warns_once_and_about_evaluation_on_training_data(rove: Rove, made: Path):
+def test_rl_warns_once_and_about_evaluation_on_training_data(rove: Rove, inputs: Path):
     Path("environments").mkdir()
     Path("environments/same.py").write_text(EQUAL_ROWS_ENV)
     Path("measured.toml").write_text(EVALUATION_TABLE.replace("tictactoe", "same"))
-    words = [*rl(made, "@", "measured.toml", "--run-dir", "runs/mine"), "--steps"]
+    words = [*rl(inputs, "@", "measured.toml", "--run-dir", "runs/mine"), "--steps"]
     words[1] = "same"
     started = rove(*words, "1")
     assert started.status == 0, started.err
@@ -258,10 +258,13 @@ def test_rl_warns_once_and_about_evaluation_on_training_data(rove: Rove, made: P
 
 
 @pytest.mark.broad
-def test_rl_warns_when_max_tokens_fills_the_context(rove: Rove, made: Path):
-    config = json.loads((made / "model/config.json").read_text())
+def test_rl_warns_when_max_tokens_fills_the_context(rove: Rove, inputs: Path):
+    config = json.loads((inputs / "model/config.json").read_text())
     context = config["max_position_embeddings"]
-    words = [word if word != "4" or before != "-t" else str(context) for before, word in pairwise(["", *rl(made)])]
+    words = [
+        word if word != "4" or previous_word != "-t" else str(context)
+        for previous_word, word in pairwise(["", *rl(inputs)])
+    ]
     done = rove(*words, "--steps", "1", "--batch-size", "2", "-r", "2")
     assert done.status == 0, done.err
     assert f"max_tokens is {context}, but the model's context is {context} tokens, prompt included" in done.out
@@ -277,9 +280,9 @@ def load_environment():
 
 
 @pytest.mark.broad
-def test_sft_does_not_resume_on_other_data(rove: Rove, made: Path):
+def test_sft_does_not_resume_on_other_data(rove: Rove, inputs: Path):
     play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
-    words = ["sft", "--data", "games", *sft(made)[3:], "--run-dir", "runs/mine"]
+    words = ["sft", "--data", "games", *sft(inputs)[3:], "--run-dir", "runs/mine"]
     assert rove(*play, "-n", "20").status == 0
     assert rove(*words).status == 0
     assert rove(*play, "-n", "30").status == 0
@@ -290,10 +293,10 @@ def test_sft_does_not_resume_on_other_data(rove: Rove, made: Path):
     assert "learning_rate" not in refused.err
 
 
-def test_empty_training_data_is_refused_before_training(rove: Rove, made: Path):
-    done = rove(*sft(made, "--min-reward", "7"))
+def test_empty_training_data_is_refused_before_training(rove: Rove, inputs: Path):
+    done = rove(*sft(inputs, "--min-reward", "7"))
     assert done.status == 2
-    assert f"0 of 40 conversations in {made}/games are left; 40 have a reward below 7.0" in done.err
+    assert f"0 of 40 conversations in {inputs}/games are left; 40 have a reward below 7.0" in done.err
     assert not Path("runs").exists()
 
 
@@ -316,9 +319,9 @@ def load_environment():
 
 
 @pytest.mark.broad
-def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, made: Path, tmp_path: Path):
+def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, inputs: Path, tmp_path: Path):
     environment(tmp_path / "environments", "interrupts", INTERRUPTING_ENV)
-    done = rove("rl", "interrupts", *rl(made)[2:], "--run-dir", "runs/mine", "--steps", "4")
+    done = rove("rl", "interrupts", *rl(inputs)[2:], "--run-dir", "runs/mine", "--steps", "4")
     assert done.status == 130, done.err
     stopped = json.loads(Path("runs/mine/stopped.json").read_text())
     assert stopped["why"] == "interrupted by the user"
@@ -349,9 +352,9 @@ every = 1
 
 
 @pytest.mark.broad
-def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, made: Path):
+def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, inputs: Path):
     Path("watched.toml").write_text(EVALUATION_AND_ALERTS)
-    done = rove(*rl(made, "@", "watched.toml", "--run-dir", "runs/mine"))
+    done = rove(*rl(inputs, "@", "watched.toml", "--run-dir", "runs/mine"))
     assert done.status == 0, done.err
     run = Run("runs/mine")
     metrics = run.metrics()
@@ -384,26 +387,26 @@ def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, 
 
 
 @pytest.mark.broad
-def test_sft_evaluates_in_an_environment(rove: Rove, made: Path):
+def test_sft_evaluates_in_an_environment(rove: Rove, inputs: Path):
     Path("watched.toml").write_text(
         EVALUATION_AND_ALERTS.replace("curriculum.shuffle = true", "").replace("show_every = 1", "")
     )
-    done = rove(*sft(made, "@", "watched.toml", "--run-dir", "runs/mine"))
+    done = rove(*sft(inputs, "@", "watched.toml", "--run-dir", "runs/mine"))
     assert done.status == 0, done.err
     assert "best eval/perfect/reward/mean" in done.out
     assert all("eval/perfect/reward/mean" in m for m in Run("runs/mine").metrics())
 
 
-def test_a_missing_logger_is_refused_before_training(rove: Rove, made: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_logger_is_refused_before_training(rove: Rove, inputs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    done = rove(*rl(made, "--loggers", '["wandb"]', "--run-dir", "runs/mine"))
+    done = rove(*rl(inputs, "--loggers", '["wandb"]', "--run-dir", "runs/mine"))
     assert done.status == 2
     assert "pip install 'rove[wandb]'" in done.err
     assert not Path("runs/mine").exists()
 
 
 @pytest.mark.parametrize(
-    ("last", "over", "told"),
+    ("last", "over", "is_reported"),
     [
         (0.4, {}, True),
         (0.9, {}, False),
@@ -413,7 +416,7 @@ def test_a_missing_logger_is_refused_before_training(rove: Rove, made: Path, mon
     ],
 )
 def test_a_reward_without_measurable_increase_is_reported(
-    tmp_path: Path, last: float, over: dict[str, Any], told: bool
+    tmp_path: Path, last: float, over: dict[str, Any], is_reported: bool
 ):
     run = Run(tmp_path / "run")
     with run:
@@ -425,7 +428,7 @@ def test_a_reward_without_measurable_increase_is_reported(
     out = io.StringIO()
     config = convert(RLConfig, with_tables({"env": "tictactoe", "model": "models/x", **over}))
     print_rl(config, TrainingResult(tmp_path / "final", run), Console(file=out, width=100))
-    assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == told
+    assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == is_reported
 
 
 def test_the_suggested_commands_work(
@@ -474,8 +477,8 @@ def test_a_run_with_only_zero_advantage_groups_is_reported(tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, made: Path):
-    words = rl(made, "--run-dir", "runs/rl")
+def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, inputs: Path):
+    words = rl(inputs, "--run-dir", "runs/rl")
     assert rove(*words).status == 0
     Path("runs/rl/summary.json").unlink()
     os.truncate("runs/rl/checkpoints/2/trainer.pt", 1000)
@@ -488,8 +491,8 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, made: Path
 
 
 @pytest.mark.broad
-def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, made: Path):
-    words = sft(made, "--run-dir", "runs/sft")
+def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, inputs: Path):
+    words = sft(inputs, "--run-dir", "runs/sft")
     assert rove(*words).status == 0
     Path("runs/sft/summary.json").unlink()
     [checkpoint] = Run("runs/sft").checkpoints()
@@ -501,14 +504,14 @@ def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, ma
     assert rove(*words, "--overwrite").status == 0
 
 
-def test_sft_on_messages_shows_what_is_trained_and_trains(made: Path, tmp_path: Path, rove: Rove):
+def test_sft_on_messages_shows_what_is_trained_and_trains(inputs: Path, tmp_path: Path, rove: Rove):
     chats = tmp_path / "chats.jsonl"
     rows = [
         [{"role": "user", "content": f"\x1b[31m{n}"}, {"role": "assistant", "content": "<move>4</move>"}]
         for n in range(4)
     ]
     chats.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-    words = ["sft", "--data", str(chats), "-m", str(made / "model"), "--threads", "1", "--run-dir", "runs/mine"]
+    words = ["sft", "--data", str(chats), "-m", str(inputs / "model"), "--threads", "1", "--run-dir", "runs/mine"]
     shown_out = rove(*words, "--dry-run").out
     assert "⟦<move>4</move><|end|>⟧" in shown_out
     assert shown_out.count("conversation ") == 3

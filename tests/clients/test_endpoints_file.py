@@ -61,10 +61,10 @@ url = "http://two:8000/v1"
 
 
 def test_an_endpoints_file_is_read():
-    found = read_endpoints(write_file(FULL))
-    assert list(found) == ["qwen", "claude"]
-    one, two = found["qwen"].addresses
-    assert one == Address(
+    endpoints = read_endpoints(write_file(FULL))
+    assert list(endpoints) == ["qwen", "claude"]
+    first_address, second_address = endpoints["qwen"].addresses
+    assert first_address == Address(
         endpoint_id="qwen",
         model="Qwen/Qwen3-4B",
         url="http://one:8000/v1",
@@ -73,9 +73,9 @@ def test_an_endpoints_file_is_read():
         price={"input": 0.4, "output": 1.6},
         max_concurrent=8,
     )
-    assert two == Address(endpoint_id="qwen", model="qwen", url="http://two:8000/v1")
-    assert found["qwen"].price == {"input": 0.4, "output": 1.6}
-    assert (found["claude"].addresses[0].url, found["claude"].price) == (None, None)
+    assert second_address == Address(endpoint_id="qwen", model="qwen", url="http://two:8000/v1")
+    assert endpoints["qwen"].price == {"input": 0.4, "output": 1.6}
+    assert (endpoints["claude"].addresses[0].url, endpoints["claude"].price) == (None, None)
 
 
 def test_the_file_is_searched_in_two_folders_unless_its_path_is_given():
@@ -197,12 +197,12 @@ async def test_each_replica_gets_its_own_api_and_model_name():
         return "hi"
 
     async with (
-        ApiEndpoint("/v1/messages", anthropic_message, reply=reply_hi) as one,
-        ApiEndpoint("/v1/responses", openai_response, reply=reply_hi) as two,
+        ApiEndpoint("/v1/messages", anthropic_message, reply=reply_hi) as first_server,
+        ApiEndpoint("/v1/responses", openai_response, reply=reply_hi) as second_server,
     ):
         write_file(
-            table(url=one.base_url, api_client_type="anthropic", model="a", max_concurrent=1)
-            + table(url=two.base_url, api_client_type="responses", model="b", max_concurrent=1)
+            table(url=first_server.base_url, api_client_type="anthropic", model="a", max_concurrent=1)
+            + table(url=second_server.base_url, api_client_type="responses", model="b", max_concurrent=1)
             + "headers = {X-Team = 'blue'}"
         )
         client = known_endpoints()["qwen"].client()
@@ -211,8 +211,8 @@ async def test_each_replica_gets_its_own_api_and_model_name():
             response = await client.respond(Request([UserMessage("hello")], model="qwen"))
             assert response.message.content == "hi"
         await client.close()
-    assert (one.bodies[0]["model"], two.bodies[0]["model"]) == ("a", "b")
-    assert two.headers[0]["X-Team"] == "blue"
+    assert (first_server.bodies[0]["model"], second_server.bodies[0]["model"]) == ("a", "b")
+    assert second_server.headers[0]["X-Team"] == "blue"
 
 
 async def test_a_completions_endpoint_continues_raw_texts():
@@ -225,12 +225,12 @@ async def test_a_completions_endpoint_continues_raw_texts():
 
 
 @pytest.mark.parametrize(
-    ("own", "told", "limits"),
+    ("own_limit", "client_limit", "limits"),
     [(None, None, [16, 16]), (3, None, [3, 16]), (3, 8, [3, 8]), (9, 8, [8, 8]), (None, 8, [8, 8])],
 )
-def test_the_lower_concurrency_limit_applies(own: int | None, told: int | None, limits: list[int]):
-    first = table() if own is None else table(max_concurrent=own)
-    client = read_endpoints(write_file(first + table()))["qwen"].client(max_concurrent=told)
+def test_the_lower_concurrency_limit_applies(own_limit: int | None, client_limit: int | None, limits: list[int]):
+    first = table() if own_limit is None else table(max_concurrent=own_limit)
+    client = read_endpoints(write_file(first + table()))["qwen"].client(max_concurrent=client_limit)
     assert [replica.client.limiter_now.limit for replica in client._replicas] == limits
 
 

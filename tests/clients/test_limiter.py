@@ -80,13 +80,13 @@ async def test_rollouts_reserve_capacity_before_they_start():
 
 
 async def test_a_pause_blocks_admission_until_it_ends():
-    now = 0.0
-    limiter = Limiter(1, adaptive=True, clock=lambda: now)
+    time_s = 0.0
+    limiter = Limiter(1, adaptive=True, clock=lambda: time_s)
     limiter.release(await limiter.acquire(), "refused", pause=0.05)
     waiting = asyncio.create_task(limiter.acquire())
     await asyncio.sleep(0.01)
     assert not waiting.done()
-    now = 1.0
+    time_s = 1.0
     await asyncio.wait_for(waiting, 5)
 
 
@@ -129,25 +129,25 @@ def simulate(
 
     Return the limiter, its limit after every response, and the virtual seconds elapsed.
     """
-    now = 0.0
-    limiter = limiter or Limiter(adaptive=True, clock=lambda: now)
-    limiter._clock, limiter._created, limiter._round_started = (lambda: now), 0.0, 0.0
+    time_s = 0.0
+    limiter = limiter or Limiter(adaptive=True, clock=lambda: time_s)
+    limiter._clock, limiter._created, limiter._round_started = (lambda: time_s), 0.0, 0.0
     events: list[tuple[float, int, float, str]] = []
     limits: list[float] = []
     sent = 0
     while sent < requests or events:
-        while sent < requests and limiter.under_way < limiter.limit and now >= limiter._open_at:
+        while sent < requests and limiter.under_way < limiter.limit and time_s >= limiter._open_at:
             limiter.under_way += 1
-            latency, outcome = serve(now, limiter.under_way)
-            heapq.heappush(events, (now + latency, sent, now, outcome))
+            latency, outcome = serve(time_s, limiter.under_way)
+            heapq.heappush(events, (time_s + latency, sent, time_s, outcome))
             sent += 1
         if not events:
-            now = limiter._open_at
+            time_s = limiter._open_at
             continue
-        now, _, admitted, outcome = heapq.heappop(events)
+        time_s, _, admitted, outcome = heapq.heappop(events)
         limiter.release(admitted, outcome, 0.0)
         limits.append(limiter.limit)
-    return limiter, limits, now
+    return limiter, limits, time_s
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ async def loop_for_the_limiter():
 
 @pytest.mark.parametrize("capacity", [5, 50, 300])
 def test_the_limit_settles_at_the_capacity_of_a_server_that_rejects_requests(capacity: int):
-    def serve(now: float, under_way: int) -> Answer:
+    def serve(time_s: float, under_way: int) -> Answer:
         return (0.5, "answered") if under_way <= capacity else (0.01, "refused")
 
     _, limits, _ = simulate(serve)
@@ -166,13 +166,13 @@ def test_the_limit_settles_at_the_capacity_of_a_server_that_rejects_requests(cap
 
 
 def test_the_limit_grows_to_the_maximum_without_failures():
-    limiter, limits, _ = simulate(lambda now, under_way: (0.5, "answered"))
+    limiter, limits, _ = simulate(lambda time_s, under_way: (0.5, "answered"))
     assert limits[-1] == limiter.maximum
     assert limits.index(limiter.maximum) < 3 * limiter.maximum  # slow start doubles every round
 
 
 def test_the_limit_stays_near_the_capacity_of_a_server_with_fixed_throughput():
-    def serve(now: float, under_way: int) -> Answer:  # more than 64 at a time add no throughput
+    def serve(time_s: float, under_way: int) -> Answer:  # more than 64 at a time add no throughput
         return (0.1 * max(1.0, under_way / 64), "answered")
 
     _, limits, _ = simulate(serve)
@@ -182,7 +182,7 @@ def test_the_limit_stays_near_the_capacity_of_a_server_with_fixed_throughput():
 
 
 def test_higher_latency_with_higher_throughput_does_not_reduce_the_limit():
-    def serve(now: float, under_way: int) -> Answer:  # like a GPU: at 512, 10x the latency, 50x the throughput
+    def serve(time_s: float, under_way: int) -> Answer:  # like a GPU: at 512, 10x the latency, 50x the throughput
         return (0.1 * (1 + 9 * under_way / 512), "answered")
 
     _limiter, limits, _ = simulate(serve)
@@ -191,8 +191,8 @@ def test_higher_latency_with_higher_throughput_does_not_reduce_the_limit():
 
 
 def test_a_later_rise_of_latency_does_not_reduce_the_limit_for_long():
-    def serve(now: float, under_way: int) -> Answer:  # longer conversations: five times the latency at any limit
-        return (0.5 if now < 20 else 2.5, "answered")
+    def serve(time_s: float, under_way: int) -> Answer:  # longer conversations: five times the latency at any limit
+        return (0.5 if time_s < 20 else 2.5, "answered")
 
     _, limits, _ = simulate(serve, limiter=Limiter(adaptive=True, maximum=100))
     assert statistics.mean(limits[len(limits) // 2 :]) > 80
@@ -224,7 +224,7 @@ async def test_the_history_records_the_reason_for_each_change():
 
 @pytest.mark.parametrize("capacity", [5, 50, 300])
 def test_the_limit_settles_at_the_capacity_of_a_server_where_requests_time_out(capacity: int):
-    def serve(now: float, under_way: int) -> Answer:
+    def serve(time_s: float, under_way: int) -> Answer:
         return (0.5, "answered") if under_way <= capacity else (5.0, "unanswered")
 
     _, limits, _ = simulate(serve)
@@ -233,7 +233,7 @@ def test_the_limit_settles_at_the_capacity_of_a_server_where_requests_time_out(c
 
 
 def test_the_limit_falls_to_one_if_all_requests_time_out():
-    limiter, limits, _ = simulate(lambda now, under_way: (5.0, "unanswered"), limiter=Limiter(500, adaptive=True))
+    limiter, limits, _ = simulate(lambda time_s, under_way: (5.0, "unanswered"), limiter=Limiter(500, adaptive=True))
     assert limits[-1] == 1
     assert limiter.history[1].reason == "unanswered"
 
@@ -248,5 +248,7 @@ async def test_timeouts_reduce_the_limit_once_per_round_without_a_pause():
 
 
 def test_other_errors_do_not_change_the_limit():
-    _, limits, _ = simulate(lambda now, under_way: (0.5, "failed"), requests=1000, limiter=Limiter(50, adaptive=True))
+    _, limits, _ = simulate(
+        lambda time_s, under_way: (0.5, "failed"), requests=1000, limiter=Limiter(50, adaptive=True)
+    )
     assert set(limits) == {50}

@@ -317,11 +317,11 @@ async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error(fault: Fau
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["Invalid 'stop': array too long. Expected at most 4.", "Invalid 'tools[0].function.name': string too long."],
 )
-async def test_other_too_long_errors_are_not_overlong_prompts(said: str):
-    async with FaultEndpoint(Answer(400, said)) as server:
+async def test_other_too_long_errors_are_not_overlong_prompts(message: str):
+    async with FaultEndpoint(Answer(400, message)) as server:
         with pytest.raises(ModelError) as caught:
             await get_response(server)
     assert not isinstance(caught.value, OverlongPromptError)
@@ -338,10 +338,10 @@ async def test_a_permanent_failure_after_a_transient_one_lists_all_attempts():
 # Pauses between attempts
 
 
-@given(failures=st.integers(1, 50), backoff=st.floats(0, 10), asked=st.floats(0, 60), seed=st.integers())
-def test_pause_is_bounded(failures: int, backoff: float, asked: float, seed: int):
-    pause = retry_delay(failures, backoff, asked, random.Random(seed))
-    assert asked <= pause <= asked + min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1))
+@given(failures=st.integers(1, 50), backoff=st.floats(0, 10), requested_pause=st.floats(0, 60), seed=st.integers())
+def test_pause_is_bounded(failures: int, backoff: float, requested_pause: float, seed: int):
+    pause = retry_delay(failures, backoff, requested_pause, random.Random(seed))
+    assert requested_pause <= pause <= requested_pause + min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1))
 
 
 @pytest.mark.parametrize(
@@ -532,8 +532,8 @@ async def test_as_client_accepts_rove_and_sdk_clients():
     lookalike = SimpleNamespace(chat=SimpleNamespace(completions=None), base_url="http://host/v1", api_key="k")
     assert as_client(ours) is ours
     assert as_client(scripted) is scripted
-    for other in (sdk, lookalike):
-        client = as_client(other)
+    for sdk_client in (sdk, lookalike):
+        client = as_client(sdk_client)
         assert isinstance(client, OpenAIClient)
         assert isinstance(client, Client)
         assert client.base_url == "http://host/v1"

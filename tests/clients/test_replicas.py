@@ -167,15 +167,18 @@ async def test_the_number_of_remembered_rollouts_is_bounded(monkeypatch: pytest.
 
 
 async def test_an_evaluation_uses_all_replicas_and_keeps_each_rollout_on_one():
-    async with FaultEndpoint(together=2) as one, FaultEndpoint(together=2) as other:
-        async with replicas_of(one, other) as client:
+    async with FaultEndpoint(together=2) as first_server, FaultEndpoint(together=2) as second_server:
+        async with replicas_of(first_server, second_server) as client:
             async with asyncio.timeout(60):
                 records = await vf.generate(Talk(turns=3, count=4), client, "tiny", max_concurrent=4)  # pyright: ignore[reportArgumentType]
             assert client.limiter._reserved == []
         assert [record.error for record in records] == [None] * 4
-        requests = [Counter(body["messages"][0]["content"] for body in server.bodies) for server in (one, other)]
+        requests = [
+            Counter(body["messages"][0]["content"] for body in server.bodies)
+            for server in (first_server, second_server)
+        ]
         assert [set(count.values()) for count in requests] == [{3}, {3}]
-        assert {body["model"] for body in other.bodies} == {"model-1"}
+        assert {body["model"] for body in second_server.bodies} == {"model-1"}
 
 
 # Replicas that fail
@@ -184,46 +187,50 @@ async def test_an_evaluation_uses_all_replicas_and_keeps_each_rollout_on_one():
 @pytest.mark.parametrize("fault", ["500", "close", "504"])
 async def test_requests_fail_over_from_a_failing_replica_which_is_avoided_until_it_answers(fault: str):
     clock = Clock()
-    async with FaultEndpoint([fault]) as bad, FaultEndpoint() as other, replicas_of(bad, other, clock=clock) as client:
+    async with (
+        FaultEndpoint([fault]) as bad,
+        FaultEndpoint() as healthy,
+        replicas_of(bad, healthy, clock=clock) as client,
+    ):
         response = await client.respond(make_request())
         assert response.message.content == "hello"
         assert [line.startswith(f"{bad.base_url}: ") for line in response.attempts] == [True]
         clock.now += AVOID_S - 1
         await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
-        assert (bad.requests, other.requests) == (1, 4)
+        assert (bad.requests, healthy.requests) == (1, 4)
         clock.now += 2  # now one request tests the replica
         await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
-        assert (bad.requests, other.requests) == (2, 6)
+        assert (bad.requests, healthy.requests) == (2, 6)
         await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
-        assert (bad.requests, other.requests) == (3, 7)
+        assert (bad.requests, healthy.requests) == (3, 7)
 
 
 @pytest.mark.parametrize("fault", ["429", "503"])
 async def test_requests_fail_over_from_a_busy_replica_which_is_not_avoided(fault: str):
-    async with FaultEndpoint(["500", fault, fault]) as busy, FaultEndpoint() as other:
-        async with replicas_of(busy, other, max_retries=1) as client:
+    async with FaultEndpoint(["500", fault, fault]) as busy, FaultEndpoint() as healthy:
+        async with replicas_of(busy, healthy, max_retries=1) as client:
             response = await client.respond(make_request())
             assert [line.split(": ")[1] for line in response.attempts] == ["HTTP 500", f"HTTP {fault}"]
             assert client._replicas[0].avoided_until == 0
             await client.respond(make_request())
-        assert (busy.requests, other.requests) == (4, 1)
+        assert (busy.requests, healthy.requests) == (4, 1)
 
 
 async def test_a_busy_response_ends_the_avoidance_of_a_replica():
     clock = Clock()
-    async with FaultEndpoint(["500", "429"]) as one, FaultEndpoint() as other:
-        async with replicas_of(one, other, clock=clock) as client:
+    async with FaultEndpoint(["500", "429"]) as first_server, FaultEndpoint() as second_server:
+        async with replicas_of(first_server, second_server, clock=clock) as client:
             await client.respond(make_request())
             clock.now += AVOID_S + 1
             await client.respond(make_request())
             await client.respond(make_request())
-        assert (one.requests, other.requests) == (3, 2)
+        assert (first_server.requests, second_server.requests) == (3, 2)
 
 
 async def test_an_unreachable_replica_costs_one_attempt_per_avoidance_period():
     clock = Clock()
     stopped = await stopped_server_url()
-    async with FaultEndpoint() as other, replicas_of(stopped, other, clock=clock) as client:
+    async with FaultEndpoint() as healthy, replicas_of(stopped, healthy, clock=clock) as client:
         for _ in range(3):
             responses = await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
             if clock.now == Clock.now:  # two of three requests use it before it is avoided
@@ -231,69 +238,84 @@ async def test_an_unreachable_replica_costs_one_attempt_per_avoidance_period():
             else:
                 assert sum(len(response.attempts) for response in responses) == 1
             clock.now += AVOID_S + 1
-        assert other.requests == 9
+        assert healthy.requests == 9
 
 
 async def test_rollouts_of_a_failed_replica_move_to_another_and_stay_there():
-    clock, one, other = Clock(), Local(), Local()
-    replicas = Replicas([(one, "m"), (other, "m")], "tiny", clock)
+    clock, first_client, second_client = Clock(), Local(), Local()
+    replicas = Replicas([(first_client, "m"), (second_client, "m")], "tiny", clock)
     await replicas.respond(make_request(rollout=7))
-    one.is_down = True
+    first_client.is_down = True
     for _ in range(2):
         await replicas.respond(make_request(rollout=7))
-    one.is_down = False
+    first_client.is_down = False
     clock.now += AVOID_S + 1
     await replicas.respond(make_request(rollout=7))
-    assert (one.asked, other.asked) == ([7], [7, 7, 7])
+    assert (first_client.asked, second_client.asked) == ([7], [7, 7, 7])
 
 
 async def test_if_all_replicas_fail_each_gets_one_request_and_all_attempts_are_listed():
     stopped = await stopped_server_url()
-    async with FaultEndpoint(lambda number, body: "500") as one, replicas_of(one, stopped, max_retries=1) as client:
+    async with (
+        FaultEndpoint(lambda number, body: "500") as failing,
+        replicas_of(failing, stopped, max_retries=1) as client,
+    ):
         for _ in range(2):  # even while avoided: no replica is better
             with pytest.raises(InfraError, match="in 2 tries") as caught:
                 await client.respond(make_request())
             attempts_by_url = Counter(line.split(": ")[0] for line in caught.value.attempts)
-            assert attempts_by_url == {one.base_url: 2, stopped: 2}
-        assert one.requests == 4
+            assert attempts_by_url == {failing.base_url: 2, stopped: 2}
+        assert failing.requests == 4
 
 
 async def test_an_invalid_response_goes_to_another_replica_without_avoiding_the_first():
-    async with FaultEndpoint(["garbage"]) as one, FaultEndpoint(["aborted"]) as other:
-        async with replicas_of(one, other) as client:
+    async with FaultEndpoint(["garbage"]) as first_server, FaultEndpoint(["aborted"]) as second_server:
+        async with replicas_of(first_server, second_server) as client:
             with pytest.raises(InvalidModelResponseError, match="the answer is empty") as caught:
                 await client.respond(make_request())
             assert ["not JSON" in line for line in caught.value.attempts] == [True, False]
             await client.respond(make_request())
-        assert (one.requests, other.requests) == (2, 1)
+        assert (first_server.requests, second_server.requests) == (2, 1)
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("context", OverlongPromptError), ("404", ModelError)])
 async def test_a_client_error_of_any_replica_is_final(fault: str, kind: type[Exception]):
-    async with FaultEndpoint(["500"]) as one, FaultEndpoint(fault) as other, replicas_of(one, other) as client:
+    async with (
+        FaultEndpoint(["500"]) as first_server,
+        FaultEndpoint(fault) as second_server,
+        replicas_of(first_server, second_server) as client,
+    ):
         with pytest.raises(kind) as caught:
             await client.respond(make_request())
         attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
         assert [line.split(": ")[1][:5] for line in attempts] == ["HTTP ", "HTTP "]
-        assert (one.requests, other.requests) == (1, 1)
+        assert (first_server.requests, second_server.requests) == (1, 1)
 
 
 async def test_a_client_error_ends_the_avoidance_of_a_replica():
     clock = Clock()
     faults = ["500", Answer(400, "no")]
-    async with FaultEndpoint(faults) as one, FaultEndpoint() as other, replicas_of(one, other, clock=clock) as client:
+    async with (
+        FaultEndpoint(faults) as first_server,
+        FaultEndpoint() as second_server,
+        replicas_of(first_server, second_server, clock=clock) as client,
+    ):
         await client.respond(make_request())
         clock.now += AVOID_S + 1
         with pytest.raises(ModelError, match="no"):
             await client.respond(make_request())
         await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
-        assert (one.requests, other.requests) == (3, 2)
+        assert (first_server.requests, second_server.requests) == (3, 2)
 
 
 async def test_a_cancelled_request_releases_its_replica():
-    async with FaultEndpoint("hang") as one, FaultEndpoint() as other, replicas_of(one, other) as client:
+    async with (
+        FaultEndpoint("hang") as first_server,
+        FaultEndpoint() as second_server,
+        replicas_of(first_server, second_server) as client,
+    ):
         hanging = asyncio.create_task(client.respond(make_request(rollout=1)))
-        await one.arrived(1)
+        await first_server.arrived(1)
         hanging.cancel()
         await asyncio.wait([hanging])
         assert [replica.under_way for replica in client._replicas] == [0, 0]
@@ -302,17 +324,17 @@ async def test_a_cancelled_request_releases_its_replica():
 
 async def test_a_cancelled_request_reports_the_attempts_of_failed_replicas():
     async with (
-        FaultEndpoint("500") as one,
-        FaultEndpoint(["500", "hang"]) as other,
-        replicas_of(one, other, max_retries=1) as client,
+        FaultEndpoint("500") as first_server,
+        FaultEndpoint(["500", "hang"]) as second_server,
+        replicas_of(first_server, second_server, max_retries=1) as client,
     ):
         hanging = asyncio.create_task(client.respond(make_request()))
-        await other.arrived(2)
+        await second_server.arrived(2)
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await hanging
         attempts = unanswered_attempts(caught.value) or []
-        assert [line.split(": ")[0] for line in attempts] == [one.base_url] * 2 + [other.base_url]
+        assert [line.split(": ")[0] for line in attempts] == [first_server.base_url] * 2 + [second_server.base_url]
 
 
 # Capacity for new rollouts

@@ -72,12 +72,12 @@ async def test_the_policy_cannot_modify_the_messages_of_the_request():
     assert request.messages == [{"role": "user", "content": "hi"}]
 
 
-@given(seed=st.integers(0, 2**63), others=st.lists(st.integers(0, 2**63), max_size=3))
-async def test_equal_requests_get_equal_responses_regardless_of_others_between_them(seed: int, others: list[int]):
+@given(seed=st.integers(0, 2**63), other_seeds=st.lists(st.integers(0, 2**63), max_size=3))
+async def test_equal_requests_get_equal_responses_regardless_of_others_between_them(seed: int, other_seeds: list[int]):
     client = ScriptedClient(lambda messages, state, rng: f"{rng.random()} {rng.randrange(10**9)}")
     first = await client.respond(Request([UserMessage("roll")], seed=seed))
-    for other in others:
-        await client.respond(Request([UserMessage("roll")], seed=other))
+    for other_seed in other_seeds:
+        await client.respond(Request([UserMessage("roll")], seed=other_seed))
     random.random()
     second_response = await client.respond(Request([UserMessage("roll")], seed=seed))
     assert first == second_response

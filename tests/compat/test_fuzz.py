@@ -84,12 +84,12 @@ def test_rove_and_the_real_library_agree_on_many_cases(kind: str, ours: Side) ->
 def record_results(python: str, number: int = 50) -> None:
     """Record the results of the real library in the file."""
     real = Side("real", python)
-    known: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    results: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for kind in KINDS:
-        for_each_case(kind, number, lambda case, kind=kind: known[kind].append([case, real.ask(kind, case)]))
+        for_each_case(kind, number, lambda case, kind=kind: results[kind].append([case, real.ask(kind, case)]))
     real.close()
     lines = ",\n".join(
-        f'"{kind}": [\n' + ",\n".join(json.dumps(case) for case in cases) + "\n]" for kind, cases in known.items()
+        f'"{kind}": [\n' + ",\n".join(json.dumps(case) for case in cases) + "\n]" for kind, cases in results.items()
     )
     FUZZ.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 

@@ -226,8 +226,8 @@ def test_unknown_keywords_of_a_rubric_are_refused_when_fixed(monkeypatch: pytest
 
 def test_groups_can_be_scored_with_legacy_methods() -> None:
     class Rank(vf.Rubric):
-        async def score_rollouts(self, prompts: Any, completions: Any, *more: Any, **kwargs: Any) -> Any:
-            scores = await super().score_rollouts(prompts, completions, *more, **kwargs)
+        async def score_rollouts(self, prompts: Any, completions: Any, *extra: Any, **kwargs: Any) -> Any:
+            scores = await super().score_rollouts(prompts, completions, *extra, **kwargs)
             longest = max(len(completion[-1]["content"]) for completion in completions)
             ranks = [float(len(completion[-1]["content"]) == longest) for completion in completions]
             return vf.RolloutScores(reward=ranks, metrics={**scores.metrics, "rank": ranks})
@@ -265,8 +265,8 @@ def test_a_rollout_can_be_scored_with_legacy_keyword_arguments(make: Any) -> Non
     }
     names = list(values)
     for positional in range(len(values)):  # 0.1.2 accepts each argument by position or by name
-        before, after = names[:positional], names[positional:]
-        arguments, named = [values[name] for name in before], {name: values[name] for name in after}
+        positional_names, keyword_names = names[:positional], names[positional:]
+        arguments, named = [values[name] for name in positional_names], {name: values[name] for name in keyword_names}
         assert asyncio.run(rubric.score_rollout(*arguments, **named)).reward == 2.0
     state = State({"prompt": "?", "completion": completion, "answer": "4"})
     assert asyncio.run(rubric.score_rollout(state=state)) is None and state["reward"] == 2.0

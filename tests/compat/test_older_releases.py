@@ -165,8 +165,8 @@ def test_messages_before_0_1_11_are_shown_as_dicts() -> None:
     ]
     user, calling, result = as_legacy_messages(normalize_messages(raw))
     assert f"{user}" == repr(user) == "{'role': 'user', 'content': '2+2?'}"
-    shown = "ChatCompletionMessageToolCall(id='c', function=Function(arguments='{}', name='add'), type='function')"
-    assert str(calling) == f"{{'role': 'assistant', 'content': '', 'tool_calls': [{shown}]}}"
+    call_text = "ChatCompletionMessageToolCall(id='c', function=Function(arguments='{}', name='add'), type='function')"
+    assert str(calling) == f"{{'role': 'assistant', 'content': '', 'tool_calls': [{call_text}]}}"
     assert str(result) == "{'role': 'tool', 'content': '4', 'tool_call_id': 'c'}"
     later = as_legacy_messages(normalize_messages(raw), has_call_objects=False)[1]
     nested = {"id": "c", "function": {"arguments": "{}", "name": "add"}, "type": "function"}
@@ -197,14 +197,14 @@ def test_responses_are_parsed_as_in_0_1_9() -> None:
 
 @pytest.mark.parametrize(("name", "calls"), [("SandboxError", 3), ("EmptyModelResponseError", 3), ("ToolError", 1)])
 def test_serialized_errors_are_retried_by_their_class(name: str, calls: int) -> None:
-    made: list[str] = []
+    attempts: list[str] = []
 
     async def fail() -> Any:
-        made.append(name)
+        attempts.append(name)
         return {"error": {"error": name, "message": "m", "error_chain_repr": f"{name}('m')", "error_chain_str": name}}
 
     result = asyncio.run(maybe_retry(fail, max_retries=2, initial=0.0)())
-    assert result["error"]["error"] == name and len(made) == calls
+    assert result["error"]["error"] == name and len(attempts) == calls
 
 
 # Saved results

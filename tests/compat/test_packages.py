@@ -38,10 +38,10 @@ def bridged(ours: dict[str, Any]) -> dict[str, Any]:
     return ours["bridge"]
 
 
-def without_question(asked: list[Any]) -> list[str]:
+def without_question(requests: list[Any]) -> list[str]:
     """Return the sorted requests without the question in a judge's prompt, which is empty in the real v0."""
     return sorted(
-        re.sub(r"Question:\\n```\\n.*?\\n```", "Question:", json.dumps(request, sort_keys=True)) for request in asked
+        re.sub(r"Question:\\n```\\n.*?\\n```", "Question:", json.dumps(request, sort_keys=True)) for request in requests
     )
 
 

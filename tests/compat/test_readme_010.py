@@ -70,7 +70,7 @@ def test_the_dataset_is_uploaded_under_the_given_name(script: dict[str, Any], mo
 
 def test_the_trainer_changes_the_model_in_place_and_writes_a_run_folder(script: dict[str, Any]) -> None:
     pairs = zip(script["weights_before"], script["model"].parameters(), strict=True)
-    assert not any(torch.equal(before, after) for before, after in pairs)
+    assert not any(torch.equal(old_weight, new_weight) for old_weight, new_weight in pairs)
     rows = (script["folder"] / "outputs" / "readme" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]
     assert (script["folder"] / "outputs" / "readme" / "final" / "model.safetensors").is_file()

@@ -43,11 +43,11 @@ def test_there_are_ten_packages_with_varied_rewards() -> None:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("how", ["rove", "bridge"])
+@pytest.mark.parametrize("mode", ["rove", "bridge"])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_match_those_of_the_real_library(name: str, how: str, ours: dict[str, Any]) -> None:
-    assert "rows" in ours[how][name], ours[how][name]
-    rows, real = sorted_rows(ours[how][name]["rows"]), sorted_rows(recorded(name)["rows"])
+def test_rows_match_those_of_the_real_library(name: str, mode: str, ours: dict[str, Any]) -> None:
+    assert "rows" in ours[mode][name], ours[mode][name]
+    rows, real = sorted_rows(ours[mode][name]["rows"]), sorted_rows(recorded(name)["rows"])
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in real]
     assert [row["completion"] for row in rows] == [row["completion"] for row in real]
     assert [row["reward"] for row in rows] == pytest.approx([row["reward"] for row in real], abs=1e-12)

@@ -70,8 +70,10 @@ class Says:
     async def respond(self, request: rove.Request) -> rove.Response:
         self.asked.append(request)
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        said = self.said[min(turn, len(self.said) - 1)]
-        message = rove.AssistantMessage(said) if isinstance(said, str) else rove.AssistantMessage(None, tool_calls=said)
+        reply = self.said[min(turn, len(self.said) - 1)]
+        message = (
+            rove.AssistantMessage(reply) if isinstance(reply, str) else rove.AssistantMessage(None, tool_calls=reply)
+        )
         return rove.Response(message, rove.Usage(3, 4), self.finish)
 
     async def close(self) -> None: ...
@@ -172,7 +174,7 @@ def test_every_root_name_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         *((path, "") for path in ("Rubric", "types.State", "envs.environment.Environment", "utils", "rubrics.Parser")),
         ("SmolaToolEnv", ""),
@@ -181,9 +183,9 @@ def test_every_root_name_can_be_imported() -> None:
         ("envs.composable.ComposableEnv", "has no 'composable'"),
     ],
 )
-def test_missing_names_are_reported(path: str, said: str) -> None:
+def test_missing_names_are_reported(path: str, message: str) -> None:
     reason = rove.compat.missing_reason(path)
-    assert said in reason and bool(reason) == bool(said)
+    assert message in reason and bool(reason) == bool(message)
 
 
 @pytest.mark.usefixtures("alone")
@@ -201,19 +203,19 @@ def test_install_is_idempotent_and_uninstall_reverts_it() -> None:
 
 
 @pytest.fixture
-def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> Path:
+def installed_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> Path:
     """Create another module `verifiers`, as if the library were installed."""
     (tmp_path / "verifiers.py").write_text("__version__ = '0.3.1'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
-def test_an_installed_library_is_not_replaced_by_default(other: Path) -> None:
+def test_an_installed_library_is_not_replaced_by_default(installed_library: Path) -> None:
     with pytest.raises(ConfigError, match="--compat") as raised:
         rove.compat.install()
-    assert str(other) in str(raised.value)
+    assert str(installed_library) in str(raised.value)
     rove.compat.install_fallback()
-    assert importlib.import_module("verifiers").__file__ == str(other / "verifiers.py")
+    assert importlib.import_module("verifiers").__file__ == str(installed_library / "verifiers.py")
     with pytest.raises(ConfigError, match="imported already"):
         rove.compat.install(replace=True)
 
@@ -223,7 +225,7 @@ def worker_setup() -> str:
     return "" if active is None else active.setup
 
 
-def test_an_installed_library_can_be_replaced(other: Path) -> None:
+def test_an_installed_library_can_be_replaced(installed_library: Path) -> None:
     rove.compat.install_fallback()
     assert worker_setup() == "rove.compat:install_fallback"
     rove.compat.install_replacement()
@@ -288,7 +290,7 @@ def test_eval_settings_of_a_package_are_its_defaults(command: Rove, tmp_path: Pa
     assert len(list(Run("run").rollouts())) == 2
 
 
-def test_compat_flag_replaces_an_installed_library(other: Path, command: Rove) -> None:
+def test_compat_flag_replaces_an_installed_library(installed_library: Path, command: Rove) -> None:
     with ScriptedServer() as server:
         arguments = (
             "guess_number",
@@ -321,10 +323,10 @@ def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
     assert all(record.error is None and record.scores is not None for record in records)
     pairs = [pair for record in records for pair in itertools.pairwise(record.steps)]
     assert pairs
-    for before, after in pairs:  # conversion to v0's messages loses no token
-        assert before.tokens is not None
-        assert after.tokens is not None
-        assert after.tokens.prompt_ids[: len(before.tokens.ids)] == before.tokens.ids
+    for earlier_step, later_step in pairs:  # conversion to v0's messages loses no token
+        assert earlier_step.tokens is not None
+        assert later_step.tokens is not None
+        assert later_step.tokens.prompt_ids[: len(earlier_step.tokens.ids)] == earlier_step.tokens.ids
 
 
 async def test_datasets_can_be_plain_lists() -> None:
@@ -450,8 +452,8 @@ async def test_the_environment_can_make_concurrent_calls() -> None:
             prompts = [[vf.UserMessage(content=f"number {i}")] for i in range(8)]
             sampling_args = [None, {"temperature": 0.5}] * 4
             calls = (
-                self.get_model_response(state, one, sampling_args=args)
-                for one, args in zip(prompts, sampling_args, strict=True)
+                self.get_model_response(state, prompt, sampling_args=args)
+                for prompt, args in zip(prompts, sampling_args, strict=True)
             )
             responses = await asyncio.gather(*calls)
             return [vf.UserMessage(content=" ".join(response.message.content for response in responses))]

@@ -132,19 +132,22 @@ def test_a_dotted_key_sets_one_nested_value(keys: list[str], value: int):
 
 
 def test_later_words_override_earlier_ones_and_named_flags_override_all(tmp_path: Path):
-    one, two = write_settings(tmp_path, "one.toml", steps=1, rate=0.1), write_settings(tmp_path, "two.toml", steps=2)
-    assert read("game", "@", one, "@", two) == Settings(env="game", steps=2, rate=0.1)
-    assert read("game", f"@{two}", f"@{one}").steps == 1
-    assert read("game", "@", one, "--steps", "3").steps == 3
-    assert read("game", "--steps", "3", "@", one).steps == 1
-    assert read("game", "@", one, "--steps", "3", steps=4).steps == 4
-    assert read("game", "@", one, steps=None).steps == 1
+    first_file, second_file = (
+        write_settings(tmp_path, "one.toml", steps=1, rate=0.1),
+        write_settings(tmp_path, "two.toml", steps=2),
+    )
+    assert read("game", "@", first_file, "@", second_file) == Settings(env="game", steps=2, rate=0.1)
+    assert read("game", f"@{second_file}", f"@{first_file}").steps == 1
+    assert read("game", "@", first_file, "--steps", "3").steps == 3
+    assert read("game", "--steps", "3", "@", first_file).steps == 1
+    assert read("game", "@", first_file, "--steps", "3", steps=4).steps == 4
+    assert read("game", "@", first_file, steps=None).steps == 1
 
 
 def test_tables_are_merged_and_lists_replaced_whole(tmp_path: Path):
-    one = write_settings(tmp_path, "one.toml", tags=["a", "b"], env_args={"seed": 1, "deep": {"x": 1, "y": 1}})
-    two = write_settings(tmp_path, "two.toml", tags=["c"], env_args={"deep": {"y": 2}})
-    read_back = read("game", "@", one, "@", two, "--env_args.deep.z", "3", env_args={"seed": 9})
+    first_file = write_settings(tmp_path, "one.toml", tags=["a", "b"], env_args={"seed": 1, "deep": {"x": 1, "y": 1}})
+    second_file = write_settings(tmp_path, "two.toml", tags=["c"], env_args={"deep": {"y": 2}})
+    read_back = read("game", "@", first_file, "@", second_file, "--env_args.deep.z", "3", env_args={"seed": 9})
     assert read_back == Settings(env="game", tags=["c"], env_args={"seed": 9, "deep": {"x": 1, "y": 2, "z": 3}})
 
 
@@ -249,10 +252,10 @@ tables = st.recursive(
 
 def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Return every value that is not a table, and every empty table, by its path."""
-    found: dict[tuple[str, ...], Any] = {}
+    values: dict[tuple[str, ...], Any] = {}
     for key, value in table.items():
-        found |= leaves(value, (*path, key)) if isinstance(value, dict) and value else {(*path, key): value}
-    return found
+        values |= leaves(value, (*path, key)) if isinstance(value, dict) and value else {(*path, key): value}
+    return values
 
 
 def places(table: dict[str, Any]) -> set[tuple[str, ...]]:
@@ -273,11 +276,11 @@ def test_merge_takes_the_overriding_values_and_keeps_the_rest(base: dict[str, An
 
 
 @given(tables, tables, tables)
-def test_merge_does_not_modify_the_overriding_tables(base: dict[str, Any], over: dict[str, Any], more: dict[str, Any]):
-    before = copy.deepcopy((over, more))
-    merged = merge(merge(base, over), more)
-    assert (over, more) == before
-    assert merge(copy.deepcopy(merged), more) == merged
+def test_merge_does_not_modify_the_overriding_tables(base: dict[str, Any], over: dict[str, Any], last: dict[str, Any]):
+    copies = copy.deepcopy((over, last))
+    merged = merge(merge(base, over), last)
+    assert (over, last) == copies
+    assert merge(copy.deepcopy(merged), last) == merged
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):

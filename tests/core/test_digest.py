@@ -13,11 +13,11 @@ from rove.envs.loading import load_environment
 
 def test_digests_of_files_depend_on_names_and_contents_but_not_on_the_folder(tmp_path: Path):
     digests = []
-    for place in ("a", "b"):
-        (tmp_path / place).mkdir()
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
         for name in ("x.py", "y.py"):
-            (tmp_path / place / name).write_text(name)
-        digests.append(digest_files((tmp_path / place).glob("*.py")))
+            (tmp_path / folder / name).write_text(name)
+        digests.append(digest_files((tmp_path / folder).glob("*.py")))
     assert digests[0] == digests[1] == digest_files(sorted((tmp_path / "a").glob("*.py"), reverse=True))
     (tmp_path / "b" / "x.py").write_text("X.py")
     assert digest_files((tmp_path / "b").glob("*.py")) != digests[0]
@@ -35,11 +35,11 @@ def test_the_digest_of_a_long_file_depends_on_its_size_and_both_ends(tmp_path: P
 def test_the_digest_of_a_model_is_its_name_or_depends_on_its_weights(tmp_path: Path):
     assert digest_model("gpt-5-mini") == "gpt-5-mini"
     (tmp_path / "model.safetensors").write_bytes(b"1")
-    before = digest_model(tmp_path)
+    old_digest = digest_model(tmp_path)
     (tmp_path / "README.md").write_text("words about it")
-    assert digest_model(tmp_path) == before
+    assert digest_model(tmp_path) == old_digest
     (tmp_path / "model.safetensors").write_bytes(b"2")
-    assert digest_model(tmp_path) != before
+    assert digest_model(tmp_path) != old_digest
 
 
 @given(st.integers(), st.text())

@@ -24,9 +24,9 @@ def test_a_finding_has_the_texts_of_its_id():
     info = registry()["hedging"]
     finding = Finding("hedging", "two answers earn 1.000")
     assert (finding.severity, finding.cause, finding.remedy) == (info.severity, info.cause, info.remedy)
-    other = Finding("hedging", "two answers earn 0.200", Severity.LOW, "nothing", "partial credit")
-    assert (other.severity, other.remedy, other.cause) == (Severity.LOW, "nothing", "partial credit")
-    assert str(other) == "hedging: two answers earn 0.200. To try: nothing"
+    custom = Finding("hedging", "two answers earn 0.200", Severity.LOW, "nothing", "partial credit")
+    assert (custom.severity, custom.remedy, custom.cause) == (Severity.LOW, "nothing", "partial credit")
+    assert str(custom) == "hedging: two answers earn 0.200. To try: nothing"
 
 
 def test_checks_that_passed_have_no_remedy():

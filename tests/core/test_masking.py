@@ -194,11 +194,11 @@ async def test_the_default_key_and_short_header_values_are_not_masked_in_errors(
 
 
 @given(
-    secret=st.text(st.characters(codec="ascii", exclude_characters="*"), min_size=6), before=st.text(), after=st.text()
+    secret=st.text(st.characters(codec="ascii", exclude_characters="*"), min_size=6), prefix=st.text(), suffix=st.text()
 )
-@example(secret='000000"0', before="", after="")
-def test_a_secret_is_masked_anywhere_in_a_text(secret: str, before: str, after: str):
+@example(secret='000000"0', prefix="", suffix="")
+def test_a_secret_is_masked_anywhere_in_a_text(secret: str, prefix: str, suffix: str):
     assume(len(secret.replace("\\", "")) >= 6)
     secrets = Secrets(secret, {})
-    assert secret not in secrets.mask_text(before + secret + after)
+    assert secret not in secrets.mask_text(prefix + secret + suffix)
     assert secrets.mask_text(f"<{repr(secret)!r}>").replace("\\", "").strip("'\"<>") == MASK

@@ -29,7 +29,7 @@ from rove.core.messages import (
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 wire_messages = st.builds(
-    lambda role, content, more: {"role": role, "content": content, **more},
+    lambda role, content, fields: {"role": role, "content": content, **fields},
     st.sampled_from(sorted(ROLES)),
     st.none() | st.text(),
     st.dictionaries(st.sampled_from(sorted(FIELDS - {"role", "content"})), st.text(), max_size=2),

@@ -25,8 +25,8 @@ class Quarrel(vf.MultiTurnEnv):
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         sides = {"user": "assistant", "assistant": "user"}
-        seen = [{"role": sides[m["role"]], "content": m["content"]} for m in messages if m["role"] in sides]
-        response = await vf.query(state, seen, self.other, role="opponent", sampling_args={"temperature": 0.5})
+        view = [{"role": sides[m["role"]], "content": m["content"]} for m in messages if m["role"] in sides]
+        response = await vf.query(state, view, self.other, role="opponent", sampling_args={"temperature": 0.5})
         return response["content"]
 
 

@@ -38,8 +38,8 @@ def test_later_arguments_override_earlier_ones_in_any_form():
         ({}, None),
     ],
 )
-def test_log_probabilities_can_be_requested_in_the_form_of_both_apis(given: dict[str, Any], logprobs: int | None):
-    assert SamplingParams.from_args(given) == SamplingParams(logprobs=logprobs)
+def test_log_probabilities_can_be_requested_in_the_form_of_both_apis(arguments: dict[str, Any], logprobs: int | None):
+    assert SamplingParams.from_args(arguments) == SamplingParams(logprobs=logprobs)
 
 
 def test_false_disables_log_probabilities():
@@ -77,9 +77,9 @@ def test_token_ids_of_a_logit_bias_may_be_strings():
         ({"structured_outputs": "a+"}, "structured_outputs is .*: expected `object"),
     ],
 )
-def test_invalid_values_are_refused(given: dict[str, Any], message: str):
+def test_invalid_values_are_refused(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        SamplingParams.from_args(given)
+        SamplingParams.from_args(arguments)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 12))

@@ -69,7 +69,7 @@ async def test_renderings_are_stored_by_message_and_not_shown_to_the_model():
         return "so"
 
     [record] = await vf.generate(env, vf.ScriptedClient(policy))
-    assert {place: board.rows for place, board in record.renderings.items()} == {
+    assert {key: board.rows for key, board in record.renderings.items()} == {
         1: [[("0", "")]],
         3: [[("1", "")]],
         5: [[("2", "")]],

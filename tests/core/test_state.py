@@ -49,12 +49,15 @@ names = st.sampled_from([*sorted(INPUT_FIELDS), "input", "board", "difficulty"])
 
 
 @given(
-    own=st.dictionaries(names.filter(lambda n: n != "input"), st.integers()), row=st.dictionaries(names, st.integers())
+    own_fields=st.dictionaries(names.filter(lambda n: n != "input"), st.integers()),
+    row=st.dictionaries(names, st.integers()),
 )
-def test_get_contains_and_getitem_agree(own, row):
-    state = State(own, input=row)
+def test_get_contains_and_getitem_agree(own_fields, row):
+    state = State(own_fields, input=row)
     for name in (*INPUT_FIELDS, "board", "difficulty"):
-        expected = own[name] if name in own else row[name] if name in row and name in INPUT_FIELDS else None
+        expected = (
+            own_fields[name] if name in own_fields else row[name] if name in row and name in INPUT_FIELDS else None
+        )
         assert (name in state) == (expected is not None)
         assert state.get(name) == expected
         if expected is not None:

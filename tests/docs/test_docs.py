@@ -270,11 +270,14 @@ def ports() -> Callable[[str], str]:
     """Return a function that replaces the ports of a page with free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        free = {port: str(one.getsockname()[1]) for port, one in zip(("8000", "8001", "8002"), sockets, strict=True)}
-    return lambda text: re.sub(r"\b800[0-2]\b", lambda found: free[found[0]], text)
+        free = {
+            port: str(server_socket.getsockname()[1])
+            for port, server_socket in zip(("8000", "8001", "8002"), sockets, strict=True)
+        }
+    return lambda text: re.sub(r"\b800[0-2]\b", lambda match: free[match[0]], text)
 
 
-def started(command: str, folder: Path, stack: ExitStack, said: str = "serving tiny", **env: str) -> None:
+def started(command: str, folder: Path, stack: ExitStack, expected_text: str = "serving tiny", **env: str) -> None:
     """Start a server, wait until it listens, and stop it at the end of the test."""
     process = subprocess.Popen(
         [str(ROVE), *shlex.split(command, comments=True)[1:]],
@@ -289,7 +292,7 @@ def started(command: str, folder: Path, stack: ExitStack, said: str = "serving t
     line = process.stdout.readline()
     while line.startswith(("loading ", "device: ")):
         line = process.stdout.readline()
-    assert said in line
+    assert expected_text in line
     stack.callback(process.stdout.close)
 
 
@@ -344,7 +347,7 @@ def test_viewer_page_commands(tmp_path: Path, ports: Callable[[str], str]) -> No
     answers = []
     with ExitStack() as stack:
         for block in blocks("docs/viewer.md", "bash"):
-            mine = re.sub(r"\b812([3-6])\b", lambda found: str(8000 + int(found[1]) - 3), block)
+            mine = re.sub(r"\b812([3-6])\b", lambda match: str(8000 + int(match[1]) - 3), block)
             for line in ports(mine).strip().splitlines():
                 if line.startswith(("rove view", "rove play")):
                     started(line, tmp_path, stack, " at http" if "play" in line else "showing runs at")
@@ -365,9 +368,9 @@ def test_viewer_page_examples_print_the_shown_output() -> None:
 
 @pytest.mark.parametrize(("page", "folder"), [("viewer", "viewer"), ("hub_server", "hub")])
 def test_pictures_of_a_page_exist_and_are_small(page: str, folder: str) -> None:
-    shown = re.findall(rf"!\[.*?\]\(({folder}/.*?)\)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
-    assert shown
-    assert all((ROOT / "docs" / path).stat().st_size < 150_000 for path in shown)
+    pictures = re.findall(rf"!\[.*?\]\(({folder}/.*?)\)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
+    assert pictures
+    assert all((ROOT / "docs" / path).stat().st_size < 150_000 for path in pictures)
 
 
 @pytest.mark.slow
@@ -425,8 +428,8 @@ def test_training_page_examples(tmp_path: Path) -> None:
     _, examples, lines = blocks("docs/training.md", "toml")
     tables = lines.replace("= 32", "= 4") + examples.replace("= 100", "= 2").replace("= 512", "= 4")
     (tmp_path / "measured.toml").write_text(tables)
-    own, turns, bad = blocks("docs/training.md", "python")
-    (tmp_path / "mine.py").write_text(own)
+    own_loop, turns, bad = blocks("docs/training.md", "python")
+    (tmp_path / "mine.py").write_text(own_loop)
     (tmp_path / "four.py").write_text(turns)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
@@ -458,9 +461,9 @@ def test_training_page_adapter_commands(tmp_path: Path) -> None:
 def test_study_pages_show_every_stored_plot() -> None:
     reports = ROOT / "benchmarks/reports"
     pages = [(reports / name).read_text(encoding="utf-8") for name in ("study.md", "recipe_study.md")]
-    shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
-    assert sorted(shown) == sorted(str(path.relative_to(reports)) for path in (reports / "study").iterdir())
-    assert all((reports / path).stat().st_size < 80_000 for path in shown)
+    plots = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
+    assert sorted(plots) == sorted(str(path.relative_to(reports)) for path in (reports / "study").iterdir())
+    assert all((reports / path).stat().st_size < 80_000 for path in plots)
 
 
 @pytest.mark.slow
@@ -477,7 +480,7 @@ def test_study_page_commands(tmp_path: Path) -> None:
     rows = set(re.findall(r"^\| `.*?` \| \d \|", page, flags=re.MULTILINE))
     assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", output, flags=re.MULTILINE))
     plots = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
-    assert plots == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
+    assert plots == {Path(plot).name for plot in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
 
 
 def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:

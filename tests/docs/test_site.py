@@ -35,9 +35,13 @@ CHECKED_PAGES = (
 def test_every_error_message_is_on_the_page_of_errors() -> None:
     page, sites = error_templates.errors_page(), error_templates.raise_sites()
     assert len(sites) > 900
-    passed_on = [one for one in sites if error_templates.passes_on(one.text)]
+    passed_on = [raise_site for raise_site in sites if error_templates.passes_on(raise_site.text)]
     assert len(passed_on) < 55, "messages without text of their own cannot be found by text"
-    missing = [one for one in sites if one not in passed_on and error_templates.code(one.text) not in page]
+    missing = [
+        raise_site
+        for raise_site in sites
+        if raise_site not in passed_on and error_templates.code(raise_site.text) not in page
+    ]
     assert missing == []
 
 
@@ -70,8 +74,8 @@ def test_every_error_class_with_a_message_has_a_fix() -> None:
     ],
 )
 def test_an_expression_becomes_a_template(expression: str, text: str) -> None:
-    known: dict[str, ast.expr] = {"words": ast.Constant("the words")}
-    assert error_templates.template(ast.parse(expression, mode="eval").body, known) == text
+    constants: dict[str, ast.expr] = {"words": ast.Constant("the words")}
+    assert error_templates.template(ast.parse(expression, mode="eval").body, constants) == text
 
 
 @pytest.mark.parametrize(("text", "code"), [("a", "`a`"), ("run `a`", "`` run `a` ``"), ("```", "```` ``` ````")])
@@ -91,8 +95,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         self.links += [link for name in ("href", "src") if (link := values.get(name))]
-        if found := values.get("id"):
-            self.ids.add(found)
+        if element_id := values.get("id"):
+            self.ids.add(element_id)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,7 @@ def test_links_of_the_site_lead_to_existing_pages_and_anchors(site: Path) -> Non
 @pytest.mark.broad
 def test_pages_load_nothing_from_other_servers(site: Path) -> None:
     loads = re.compile(r"""<(?:script|img|link)[^>]+(?:src|href)=["']((?:https?:)?//[^"']+)""")
-    assert {file.name: found for file in site.rglob("*.html") if (found := loads.findall(file.read_text()))} == {}
+    assert {file.name: urls for file in site.rglob("*.html") if (urls := loads.findall(file.read_text()))} == {}
 
 
 @pytest.mark.broad

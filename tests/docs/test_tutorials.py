@@ -194,5 +194,5 @@ def test_relative_links_lead_to_existing_files(path: str) -> None:
         ("c\n…\na", "a\nb\nc\n", False),
     ],
 )
-def test_shown_lines_are_found_in_order(shown: str, printed: str, same: bool) -> None:
-    assert matches(shown, printed) == same
+def test_shown_lines_are_found_in_order(excerpt: str, printed: str, same: bool) -> None:
+    assert matches(excerpt, printed) == same

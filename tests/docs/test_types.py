@@ -68,8 +68,8 @@ def write_pages(folder: Path) -> list[str]:
     written: list[str] = []
     for page in PAGES:
         doctests = ""
-        for number, (language, rest, content) in enumerate(blocks((ROOT / page).read_text(encoding="utf-8"))):
-            if language != "python" or rest == "no-run":
+        for number, (language, flags, content) in enumerate(blocks((ROOT / page).read_text(encoding="utf-8"))):
+            if language != "python" or flags == "no-run":
                 continue
             if content.startswith(">>>"):
                 doctests += "".join(

@@ -216,19 +216,19 @@ async def test_the_context_length_is_read_from_an_error_message():
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "warning"),
     [
         (completion("and so on", "length"), "does not end"),
         (completion(None, reasoning_content="hm"), "only reasoning"),
     ],
 )
-async def test_truncated_and_reasoning_only_responses_are_warnings(answer: dict[str, Any], said: str):
+async def test_truncated_and_reasoning_only_responses_are_warnings(answer: dict[str, Any], warning: str):
     async with FaultEndpoint(Answer(body=answer)) as server:
         client = OpenAIClient(server.base_url, max_retries=0)
         findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
     assert findings["response"].severity == MEDIUM
-    assert said in repr(findings["response"])
+    assert warning in repr(findings["response"])
 
 
 async def test_checks_continue_after_http_errors():

@@ -45,22 +45,22 @@ def config(**over: Any) -> RLConfig:
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 def test_a_trial_does_not_change_the_model(arch: str):
     loaded = tiny_model(arch)
-    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    first_weights = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     trial = try_training(config(), loaded)
     assert trial.tokens == machine.SYNTHETIC_TOKENS
     assert trial.seconds > 0
     assert trial.drift is None
     hidden = 4 * 32 * trial.tokens
     assert trial.saved > 2 * hidden  # at least the inputs of the two layers
-    assert all(torch.equal(before[name], tensor) for name, tensor in loaded.model.state_dict().items())
+    assert all(torch.equal(first_weights[name], tensor) for name, tensor in loaded.model.state_dict().items())
     assert all(p.grad is None for p in loaded.model.parameters())
 
 
 def test_activation_memory_grows_with_the_number_of_tokens():
     loaded = tiny_model()
-    few, many = (try_training(config(micro_batch_tokens=n), loaded) for n in (128, 512))
-    assert (few.tokens, many.tokens) == (128, 512)
-    assert 3 < many.saved / few.saved < 6
+    short_trial, long_trial = (try_training(config(micro_batch_tokens=n), loaded) for n in (128, 512))
+    assert (short_trial.tokens, long_trial.tokens) == (128, 512)
+    assert 3 < long_trial.saved / short_trial.saved < 6
 
 
 def test_activation_checkpointing_needs_less_memory():
@@ -138,33 +138,39 @@ def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
 
 
 @pytest.mark.usefixtures("bf16_products")
-@pytest.mark.parametrize(("ahead", "bf16", "own"), [(0, False, 0.0), (1, False, 1.0), (0, True, 0.5), (1, True, 0.5)])
-def test_memory_needed_includes_the_sampler_weights(ahead: int, bf16: bool, own: float):
+@pytest.mark.parametrize(("ahead", "bf16", "share"), [(0, False, 0.0), (1, False, 1.0), (0, True, 0.5), (1, True, 0.5)])
+def test_memory_needed_includes_the_sampler_weights(ahead: int, bf16: bool, share: float):
     """The sampler has its own weights if they are in bf16 or if it samples while the model trains."""
     loaded = tiny_model()
     settings = config(max_off_policy_steps=ahead, bf16_sampling=bf16)
     needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
-    assert needed["sampler's weights"] == own * needed["weights"]
+    assert needed["sampler's weights"] == share * needed["weights"]
     if ahead:
         assert needed["joined weights"] == needed["weights"] / (2 if bf16 else 1)
 
 
 @pytest.mark.usefixtures("bf16_products")
-@pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
-def test_an_adapter_needs_training_memory_only_for_its_own_weights(more: dict[str, Any]):
+@pytest.mark.parametrize("overrides", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
+def test_an_adapter_needs_training_memory_only_for_its_own_weights(overrides: dict[str, Any]):
     """The base needs no gradients, optimizer state or reference, but the sampler may need its weights in bf16."""
-    settings = config(loss__kl_penalty=1.0, lora__rank=2, batch_size=8, rollouts_per_example=8, **more)
+    settings = config(loss__kl_penalty=1.0, lora__rank=2, batch_size=8, rollouts_per_example=8, **overrides)
     loaded = add_lora(settings, tiny_model())
     base = sum(p.nbytes for p in tiny_model().model.parameters())
-    own = sum(p.nbytes for p in trainable_parameters(loaded.model).values())
+    adapter_bytes = sum(p.nbytes for p in trainable_parameters(loaded.model).values())
     needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
-    assert needed["weights"] == base + own
-    assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == own < base / 4
-    weights = own if "max_off_policy_steps" in more else (base + own) / 2 if "bf16_sampling" in more else 0
+    assert needed["weights"] == base + adapter_bytes
+    assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == adapter_bytes < base / 4
+    weights = (
+        adapter_bytes
+        if "max_off_policy_steps" in overrides
+        else (base + adapter_bytes) / 2
+        if "bf16_sampling" in overrides
+        else 0
+    )
     assert needed["sampler's weights"] == weights
     shared = clone_model(loaded.model)
     own_storage = {p.data_ptr() for p in shared.parameters()} - {p.data_ptr() for p in loaded.model.parameters()}
-    assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in own_storage) == own
+    assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in own_storage) == adapter_bytes
 
 
 @pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, MEDIUM), (8e9, HIGH), (None, OK)])
@@ -197,7 +203,7 @@ def test_a_synced_reference_is_counted_in_every_checkpoint(tmp_path: Path, monke
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
     needed = {**NEEDED, "reference model": 4e9}
     texts = [
-        check_disk(config(loss__kl_penalty=1.0, **more), needed, 0.0, tmp_path).text
-        for more in ({}, {"loss__sync_reference_every": 5})
+        check_disk(config(loss__kl_penalty=1.0, **overrides), needed, 0.0, tmp_path).text
+        for overrides in ({}, {"loss__sync_reference_every": 5})
     ]
     assert [text.split(";")[0] for text in texts] == ["checkpoints 40 GB", "checkpoints 52 GB"]

@@ -67,7 +67,7 @@ def load_environment(without=(), unsafe=False):
 
 
 @pytest.mark.parametrize(
-    ("args", "status", "seen", "advice"),
+    ("args", "status", "reason", "advice"),
     [
         (
             {"without": ["memory group"], "unsafe": True},
@@ -78,10 +78,10 @@ def load_environment(without=(), unsafe=False):
         ({"without": ["network"]}, HIGH, "code reaches the machine's network", "unsafe=True"),
     ],
 )
-async def test_missing_sandbox_features_are_found(folder: Path, args: Any, status: str, seen: str, advice: str):
+async def test_missing_sandbox_features_are_found(folder: Path, args: Any, status: str, reason: str, advice: str):
     environment(folder, "boxed", SANDBOX_SOURCE)
     finding = (await find(folder, 0, env="boxed", env_args=args))["sandbox"]
-    assert finding.severity == status and seen in repr(finding) and advice in repr(finding)
+    assert finding.severity == status and reason in repr(finding) and advice in repr(finding)
 
 
 async def test_all_checks_run_in_order_and_change_no_files(folder: Path):
@@ -108,7 +108,7 @@ async def test_without_groups_nothing_is_sampled(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("over", "name", "said"),
+    ("over", "name", "message"),
     [
         ({"batch_size": 100}, "settings", "multiple of"),
         ({"env": "lettres"}, "environment", "lettres"),
@@ -119,15 +119,17 @@ async def test_without_groups_nothing_is_sampled(folder: Path):
         ({"model": "gpt-5"}, "model", "no model 'gpt-5'"),
     ],
 )
-async def test_invalid_settings_models_and_environments_fail(folder: Path, over: dict[str, Any], name: str, said: str):
+async def test_invalid_settings_models_and_environments_fail(
+    folder: Path, over: dict[str, Any], name: str, message: str
+):
     findings = await find(folder, **over)
     assert {key for key, finding in findings.items() if finding.severity == HIGH} == {name}
-    assert said in repr(findings[name])
+    assert message in repr(findings[name])
 
 
 async def test_adapter_settings_are_checked(folder: Path):
     plain, small = await find(folder), await find(folder, lora__rank=2)
-    assert not any(one.severity is HIGH for one in small.values())
+    assert not any(small_finding.severity is HIGH for small_finding in small.values())
     assert "an adapter of" in repr(small["learning_rate"])
     assert small["logprob_mismatch"].severity is OK
     assert small["adapter"].text == "rank 2, alpha 32, all linear layers"

@@ -44,8 +44,8 @@ def json_sampling(schema: dict[str, Any]) -> SamplingParams:
     return SamplingParams(response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
 
 
-def structured_sampling(**given: Any) -> SamplingParams:
-    return SamplingParams(structured_outputs=given)
+def structured_sampling(**constraint: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs=constraint)
 
 
 def build_constraint(loaded: Any, sampling: SamplingParams) -> Constraint:
@@ -242,9 +242,9 @@ TOOLS = [
 FORMAT_CASES = [pytest.param(call_format, id=call_format.name) for call_format in FORMATS]
 
 
-def grammar_text(loaded: Any, how: Format, *names: str, parallel: bool = False, tools: Any = None) -> str:
+def grammar_text(loaded: Any, call_format: Format, *names: str, parallel: bool = False, tools: Any = None) -> str:
     choice = ToolChoice(names or ("move", "resign", "other"), parallel)
-    return tool_call_grammar(how, tools or TOOLS, choice, loaded.renderer.special_token)
+    return tool_call_grammar(call_format, tools or TOOLS, choice, loaded.renderer.special_token)
 
 
 def accepts(loaded: Any, constraint: Constraint, text: str) -> bool:
@@ -254,11 +254,11 @@ def accepts(loaded: Any, constraint: Constraint, text: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", first_quick(range(3)))
-@pytest.mark.parametrize("how", FORMAT_CASES)
-def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Format, seed: int):
-    sampling = structured_sampling(grammar=grammar_text(loaded, how))
+@pytest.mark.parametrize("call_format", FORMAT_CASES)
+def test_random_weights_write_calls_that_match_the_schema(loaded: Any, call_format: Format, seed: int):
+    sampling = structured_sampling(grammar=grammar_text(loaded, call_format))
     text, _ = generate(loaded, sampling, seed)
-    other_text, calls = read_calls(text, how, ["move", "resign", "other"])
+    other_text, calls = read_calls(text, call_format, ["move", "resign", "other"])
     assert (other_text, len(calls)) == ("", 1), text
     for call in calls:
         arguments = json.loads(call["function"]["arguments"])
@@ -269,28 +269,28 @@ def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Form
         assert arguments.get("piece", "X") in ("X", 'O "ö"\n') and arguments.get("sure") in (True, False, None)
 
 
-@pytest.mark.parametrize("how", FORMAT_CASES)
-def test_calls_as_models_write_them_are_accepted(loaded: Any, how: Format):
+@pytest.mark.parametrize("call_format", FORMAT_CASES)
+def test_calls_as_models_write_them_are_accepted(loaded: Any, call_format: Format):
     calls = [Call("move", {"square": 3, "piece": "X"}), Call("resign", {}), Call("move", {"square": 0, "sure": None})]
-    if how.name == "lfm2":  # its writer quotes strings as Python does; the grammar uses JSON quotes
+    if call_format.name == "lfm2":  # its writer quotes strings as Python does; the grammar uses JSON quotes
         text = '<|tool_call_start|>[move(square=3, piece="X"), resign(), move(square=0, sure=null)]<|tool_call_end|>'
     else:
-        text = how.write(calls)
-    several = structured_sampling(grammar=grammar_text(loaded, how, parallel=True))
+        text = call_format.write(calls)
+    several = structured_sampling(grammar=grammar_text(loaded, call_format, parallel=True))
     assert accepts(loaded, build_constraint(loaded, several), text)
-    single = structured_sampling(grammar=grammar_text(loaded, how))
+    single = structured_sampling(grammar=grammar_text(loaded, call_format))
     assert not accepts(loaded, build_constraint(loaded, single), text)
-    assert accepts(loaded, build_constraint(loaded, single), how.write(calls[1:2]))
-    named = structured_sampling(grammar=grammar_text(loaded, how, "move"))
-    assert not accepts(loaded, build_constraint(loaded, named), how.write(calls[1:2]))
+    assert accepts(loaded, build_constraint(loaded, single), call_format.write(calls[1:2]))
+    named = structured_sampling(grammar=grammar_text(loaded, call_format, "move"))
+    assert not accepts(loaded, build_constraint(loaded, named), call_format.write(calls[1:2]))
     for wrong in (Call("move", {}), Call("move", {"square": 9}), Call("move", {"square": 1, "more": 2}), Call("x", {})):
-        assert not accepts(loaded, build_constraint(loaded, several), how.write([wrong])), wrong
+        assert not accepts(loaded, build_constraint(loaded, several), call_format.write([wrong])), wrong
 
 
 def test_a_tool_call_marker_that_is_a_special_token_is_sampled_as_that_token():
     loaded = tiny_model()
     loaded.tokenizer.chat_template = "<|tool_call_start|>"
-    how = next(call_format for call_format in FORMATS if call_format.name == "lfm2")
+    call_format = next(call_format for call_format in FORMATS if call_format.name == "lfm2")
     # Two arbitrary special tokens of the tiny tokenizer.
     marker_ids: Any = {
         "<|tool_call_start|>": 2,
@@ -298,7 +298,7 @@ def test_a_tool_call_marker_that_is_a_special_token_is_sampled_as_that_token():
     }
     assert loaded.renderer.special_token("<|user|>") == loaded.renderer.encode("<|user|>")[0]
     assert (loaded.renderer.special_token("hello"), loaded.renderer.special_token("0 1 2 <|user|>")) == (None, None)
-    grammar = tool_call_grammar(how, TOOLS, ToolChoice(("resign",), False), marker_ids.get)
+    grammar = tool_call_grammar(call_format, TOOLS, ToolChoice(("resign",), False), marker_ids.get)
     constraint = build_constraint(loaded, structured_sampling(grammar=grammar))
     assert constraint._matcher.consume_tokens([2, *loaded.renderer.encode("[resign()]"), 3])
     assert constraint._matcher.is_accepting()
@@ -322,8 +322,8 @@ NEEDS_A: dict[str, Any] = {"A": {"type": "object", "properties": {"a": {"type": 
 def test_arguments_are_an_object_that_matches_the_whole_schema(
     loaded: Any, parameters: dict[str, Any], accepted: list[str], refused: list[str]
 ):
-    how = next(arguments for arguments in FORMATS if arguments.name == "hermes")
-    sampling = structured_sampling(grammar=grammar_text(loaded, how, "f", tools=[tool("f", parameters)]))
+    call_format = next(arguments for arguments in FORMATS if arguments.name == "hermes")
+    sampling = structured_sampling(grammar=grammar_text(loaded, call_format, "f", tools=[tool("f", parameters)]))
     texts = {
         arguments: f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
         for arguments in accepted + refused
@@ -331,7 +331,7 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
     assert [
         arguments for arguments, text in texts.items() if accepts(loaded, build_constraint(loaded, sampling), text)
     ] == accepted
-    assert all(len(read_calls(texts[arguments], how, ["f"])[1]) == 1 for arguments in accepted)
+    assert all(len(read_calls(texts[arguments], call_format, ["f"])[1]) == 1 for arguments in accepted)
 
 
 @each_row(
@@ -350,22 +350,26 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
         ("mistral_named", [tool("a b")], "cannot write the name 'a b'"),
     ],
 )
-def test_tools_that_a_call_format_cannot_express_are_refused(loaded: Any, how: str, tools: list[Any], message: str):
-    names = [one["function"]["name"] for one in tools]
+def test_tools_that_a_call_format_cannot_express_are_refused(
+    loaded: Any, format_name: str, tools: list[Any], message: str
+):
+    names = [definition["function"]["name"] for definition in tools]
     with pytest.raises(ConfigError, match=message):
         grammar_text(
-            loaded, next(call_format for call_format in FORMATS if call_format.name == how), *names, tools=tools
+            loaded, next(call_format for call_format in FORMATS if call_format.name == format_name), *names, tools=tools
         )
 
 
 @each_row("name", ["from", "class", "None", "true", "größe", "ﬁ", "a-b", "a.1", "get.call", "1st"])
 def test_tool_names_that_python_could_not_read_are_supported(loaded: Any, name: str):
-    how = next(call_format for call_format in FORMATS if call_format.name == "lfm2")
+    call_format = next(call_format for call_format in FORMATS if call_format.name == "lfm2")
     tools = [tool(name, {"properties": {name: {"type": "string"}, "never": False}})]
-    constraint = build_constraint(loaded, structured_sampling(grammar=grammar_text(loaded, how, name, tools=tools)))
+    constraint = build_constraint(
+        loaded, structured_sampling(grammar=grammar_text(loaded, call_format, name, tools=tools))
+    )
     text = f'<|tool_call_start|>[{name}({name}="x")]<|tool_call_end|>'
     assert accepts(loaded, constraint, text)
-    _, (call,) = read_calls(text, how, [name])
+    _, (call,) = read_calls(text, call_format, [name])
     assert call["function"]["name"] == name and json.loads(call["function"]["arguments"]) == {name: "x"}
 
 

@@ -35,9 +35,9 @@ conversation_plans = st.tuples(
 
 
 async def converse(
-    loaded: LoadedModel, engine: Engine, seed: int, asked: tuple[int, list[int], int, float, int, int]
+    loaded: LoadedModel, engine: Engine, seed: int, plan: tuple[int, list[int], int, float, int, int]
 ) -> list[tuple[list[int], Generation, float]]:
-    beginning, end, max_tokens, temperature, wait, turns = asked
+    beginning, end, max_tokens, temperature, wait, turns = plan
     prompt = [[7], [*range(40, 65)], [*range(90, 190)]][beginning] + end
     turn_results = []
     for _ in range(turns):

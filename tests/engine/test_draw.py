@@ -46,11 +46,11 @@ def test_a_uniform_depends_only_on_its_seed_and_position(rows: list[tuple[int, i
     assert all(0 <= u < 1 for u in together.tolist())
 
 
-@pytest.mark.parametrize("what", ["seeds in a row", "positions in a row"])
-def test_uniforms_are_uniform_and_uncorrelated(what: str):
+@pytest.mark.parametrize("varied", ["seeds in a row", "positions in a row"])
+def test_uniforms_are_uniform_and_uncorrelated(varied: str):
     n = 20_000
     varying, constant = torch.arange(n), torch.full((n,), 7)
-    u = uniforms(varying, constant) if what.startswith("seeds") else uniforms(constant, varying)
+    u = uniforms(varying, constant) if varied.startswith("seeds") else uniforms(constant, varying)
     counts = torch.histc(u, bins=20, min=0, max=1)
     chi_squared = ((counts - n / 20) ** 2 / (n / 20)).sum().item()
     assert chi_squared < 43.8  # the 0.999 quantile with 19 degrees of freedom

@@ -26,10 +26,10 @@ def engine_of(loaded: LoadedModel, **options: Any) -> Engine:
     return Engine(loaded.model, sorted(loaded.renderer.stop_ids), renderer=loaded.renderer, **options)
 
 
-def assert_same(got: Generation, wanted: Generation) -> None:
-    assert got.ids == wanted.ids
-    assert got.finish_reason == wanted.finish_reason
-    assert got.logprobs == pytest.approx(wanted.logprobs, abs=TOLERANCE)
+def assert_same(got: Generation, expected: Generation) -> None:
+    assert got.ids == expected.ids
+    assert got.finish_reason == expected.finish_reason
+    assert got.logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
 
 
 def ragged_prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -459,13 +459,13 @@ async def test_prompt_logprobs_equal_the_scores_of_the_prompt(top: int):
 
 async def test_an_empty_prompt_is_refused_without_affecting_other_requests():
     engine = engine_of(tiny_model())
-    empty, other = await asyncio.gather(
+    empty, other_generation = await asyncio.gather(
         engine.generate([], SamplingParams()),
         engine.generate([5], SamplingParams(max_tokens=2)),
         return_exceptions=True,
     )
     assert isinstance(empty, ConfigError)
-    assert isinstance(other, Generation)
+    assert isinstance(other_generation, Generation)
 
 
 async def test_any_integer_is_a_valid_seed():

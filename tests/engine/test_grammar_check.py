@@ -160,18 +160,18 @@ async def test_one_requester_cannot_occupy_all_workers(checker: GrammarChecker):
     checker._try = wait
     greedy = [asyncio.create_task(request("a", f"a{i}")) for i in range(grammar_check.MAX_WAITING)]
     await asyncio.sleep(0.01)
-    other = asyncio.create_task(request("b", "b0"))
+    other_request = asyncio.create_task(request("b", "b0"))
     await asyncio.sleep(0.01)
     assert running == ["a0", "b0"]
     with pytest.raises(RejectedError, match="are being checked; expected fewer"):
         await asyncio.create_task(request("a", "another"))
-    await asyncio.create_task(request_known(request, finish, greedy, other))
+    await asyncio.create_task(request_known(request, finish, greedy, other_request))
     assert sorted(running) == sorted(["b0", *(f"a{i}" for i in range(grammar_check.MAX_WAITING))])
 
 
-async def request_known(request: Any, finish: asyncio.Event, greedy: list[Any], other: Any) -> None:
+async def request_known(request: Any, finish: asyncio.Event, greedy: list[Any], other_request: Any) -> None:
     finish.set()
-    await asyncio.gather(*greedy, other)
+    await asyncio.gather(*greedy, other_request)
     await request("a", "a0")  # known, so not checked again
 
 

@@ -35,14 +35,14 @@ def write(slot: Slot, tokens: list[int]) -> None:
         for head in range(SHAPE.layer_shape(layer)[0]):
             stamp = torch.tensor(tokens) * 100.0 + layer * 10 + head
             block = slot.pool.first_keys(layer, slot.filled)[slot.index, head].transpose(-1, -2)
-            places = torch.arange(slot.filled)
-            block[places // block.shape[1], places % block.shape[1]] = stamp[:, None]
+            positions = torch.arange(slot.filled)
+            block[positions // block.shape[1], positions % block.shape[1]] = stamp[:, None]
             slot.pool.values[layer][slot.index, head, : slot.filled] = -stamp[:, None]
 
 
 def stored_tokens(slot: Slot) -> list[int]:
     """Return the tokens stored in a slot, decoded from its keys and values."""
-    found = set()
+    contents = set()
     for layer in range(SHAPE.layers):
         for head in range(SHAPE.layer_shape(layer)[0]):
             keys = slot.pool.first_keys(layer, slot.filled)[slot.index, head].transpose(-1, -2).flatten(0, 1)
@@ -50,9 +50,9 @@ def stored_tokens(slot: Slot) -> list[int]:
             values = slot.pool.values[layer][slot.index, head, : slot.filled]
             assert all(torch.equal(key, -values[:, 0]) for key in keys)
             assert all(torch.equal(value, values[:, 0]) for value in values.T)
-            found.add(tuple(((-values[:, 0] - layer * 10 - head) / 100).int().tolist()))
-    assert len(found) == 1
-    return list(found.pop())
+            contents.add(tuple(((-values[:, 0] - layer * 10 - head) / 100).int().tolist()))
+    assert len(contents) == 1
+    return list(contents.pop())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -140,14 +140,14 @@ def test_reusable_rows_are_limited_by_the_batch_size():
 
 def test_rows_with_a_common_prefix_form_a_prefix_group():
     cache = KVCache(SHAPE, cache_bytes(20), 99)
-    system, first, second, other = (cache.allocate(60) for _ in range(4))
-    assert system and first and second and other
+    system, first, second, third = (cache.allocate(60) for _ in range(4))
+    assert system and first and second and third
     first.share_prefix(system, 10)
     second.share_prefix(first, 30)  # a group's prompt is longer than the prefix it shares with other groups
     assert (system.prefix_group, system.shared_prefix) == (1, 10) or system.prefix_group != second.prefix_group
     assert first.prefix_group == second.prefix_group and first.shared_prefix == second.shared_prefix == 30
-    other.share_prefix(second, 20)
-    assert other.prefix_group == second.prefix_group and other.shared_prefix == 20
+    third.share_prefix(second, 20)
+    assert third.prefix_group == second.prefix_group and third.shared_prefix == 20
     write(first, list(range(60)))
     larger = cache.grow(first, 100)
     assert larger and (larger.prefix_group, larger.shared_prefix) == (second.prefix_group, 30)
@@ -251,7 +251,7 @@ def test_contents_and_the_memory_limit_hold_for_any_sequence_of_actions(
         elif action == "grow" and (new := cache.grow(slot, number)) is not None:
             used[new] = used.pop(slot)
         elif action == "arrange":
-            slot.pool.make_contiguous([other for other in used if other.pool is slot.pool][: number % 4])
+            slot.pool.make_contiguous([used_slot for used_slot in used if used_slot.pool is slot.pool][: number % 4])
         assert cache.allocated_bytes <= cache.budget
         assert all(stored_tokens(slot) == tokens for slot, tokens in used.items())
         assert all(stored_tokens(slot) == retired[slot] for slot in cache.reusable)
@@ -269,7 +269,7 @@ def test_common_prefixes(a: list[int], b: list[int]):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), tokens, st.integers(0, 2)), max_size=30), tokens)
 def test_nearest_returns_the_longest_shared_prefix_within_a_scope(
-    actions: list[tuple[bool, int, list[int], int]], wanted: list[int]
+    actions: list[tuple[bool, int, list[int], int]], prompt: list[int]
 ):
     index: PrefixIndex[int] = PrefixIndex()
     model: dict[int, tuple[int, list[int]]] = {}
@@ -283,10 +283,10 @@ def test_nearest_returns_the_longest_shared_prefix_within_a_scope(
     assert len(index) == len(model)
     for scope in range(3):
         in_scope = {value: at for value, (owner, at) in model.items() if owner == scope}
-        nearest = index.nearest(wanted, scope)
-        assert all(shared == common_prefix(wanted, in_scope[value]) for shared, value in nearest)
+        nearest = index.nearest(prompt, scope)
+        assert all(shared == common_prefix(prompt, in_scope[value]) for shared, value in nearest)
         assert max((shared for shared, _ in nearest), default=0) == max(
-            (common_prefix(wanted, at) for at in in_scope.values()), default=0
+            (common_prefix(prompt, at) for at in in_scope.values()), default=0
         )
 
 

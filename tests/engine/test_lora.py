@@ -127,8 +127,8 @@ def test_adapters_in_one_batch_generate_the_same_as_each_alone(family: str, nati
         st.integers(1, 3),  # turns
     )
 
-    async def converse(engine: Engine, seed: int, asked: ConversationPlan) -> list[tuple[list[int], Generation]]:
-        adapter, beginning, end, max_tokens, temperature, wait, turns = asked
+    async def converse(engine: Engine, seed: int, conversation: ConversationPlan) -> list[tuple[list[int], Generation]]:
+        adapter, beginning, end, max_tokens, temperature, wait, turns = conversation
         prompt = [[7], [*range(40, 65)], [*range(90, 190)]][beginning] + end
         turn_results = []
         for _ in range(turns):
@@ -307,14 +307,14 @@ async def test_ranks_may_differ_between_modules():
     loaded, _, _ = model_with_adapters("qwen3")
     first, second = adapter_of(loaded, 1, ("q_proj",), r=1), adapter_of(loaded, 2, ("k_proj", "up_proj"), r=5)
     config_fields = {"target_modules": ["q_proj", "k_proj", "up_proj"], "r": 5, "lora_alpha": 10}
-    both = PeftWeights(
+    adapter = PeftWeights(
         {**first.tensors, **second.tensors},
         {**second.config, **config_fields, "rank_pattern": {"q_proj": 1}, "alpha_pattern": {"q_proj": 2}},
     )
     engine = Engine(loaded.model, [])
-    engine.load_adapter("a", both)
+    engine.load_adapter("a", adapter)
     generation = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
-    assert_agrees(merge_adapter(loaded, both), [5, 6, 7], generation, 2, 1.0)
+    assert_agrees(merge_adapter(loaded, adapter), [5, 6, 7], generation, 2, 1.0)
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -153,8 +153,8 @@ def test_gate_and_add_norm_equal_the_reference(dtype: torch.dtype):
     weight = torch.randn(48)
     residual_sum = (x.double() + residual.double()).to(dtype)
     for ops in (native_ops(heads, dtype, [48, 32]), TorchOps(heads, 1e-5, "silu")):
-        gate, other = gate_and_value.double().chunk(2, -1)
-        assert_close(ops.gate(gate_and_value), gate * gate.sigmoid() * other)
+        gate, value = gate_and_value.double().chunk(2, -1)
+        assert_close(ops.gate(gate_and_value), gate * gate.sigmoid() * value)
         stream = x.clone()
         for update, expected_stream in ((None, x), (residual, residual_sum)):
             normed = ops.add_norm(stream, update, weight)

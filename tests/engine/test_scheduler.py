@@ -149,7 +149,7 @@ request_lists = st.lists(
 @settings(deadline=None, max_examples=60)
 @given(request_lists, st.integers(4, 10), st.integers(1, 5), st.sampled_from([1, 7, 64]))
 def test_every_request_finishes_with_the_right_keys_in_bounded_memory(
-    asked: list[tuple[int, int, int, bool, bool]], memory: int, max_batch: int, chunk: int
+    planned_requests: list[tuple[int, int, int, bool, bool]], memory: int, max_batch: int, chunk: int
 ):
     """Prompts share prefixes, arrive a few steps apart, and are continued or canceled; all finish in bounded memory."""
 
@@ -157,7 +157,7 @@ def test_every_request_finishes_with_the_right_keys_in_bounded_memory(
         scheduler = new_scheduler(memory, max_batch, chunk)
         arrivals = [
             (delay, new_sequence(i, list(range(length)), max_tokens), continues, canceled)
-            for i, (delay, length, max_tokens, continues, canceled) in enumerate(asked)
+            for i, (delay, length, max_tokens, continues, canceled) in enumerate(planned_requests)
         ]
         number, plans, idle = len(arrivals), [], 0
         while arrivals or scheduler.running or scheduler.waiting:

@@ -48,7 +48,7 @@ async def test_update_weights_clears_the_cache_and_sets_the_policy_version(in_pl
 async def test_weights_of_another_architecture_are_refused_and_change_nothing():
     loaded = tiny_model()
     engine = engine_of(loaded)
-    before = {name: p.clone() for name, p in loaded.model.named_parameters()}
+    first_weights = {name: p.clone() for name, p in loaded.model.named_parameters()}
     weights = perturbed_weights(loaded)
     name = "model.norm.weight"
     for wrong in (
@@ -59,36 +59,40 @@ async def test_weights_of_another_architecture_are_refused_and_change_nothing():
         with pytest.raises(ConfigError, match="do not match"):
             engine.update_weights(1, wrong)
     assert engine.policy_version == 0
-    assert all(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters())
+    assert all(torch.equal(p, first_weights[n]) for n, p in loaded.model.named_parameters())
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
 async def test_a_tied_model_accepts_a_state_dict_with_lm_head(arch: str):
-    loaded, other = tiny_model(arch, seed=1), tiny_model(arch, seed=2)
-    weights = other.model.state_dict()
-    assert "lm_head.weight" in weights and "lm_head.weight" not in dict(other.model.named_parameters())
+    loaded, other_model = tiny_model(arch, seed=1), tiny_model(arch, seed=2)
+    weights = other_model.model.state_dict()
+    assert "lm_head.weight" in weights and "lm_head.weight" not in dict(other_model.model.named_parameters())
     engine = engine_of(loaded)
     engine.update_weights(1, {name: weight.clone() for name, weight in weights.items()})
-    assert_same(await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(other, [5, 6], 0, 1.0, 8))
+    assert_same(
+        await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(other_model, [5, 6], 0, 1.0, 8)
+    )
     engine.update_weights(2, weights)
 
 
 @pytest.mark.parametrize("head", [torch.zeros(320, 32), torch.zeros(1)])
 async def test_a_tied_model_refuses_a_different_lm_head_and_changes_nothing(head: torch.Tensor):
     loaded = tiny_model()
-    before = {name: p.clone() for name, p in loaded.model.named_parameters()}
+    first_weights = {name: p.clone() for name, p in loaded.model.named_parameters()}
     with pytest.raises(ConfigError, match=r"'lm_head.weight' and 'model.embed_tokens.weight' differ"):
         engine_of(loaded).update_weights(1, {**tiny_model(seed=2).model.state_dict(), "lm_head.weight": head})
-    assert all(torch.equal(p, before[name]) for name, p in loaded.model.named_parameters())
+    assert all(torch.equal(p, first_weights[name]) for name, p in loaded.model.named_parameters())
 
 
 async def test_weights_can_be_loaded_from_a_checkpoint(tmp_path: Path):
-    loaded, other = tiny_model(seed=1), tiny_model(seed=2)
-    other.save(tmp_path)
+    loaded, other_model = tiny_model(seed=1), tiny_model(seed=2)
+    other_model.save(tmp_path)
     engine = engine_of(loaded)
     await engine.generate([5, 6], SamplingParams(max_tokens=4))
     engine.update_weights(1, tmp_path)
-    assert_same(await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(other, [5, 6], 0, 1.0, 8))
+    assert_same(
+        await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(other_model, [5, 6], 0, 1.0, 8)
+    )
     with pytest.raises(ConfigError, match="holds no weights"):
         engine.update_weights(2, tmp_path / "nothing")
 

@@ -82,9 +82,9 @@ def test_every_folder_is_an_environment():
 def test_pyproject_declares_the_package_and_its_modules_are_short(name):
     metadata = project(name)
     assert metadata["project"]["name"] == name.replace("_", "-")
-    first, *others = metadata["project"]["dependencies"]
+    first, *extra_requirements = metadata["project"]["dependencies"]
     assert first == "rove"
-    assert set(others) <= {requirement for extra in EXTRAS.values() for requirement in extra}
+    assert set(extra_requirements) <= {requirement for extra in EXTRAS.values() for requirement in extra}
     assert all(len((folder(name) / file).read_text().splitlines()) < 250 for file in modules(name))
 
 
@@ -361,8 +361,8 @@ def test_math_python_rejects_invalid_levels(levels):
 # lookup
 
 
-def calls(*wanted: tuple[str, dict[str, str]]) -> vf.AssistantMessage:
-    functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in wanted]
+def calls(*tool_calls: tuple[str, dict[str, str]]) -> vf.AssistantMessage:
+    functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in tool_calls]
     return vf.AssistantMessage(
         None,
         tool_calls=[{"id": str(i), "type": "function", "function": function} for i, function in enumerate(functions)],
@@ -419,25 +419,25 @@ def test_lookup_policies_have_the_documented_success_rates():
 
 
 def test_lookup_rewards_only_answers_that_were_looked_up_before():
-    other = {name: "Ben" if name == "Ada" else "Ada" for name in module("lookup").NAMES}
+    other_names = {name: "Ben" if name == "Ada" else "Ada" for name in module("lookup").NAMES}
     lookup_right = lambda info: ("lookup", {"who": info["who"]})  # noqa: E731
-    lookup_other = lambda info: ("lookup", {"who": other[info["who"]]})  # noqa: E731
+    lookup_other = lambda info: ("lookup", {"who": other_names[info["who"]]})  # noqa: E731
     answer_right = lambda info: ("answer", {"room": info["rooms"][info["who"]]})  # noqa: E731
 
     def score(*turns: Any) -> set[tuple[float, float]]:
         return {(scores_of(r)["correct"], scores_of(r)["looked_up"]) for r in lookup_rollouts(*turns)}
 
-    assert score(lambda info, told: calls(answer_right(info))) == {(0, 0)}
-    assert score(lambda info, told: calls(answer_right(info), lookup_right(info))) == {(0, 0)}
-    assert score(lambda info, told: calls(lookup_other(info)), lambda info, told: calls(answer_right(info))) == {(0, 0)}
-    answer_wrong = lambda info, told: calls(("answer", {"room": told + "s"}))  # noqa: E731
-    assert score(lambda info, told: calls(lookup_right(info)), answer_wrong) == {(0, 1)}
-    answer_told = lambda info, told: calls(("answer", {"room": told}), ("answer", {"room": "?"}))  # noqa: E731
-    assert score(lambda info, told: calls(lookup_other(info), lookup_right(info)), answer_told) == {(1, 1)}
+    assert score(lambda info, room: calls(answer_right(info))) == {(0, 0)}
+    assert score(lambda info, room: calls(answer_right(info), lookup_right(info))) == {(0, 0)}
+    assert score(lambda info, room: calls(lookup_other(info)), lambda info, room: calls(answer_right(info))) == {(0, 0)}
+    answer_wrong = lambda info, room: calls(("answer", {"room": room + "s"}))  # noqa: E731
+    assert score(lambda info, room: calls(lookup_right(info)), answer_wrong) == {(0, 1)}
+    answer_told = lambda info, room: calls(("answer", {"room": room}), ("answer", {"room": "?"}))  # noqa: E731
+    assert score(lambda info, room: calls(lookup_other(info), lookup_right(info)), answer_told) == {(1, 1)}
 
 
 def test_lookup_reports_unknown_names_and_ends_at_max_turns():
-    lookup_unknown = lambda info, told: calls(("lookup", {"who": "Zoe"}))  # noqa: E731
+    lookup_unknown = lambda info, room: calls(("lookup", {"who": "Zoe"}))  # noqa: E731
     for record in lookup_rollouts(*[lookup_unknown] * 3, max_turns=3):
         results = [message["content"] for message in record.completion if message["role"] == "tool"]
         assert results == ["there is no person of that name"] * 3
@@ -461,8 +461,8 @@ def outcome(board: str, player: str) -> int:
             return 1 if taken == {"X"} else -1
     if "." not in board:
         return 0
-    other = "O" if player == "X" else "X"
-    outcomes = [outcome(ttt.place(board, i, player), other) for i in range(9) if board[i] == "."]
+    opponent = "O" if player == "X" else "X"
+    outcomes = [outcome(ttt.place(board, i, player), opponent) for i in range(9) if board[i] == "."]
     return max(outcomes) if player == "X" else min(outcomes)
 
 
@@ -470,25 +470,25 @@ def outcome(board: str, player: str) -> int:
 def positions() -> list[tuple[str, str]]:
     """Return every reachable (board, player to move) of unfinished games, for both starting players."""
     ttt = module("tictactoe")
-    found: set[tuple[str, str]] = set()
+    reachable: set[tuple[str, str]] = set()
     stack = [(ttt.EMPTY, "X"), (ttt.EMPTY, "O")]
     while stack:
         board, player = stack.pop()
-        if (board, player) not in found and ttt.result(board) is None:
-            found.add((board, player))
-            other = "O" if player == "X" else "X"
-            stack += [(ttt.place(board, square, player), other) for square in ttt.free_squares(board)]
-    return sorted(found)
+        if (board, player) not in reachable and ttt.result(board) is None:
+            reachable.add((board, player))
+            opponent = "O" if player == "X" else "X"
+            stack += [(ttt.place(board, square, player), opponent) for square in ttt.free_squares(board)]
+    return sorted(reachable)
 
 
 def test_best_moves_keep_the_minimax_value():
     ttt = module("tictactoe")
     assert len(positions()) > 8000
     for board, player in positions():
-        other = "O" if player == "X" else "X"
+        opponent = "O" if player == "X" else "X"
         best = ttt.best_moves(board, player)
         assert best
-        assert all(outcome(ttt.place(board, move, player), other) == outcome(board, player) for move in best)
+        assert all(outcome(ttt.place(board, move, player), opponent) == outcome(board, player) for move in best)
 
 
 @each_row(
@@ -577,8 +577,8 @@ def test_the_opponent_replies_equally_to_all_group_members():
     for record in roll(env, says(env.policies["random"]), rollouts_per_example=12):
         replies[record.example_key, "start"].add(record.prompt[-1]["content"])
         for step, reply in zip(record.steps, record.completion[1::2], strict=True):
-            shown, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
-            replies[record.example_key, shown + answer].add(reply["content"])
+            shown_board, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
+            replies[record.example_key, shown_board + answer].add(reply["content"])
     assert all(len(distinct) == 1 for distinct in replies.values())
     assert len(replies) > 1000
 
@@ -593,8 +593,8 @@ def test_the_opponent_starts_half_of_the_games():
 
 @given(st.integers(1, 40), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
-def test_consecutive_games_cover_every_difficulty_bucket_once(num_groups, one, other, seed):
-    low, high = sorted([one, other])
+def test_consecutive_games_cover_every_difficulty_bucket_once(num_groups, first_bound, second_bound, seed):
+    low, high = sorted([first_bound, second_bound])
     options = {"min_random_move_prob": low, "max_random_move_prob": high, "num_groups": num_groups, "seed": seed}
     env = game(num_examples=3 * num_groups, **options)
     for examples in (env.get_dataset(), env.get_eval_dataset()):
@@ -728,10 +728,10 @@ def test_needle_facts_each_occur_once_in_the_text(level):
         assert abs(len(text) - 20_000) < 1000
         assert text == text_and_facts(example)[0]
         assert len(set(facts)) == len(facts) > 50
-        for kind, of, what in set(facts):
-            sentences = [words.format(of=of, what=what) for words in module("needle").WORDINGS[kind]]
-            found = sum(text.count(words[0].upper() + words[1:]) for words in sentences)
-            assert found == 1, (kind, of, what)
+        for kind, of, value in set(facts):
+            sentences = [words.format(of=of, what=value) for words in module("needle").WORDINGS[kind]]
+            occurrences = sum(text.count(words[0].upper() + words[1:]) for words in sentences)
+            assert occurrences == 1, (kind, of, value)
         assert example["prompt"][1].content.count(" ") < 40
 
 

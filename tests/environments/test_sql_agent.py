@@ -44,23 +44,23 @@ cells = st.one_of(
 tables = st.integers(1, 3).flatmap(lambda width: st.lists(st.lists(cells, min_size=width, max_size=width), max_size=4))
 
 
-def same_by_permutations(rows: list[list[Any]], others: list[list[Any]]) -> bool:
+def same_by_permutations(rows: list[list[Any]], other_rows: list[list[Any]]) -> bool:
     """Return whether the rows are equal in any order, by trying all permutations."""
 
-    def equal(one: Any, other: Any) -> bool:
-        if isinstance(one, str) or isinstance(other, str):
-            return one == other
-        return abs(one - other) <= queries.TOLERANCE
+    def equal(first: Any, second: Any) -> bool:
+        if isinstance(first, str) or isinstance(second, str):
+            return first == second
+        return abs(first - second) <= queries.TOLERANCE
 
-    return len(rows) == len(others) and any(
+    return len(rows) == len(other_rows) and any(
         all(len(a) == len(b) and all(map(equal, a, b)) for a, b in zip(rows, order))
-        for order in itertools.permutations(others)
+        for order in itertools.permutations(other_rows)
     )
 
 
 @given(tables, tables)
-def test_unordered_rows_are_equal_if_some_permutation_matches(rows, others):
-    assert queries.same(rows, others, ordered=False) == same_by_permutations(rows, others)
+def test_unordered_rows_are_equal_if_some_permutation_matches(rows, other_rows):
+    assert queries.same(rows, other_rows, ordered=False) == same_by_permutations(rows, other_rows)
 
 
 @given(tables, st.randoms())
@@ -112,8 +112,8 @@ def test_reading_written_rows_gives_equal_rows(rows):
         ("", [], True),
     ],
 )
-def test_answers_are_parsed_as_rows(said, rows, equal):
-    assert queries.same(queries.from_lines(said), rows, ordered=False) == equal
+def test_answers_are_parsed_as_rows(reply, rows, equal):
+    assert queries.same(queries.from_lines(reply), rows, ordered=False) == equal
 
 
 # Hostile SQL

@@ -97,9 +97,9 @@ def test_every_river_ends_in_a_sea(seed):
 def test_every_gap_of_a_sentence_is_a_fact_or_has_fill_words():
     world = model.make_world(0, 3000)
     for kind, text in phrases.SECTIONS.items():
-        known = {"name", "they", "their", "them", "first", "a_occupation", "a_emblem", *words.FILL}
-        known |= {name for thing in world[kind] for name in thing.facts}
-        assert set(articles.GAP.findall(text)) <= known
+        allowed = {"name", "they", "their", "them", "first", "a_occupation", "a_emblem", *words.FILL}
+        allowed |= {name for thing in world[kind] for name in thing.facts}
+        assert set(articles.GAP.findall(text)) <= allowed
 
 
 def test_every_questioned_fact_is_in_exactly_one_sentence_in_all_its_wordings():
@@ -233,11 +233,11 @@ def test_questions_repeat_after_all_have_been_used():
 
 @pytest.mark.broad
 def test_another_world_has_other_questions():
-    one, other = (
+    first_questions, second_questions = (
         {example["prompt"][-1].content for example in vf.load_environment("wiki_search", **options).get_dataset()}
         for options in ({"num_articles": SMALL}, {"num_articles": SMALL, "world_seed": 1})
     )
-    assert len(one & other) < 20
+    assert len(first_questions & second_questions) < 20
 
 
 # Answers
@@ -263,8 +263,8 @@ def test_another_world_has_other_questions():
         ("Town of Calmere", "Calmere"),
     ],
 )
-def test_equivalent_answers_are_accepted(said, right):
-    assert wiki.normal(said) == wiki.normal(right)
+def test_equivalent_answers_are_accepted(reply, right):
+    assert wiki.normal(reply) == wiki.normal(right)
 
 
 @each_row(
@@ -280,8 +280,8 @@ def test_equivalent_answers_are_accepted(said, right):
         ("the", ""),
     ],
 )
-def test_other_answers_are_not_accepted(said, right):
-    assert wiki.normal(said) != wiki.normal(right)
+def test_other_answers_are_not_accepted(reply, right):
+    assert wiki.normal(reply) != wiki.normal(right)
 
 
 # Rollouts

@@ -30,11 +30,11 @@ def values(record: vf.RolloutRecord) -> dict[str, float]:
     return {**record.scores.rewards, **record.scores.metrics}
 
 
-def guesses(*said: str) -> Any:
+def guesses(*replies: str) -> Any:
     """Return a client that sends these guesses in order; "WORD" stands for the word."""
 
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
-        guess = said[len(state["trajectory"])]
+        guess = replies[len(state["trajectory"])]
         return f"<think>.</think><guess>{state['answer'] if guess == 'WORD' else guess}</guess>"
 
     return says(player)
@@ -46,20 +46,20 @@ def test_the_words_are_unique_and_have_five_lowercase_letters():
     assert all(len(word) == 5 and word.isascii() and word.islower() and word.isalpha() for word in game.WORDS)
 
 
-def color_by_definition(guess: str, word: str, place: int) -> str:
+def color_by_definition(guess: str, word: str, position: int) -> str:
     """Return the color of a letter. It is yellow if the word has more of it than green ones and earlier non-green ones use."""
-    letter = guess[place]
-    if word[place] == letter:
+    letter = guess[position]
+    if word[position] == letter:
         return "g"
     green = sum(a == b == letter for a, b in zip(guess, word))
-    earlier = sum(guess[i] == letter != word[i] for i in range(place))
+    earlier = sum(guess[i] == letter != word[i] for i in range(position))
     return "y" if green + earlier < word.count(letter) else "."
 
 
 @given(few_letters, few_letters)
 def test_hints_match_the_definition(guess, word):
     hint = game.hint(guess, word)
-    assert hint == "".join(color_by_definition(guess, word, place) for place in range(5))
+    assert hint == "".join(color_by_definition(guess, word, position) for position in range(5))
     assert (hint == "ggggg") == (guess == word)
 
 
@@ -82,13 +82,13 @@ def test_the_number_of_colored_letters_is_the_number_in_both_words(guess, word):
         ("crane", "crane", "ggggg"),
     ],
 )
-def test_hints_with_repeated_letters(guess, word, told):
-    assert game.hint(guess, word) == told
+def test_hints_with_repeated_letters(guess, word, expected):
+    assert game.hint(guess, word) == expected
 
 
 @given(few_letters, st.lists(few_letters, max_size=4))
-def test_the_word_fits_every_hint(word, said):
-    history = [(guess, game.hint(guess, word)) for guess in said]
+def test_the_word_fits_every_hint(word, guess_words):
+    history = [(guess, game.hint(guess, word)) for guess in guess_words]
     assert game.fits(word, history)
     for guess, hint in history:
         assert game.fits(guess, history) <= (hint == "ggggg")

@@ -444,8 +444,8 @@ async def test_a_timeout_while_the_endpoint_is_unresponsive_is_an_error():
         ({"agent": three_turn_agent, "max_turn": 3}, "max_turns"),
     ],
 )
-def test_invalid_arguments_are_rejected(options: dict[str, Any], said: str):
-    with pytest.raises(vf.ConfigError, match=said):
+def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str):
+    with pytest.raises(vf.ConfigError, match=message):
         vf.AgentEnv(dataset=ROWS, **options)
 
 
@@ -473,8 +473,8 @@ def test_a_group_runs_an_agent_among_other_environments():
 
 
 def test_conversation_uses_rewritten_messages_and_ignores_side_conversations():
-    def step(prompt: list[str], said: str) -> vf.TrajectoryStep:
-        return vf.TrajectoryStep([vf.UserMessage(text) for text in prompt], [vf.AssistantMessage(said)])
+    def step(prompt: list[str], reply: str) -> vf.TrajectoryStep:
+        return vf.TrajectoryStep([vf.UserMessage(text) for text in prompt], [vf.AssistantMessage(reply)])
 
     steps = [step(["a"], "1"), step(["a", "1, and b"], "2"), step(["helper"], "3")]
     assert [message["content"] for message in conversation(steps)] == ["1, and b", "2"]

@@ -72,7 +72,7 @@ def test_no_turns_are_refused_and_minus_one_means_no_limit(turns: int):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"rollouts_per_example": -1}, "rollouts_per_example is -1; expected an integer, 1 or more"),
         ({"num_examples": -7}, "num_examples is -7; expected an integer, 1 or more, or -1 for all"),
@@ -83,10 +83,10 @@ def test_no_turns_are_refused_and_minus_one_means_no_limit(turns: int):
         ({"temperature": math.nan}, "'temperature'; it is a sampling parameter: sampling_args={'temperature': nan}"),
     ],
 )
-async def test_evaluate_checks_its_options_before_any_rollout(given: dict[str, Any], message: str):
-    asked: list[Any] = []
-    client = rove.ScriptedClient(lambda *_: asked.append(1) or "4")
+async def test_evaluate_checks_its_options_before_any_rollout(options: dict[str, Any], message: str):
+    requests: list[Any] = []
+    client = rove.ScriptedClient(lambda *_: requests.append(1) or "4")
     with pytest.raises(ConfigError) as caught:
-        await rove.evaluate(rove.SingleTurnEnv(dataset=ROWS), client, **given)
+        await rove.evaluate(rove.SingleTurnEnv(dataset=ROWS), client, **options)
     assert message in str(caught.value)
-    assert not asked
+    assert not requests

@@ -257,10 +257,12 @@ def test_build_example_does_not_modify_the_row():
 
 
 @given(st.text(), st.text(), st.dictionaries(st.text(), st.integers()), st.integers(0, 99), st.integers(0, 99))
-def test_the_example_key_does_not_depend_on_the_row_number_or_column_order(question, answer, info, here, there):
+def test_the_example_key_does_not_depend_on_the_row_number_or_column_order(
+    question, answer, info, first_index, second_index
+):
     row = {"question": question, "answer": answer, "info": info}
     shuffled = {"info": dict(reversed(info.items())), "answer": answer, "question": question}
-    assert example_key(build_example(row, here)) == example_key(build_example(shuffled, there))
+    assert example_key(build_example(row, first_index)) == example_key(build_example(shuffled, second_index))
 
 
 def test_prompt_answer_and_info_are_part_of_the_example_key():

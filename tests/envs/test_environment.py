@@ -41,8 +41,8 @@ def test_a_missing_dataset_falls_back_to_the_other_one():
     assert only_train.get_eval_dataset()[0]["question"] == "train"
     only_eval = Quiz(dataset=None, eval_dataset=[{"question": "eval"}])
     assert only_eval.get_dataset()[0]["question"] == "eval"
-    both = Quiz(dataset=[{"question": "train"}], eval_dataset=[{"question": "eval"}])
-    assert (both.get_dataset()[0]["question"], both.get_eval_dataset()[0]["question"]) == ("train", "eval")
+    with_both = Quiz(dataset=[{"question": "train"}], eval_dataset=[{"question": "eval"}])
+    assert (with_both.get_dataset()[0]["question"], with_both.get_eval_dataset()[0]["question"]) == ("train", "eval")
 
 
 def test_examples_contain_the_system_prompt_and_the_few_shot_messages():
@@ -68,8 +68,8 @@ def test_the_dataset_builder_is_called_at_the_first_use():
 def test_the_parser_defaults_to_that_of_the_rubric():
     parser = vf.XMLParser(["answer"])
     assert Quiz(rubric=vf.Rubric(parser=parser)).parser is parser
-    other = vf.Parser()
-    assert Quiz(rubric=vf.Rubric(parser=parser), parser=other).parser is other
+    other_parser = vf.Parser()
+    assert Quiz(rubric=vf.Rubric(parser=parser), parser=other_parser).parser is other_parser
 
 
 # Completion mode
@@ -82,13 +82,13 @@ def test_message_type_is_chat_or_completion():
         Quiz(message_type="completions")
 
 
-@pytest.mark.parametrize("given", [{"system_prompt": "Be brief."}, {"few_shot": [vf.UserMessage("hi")]}])
-def test_completion_mode_rejects_system_prompt_and_few_shot(given):
+@pytest.mark.parametrize("arguments", [{"system_prompt": "Be brief."}, {"few_shot": [vf.UserMessage("hi")]}])
+def test_completion_mode_rejects_system_prompt_and_few_shot(arguments):
     with pytest.raises(
         ConfigError,
-        match=f"{next(iter(given))} cannot be used with message_type 'completion'.*write it into the prompts",
+        match=f"{next(iter(arguments))} cannot be used with message_type 'completion'.*write it into the prompts",
     ):
-        Quiz(message_type="completion", **given)
+        Quiz(message_type="completion", **arguments)
 
 
 class Retelling(vf.Environment):
@@ -276,13 +276,13 @@ async def test_teardown_waits_for_the_last_concurrent_run_of_an_environment():
 
 @pytest.mark.parametrize("grouped", [False, True])
 async def test_a_shared_rubric_is_torn_down_after_the_last_run_of_both_environments(grouped: bool):
-    shared, own, finish = Holding(), Holding(), asyncio.Event()
-    first_env = Lasting(rubric=vf.RubricGroup([shared, own]) if grouped else shared)
+    shared, own_rubric, finish = Holding(), Holding(), asyncio.Event()
+    first_env = Lasting(rubric=vf.RubricGroup([shared, own_rubric]) if grouped else shared)
     second_env = Lasting(rubric=shared)
     long_run = asyncio.create_task(second_env.generate(wait_for(finish)))
     await asyncio.sleep(0)
     await first_env.generate(says("0"))
-    assert (first_env.downs, second_env.downs, shared.closed, own.closed) == (1, 0, 0, int(grouped))
+    assert (first_env.downs, second_env.downs, shared.closed, own_rubric.closed) == (1, 0, 0, int(grouped))
     finish.set()
     await long_run
     assert (second_env.downs, shared.closed) == (1, 1)
@@ -290,14 +290,14 @@ async def test_a_shared_rubric_is_torn_down_after_the_last_run_of_both_environme
 
 async def test_a_group_member_is_torn_down_after_the_last_run_that_uses_it():
     rubric, finish = Holding(), asyncio.Event()
-    member, other = Lasting(rubric=rubric), Lasting()
-    group_run = asyncio.create_task(vf.EnvGroup([member, other]).generate(wait_for(finish)))
+    member, other_member = Lasting(rubric=rubric), Lasting()
+    group_run = asyncio.create_task(vf.EnvGroup([member, other_member]).generate(wait_for(finish)))
     await asyncio.sleep(0)
     await member.generate(says("0"))
     assert (member.downs, rubric.closed) == (0, 0)
     finish.set()
     await group_run
-    assert (member.downs, other.downs, rubric.closed) == (1, 1, 1)
+    assert (member.downs, other_member.downs, rubric.closed) == (1, 1, 1)
 
 
 def test_all_rubrics_are_torn_down_even_if_a_teardown_hook_fails():

@@ -108,15 +108,15 @@ def test_members_keep_their_parsers_and_group_rewards() -> None:
 
 
 def test_env_id_is_a_column_and_in_info_while_a_rollout_runs() -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     def note(env_id, info, state) -> float:
-        seen.append((env_id, info, state["info"]["env_id"]))
+        calls.append((env_id, info, state["info"]["env_id"]))
         return 1.0
 
     group = vf.EnvGroup([Quiz(1, rubric=vf.Rubric([note])), vf.EnvGroup([Quiz(1, rubric=vf.Rubric([note]))], ["deep"])])
     records = roll(group, says("0"))
-    assert seen == [
+    assert calls == [
         ("env_0", {"env_id": "env_0"}, "env_0"),
         ("env_1/deep", {"env_id": ["env_1", "deep"]}, ["env_1", "deep"]),
     ]
@@ -174,8 +174,8 @@ def test_the_first_n_examples_of_a_group_can_be_loaded_and_counted() -> None:
     assert [group.count_examples(n) for n in (-1, 0, 1, 4, 9)] == [5, 0, 1, 4, 5]
     endless = Quiz(dataset=lambda: iter(rows(3)))
     assert vf.EnvGroup([Quiz(2), endless]).count_examples() is None
-    own = Quiz(2, eval_dataset=rows(1))
-    assert len(vf.EnvGroup([own, Quiz(2)]).get_eval_dataset()) == 3
+    with_eval = Quiz(2, eval_dataset=rows(1))
+    assert len(vf.EnvGroup([with_eval, Quiz(2)]).get_eval_dataset()) == 3
 
 
 def test_a_group_has_the_scripted_policies_that_all_members_have() -> None:
@@ -214,7 +214,7 @@ def test_members_and_names_are_part_of_the_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: vf.EnvGroup([]), "at least one"),
         (lambda: vf.EnvGroup(["quiz"]), "load_environment"),
@@ -224,8 +224,8 @@ def test_members_and_names_are_part_of_the_identity() -> None:
         (lambda: vf.EnvGroup([Quiz(), Quiz(sampling_args={"top_p": 0.5})]), "pass sampling_args="),
     ],
 )
-def test_invalid_arguments_are_rejected(make: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_arguments_are_rejected(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()
 
 

@@ -88,15 +88,15 @@ def test_env_dir_precedes_installed_modules_and_the_environments_folder(workplac
 def test_a_path_that_exists_is_that_environment(path: str, workplace):
     write_environment(Path("environments"), "my_env", "the usual folder")
     write_environment(Path("elsewhere"), "my_env", "the path")
-    asked: list[str] = []
-    before = [*loading.external_finders]
-    loading.external_finders[:] = [lambda name: asked.append(name)]
+    requested_names: list[str] = []
+    first_finders = [*loading.external_finders]
+    loading.external_finders[:] = [lambda name: requested_names.append(name)]
     try:
         env = load_environment(path, num_examples=3)
     finally:
-        loading.external_finders[:] = before
+        loading.external_finders[:] = first_finders
     assert (env.origin, env.env_id) == ("the path", "my_env")
-    assert asked == []  # no hub is asked, and nothing is "not installed"
+    assert requested_names == []  # no hub is asked, and nothing is "not installed"
     assert environment_file(path).resolve() == Path("elsewhere/my_env/my_env.py").resolve()
     assert "num_examples" in loading.environment_arguments(path)
 
@@ -246,7 +246,7 @@ def test_an_import_error_in_another_file_of_an_installed_package_is_reported(wor
 
 
 @pytest.mark.parametrize(
-    ("annotation", "value", "wanted"),
+    ("annotation", "value", "expected"),
     [
         ("int", "x", "int"),
         ("int", 1.5, "int"),
@@ -257,14 +257,14 @@ def test_an_import_error_in_another_file_of_an_installed_package_is_reported(wor
     ],
 )
 def test_an_argument_that_does_not_match_its_annotation_is_rejected(
-    workplace, annotation: str, value: object, wanted: str
+    workplace, annotation: str, value: object, expected: str
 ):
     write_environment(
         workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n"
     )
     with pytest.raises(ConfigError) as caught:
         load_environment("toy", env_dir=workplace, n=value)
-    assert str(caught.value) == f"environment 'toy': n is {value!r}; expected {wanted}"
+    assert str(caught.value) == f"environment 'toy': n is {value!r}; expected {expected}"
 
 
 @pytest.mark.parametrize(
@@ -290,9 +290,9 @@ def test_env_id_and_env_args_set_by_the_environment_are_not_overwritten(workplac
 
 
 def test_example_environments_are_listed_with_their_files():
-    found = example_environments()
-    assert {"tictactoe", "reverse_text", "double_check"} <= found.keys()
-    assert all(file.is_file() and name in (file.stem, file.parent.name) for name, file in found.items())
+    files = example_environments()
+    assert {"tictactoe", "reverse_text", "double_check"} <= files.keys()
+    assert all(file.is_file() and name in (file.stem, file.parent.name) for name, file in files.items())
 
 
 def test_a_failing_load_environment_is_reported_with_its_line(tmp_path: Path):
@@ -366,7 +366,7 @@ def write_version(folder: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "asked", "message"),
+    ("written", "requested_version", "message"),
     [
         ("1.0", "1.0", ""),
         ("1.0", "1.0.0", ""),
@@ -378,16 +378,16 @@ def write_version(folder: Path, version: str) -> None:
     ],
 )
 def test_a_version_that_differs_or_cannot_be_checked_is_an_error(
-    workplace, written: str | None, asked: str, message: str
+    workplace, written: str | None, requested_version: str, message: str
 ):
     file = write_environment(workplace, "toy", "here")
     if written is not None:
         write_version(file.parent, written)
     if not message:
-        assert origin(load_environment(f"toy@{asked}", env_dir=workplace)) == "here"
+        assert origin(load_environment(f"toy@{requested_version}", env_dir=workplace)) == "here"
         return
     with pytest.raises(ConfigError) as caught:
-        load_environment(f"toy@{asked}", env_dir=workplace)
+        load_environment(f"toy@{requested_version}", env_dir=workplace)
     assert message in str(caught.value)
 
 

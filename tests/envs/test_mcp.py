@@ -30,14 +30,14 @@ MUTE = "echo waiting for a database >&2; cat > /dev/null"
 ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
-def command(*args: str, **more: Any) -> dict[str, Any]:
+def command(*args: str, **fields: Any) -> dict[str, Any]:
     """Return the settings of the test server as a command, in the format of verifiers v0."""
     settings = {"name": "test", "command": sys.executable, "args": [SERVER, *(args or ("stdio",))], "env": ENV}
-    return {**settings, "description": "for people", **more}
+    return {**settings, "description": "for people", **fields}
 
 
-def in_process(**more: Any) -> dict[str, Any]:
-    return {"name": "test", "server": mcp_server.make_server, **more}
+def in_process(**fields: Any) -> dict[str, Any]:
+    return {"name": "test", "server": mcp_server.make_server, **fields}
 
 
 def env_of(*servers: Any, **options: Any) -> vf.MCPEnv:
@@ -49,20 +49,20 @@ def below(pid: int) -> list[str]:
     parents: dict[int, tuple[int, str, str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            rest = stat.read_text().rpartition(")")[2].split()
+            stat_fields = stat.read_text().rpartition(")")[2].split()
             words = (stat.parent / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
-        parents[int(stat.parent.name)] = (int(rest[1]), rest[0], words)
+        parents[int(stat.parent.name)] = (int(stat_fields[1]), stat_fields[0], words)
 
-    def is_below(one: int) -> bool:
-        while one in parents:
-            one = parents[one][0]
-            if one == pid:
+    def is_below(process_id: int) -> bool:
+        while process_id in parents:
+            process_id = parents[process_id][0]
+            if process_id == pid:
                 return True
         return False
 
-    return [words for one, (_, kind, words) in parents.items() if kind != "Z" and is_below(one)]
+    return [words for process_id, (_, kind, words) in parents.items() if kind != "Z" and is_below(process_id)]
 
 
 def servers_left() -> list[str]:
@@ -145,26 +145,26 @@ def test_a_rollout_uses_the_tools_of_a_server(any_server: dict[str, Any]) -> Non
     assert record.scores is not None
     assert (record.scores.metrics["add_calls"], record.scores.metrics["fail_calls"]) == (2, 1)
     assert record.tools == env.tool_defs
-    shown = {tool["function"]["name"]: tool["function"] for tool in env.tool_defs}
-    assert shown["add"]["description"] == "Add two numbers."
-    assert shown["add"]["parameters"]["required"] == ["a", "b"]
+    functions = {tool["function"]["name"]: tool["function"] for tool in env.tool_defs}
+    assert functions["add"]["description"] == "Add two numbers."
+    assert functions["add"]["parameters"]["required"] == ["a", "b"]
 
 
 def test_the_model_is_shown_the_tools_before_its_first_turn() -> None:
-    seen: list[Any] = []
+    tool_names: list[Any] = []
 
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
-        seen.append([tool["function"]["name"] for tool in state["tools"]])
+        tool_names.append([tool["function"]["name"] for tool in state["tools"]])
         return "done"
 
     roll(env_of(in_process(include=["add", "count"], exclude=["count"])), says(player))
-    assert seen == [["add"]]
+    assert tool_names == [["add"]]
 
 
 def test_images_become_content_parts_and_long_texts_are_truncated() -> None:
     env = env_of(in_process(), max_chars=10)
-    shown, long = told(play(env, calls(call("show"), call("long", {"chars": 25}, "2"))))
-    assert shown == [
+    parts, long = told(play(env, calls(call("show"), call("long", {"chars": 25}, "2"))))
+    assert parts == [
         {"type": "text", "text": "a pixel"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mcp_server.PIXEL}"}},
     ]
@@ -258,7 +258,7 @@ def test_tools_to_include_must_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"mcp_servers": []}, "mcp_servers is empty"),
         ({"mcp_servers": "npx server"}, "expected a list like"),
@@ -273,8 +273,8 @@ def test_tools_to_include_must_exist() -> None:
         ({"scope": "rollout", "mcp_servers": [{"name": "a", "server": object()}]}, "pass a function that creates it"),
     ],
 )
-def test_invalid_arguments_are_reported_at_once(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(vf.ConfigError, match=said.replace("(", r"\(")):
+def test_invalid_arguments_are_reported_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(vf.ConfigError, match=message.replace("(", r"\(")):
         env_of(**options)
 
 
@@ -335,12 +335,12 @@ def test_a_slow_call_is_reported_to_the_model(any_server: dict[str, Any]) -> Non
 def test_a_shared_server_that_exits_is_restarted_at_the_next_call() -> None:
     script = says(lambda m, state, rng: calls(call("die")) if state["answer"] == "0" else ADD if len(m) < 3 else "done")
     env = env_of(command(), dataset=rows(3))
-    first, *others = roll(env, script, max_concurrent=1)
+    first, *later_records = roll(env, script, max_concurrent=1)
     assert first.error is not None
     assert (first.error.type, first.error.phase) == ("MCPServerError", "tool die")
     assert "MCP server 'test' ended during the call" in first.error.message
     assert "exit code 3" in first.error.message and "something terrible happened" in first.error.message
-    assert [told(record) for record in others] == [["3"], ["3"]]
+    assert [told(record) for record in later_records] == [["3"], ["3"]]
 
 
 @pytest.mark.slow
@@ -394,7 +394,7 @@ def test_an_http_server_that_stops_and_returns_is_reconnected() -> None:
 
 @pytest.mark.parametrize("scope", ["shared", "rollout"])
 @pytest.mark.parametrize(
-    ("server", "said"),
+    ("server", "message"),
     [
         ({"name": "a", "command": "no-such-program"}, "MCP server 'a' cannot be started: .*No such file"),
         ({"name": "a", "command": sys.executable, "args": ["-c", "import no_such"]}, "exit code 1.*no_such"),
@@ -413,12 +413,12 @@ def test_an_http_server_that_stops_and_returns_is_reconnected() -> None:
     ],
     ids=["missing", "crash", "true", "yes", "mute", "http"],
 )
-def test_a_server_that_does_not_start_is_reported(server: dict[str, Any], said: str, scope: str) -> None:
-    env = env_of(server, scope=scope, start_timeout=2 if "within" in said else 30)
+def test_a_server_that_does_not_start_is_reported(server: dict[str, Any], message: str, scope: str) -> None:
+    env = env_of(server, scope=scope, start_timeout=2 if "within" in message else 30)
     error = play(env, "x").error
     assert error is not None
     assert (error.type, error.phase) == ("MCPServerError", "mcp servers")
-    assert re.search(said, error.message, re.DOTALL), error.message
+    assert re.search(message, error.message, re.DOTALL), error.message
 
 
 @pytest.mark.slow
@@ -517,10 +517,10 @@ def test_no_server_is_left_after_ctrl_c_or_exit(scope: str, sleeping: int, exits
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    left = [
+    running = [
         p for p in Path("/proc").glob("[0-9]*") if SERVER.encode() in command_line(p) and not exits_soon(int(p.name))
     ]
-    assert left == []
+    assert running == []
 
 
 def command_line(process: Path) -> bytes:

@@ -303,8 +303,8 @@ def test_the_messages_of_a_record_concatenate_to_the_text(replies, prompt, answe
     assert "".join(text for _, text in messages_of(record)) == state["completion"]
     assert [text for role, text in messages_of(record) if role == "assistant"] == [answer] * len(replies)
     assert [text for role, text in messages_of(record) if role == "user"] == list(filter(None, replies))
-    shown = ["".join(message["content"] for message in step.prompt) for step in record.steps]
-    assert state["shown"] == [text + answer for text in shown]
+    prompt_texts = ["".join(message["content"] for message in step.prompt) for step in record.steps]
+    assert state["shown"] == [text + answer for text in prompt_texts]
 
 
 def test_the_request_has_the_text_and_the_messages_by_author():
@@ -392,9 +392,9 @@ def test_hooks_can_be_sync():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [({"rubric": [len]}, "expected a rove.Rubric"), ({"policies": [len]}, "expected a dict of functions by name")],
 )
-def test_an_argument_of_the_wrong_type_is_reported(wrong: dict[str, Any], said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_an_argument_of_the_wrong_type_is_reported(wrong: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
         vf.SingleTurnEnv(dataset=rows(1), **wrong)

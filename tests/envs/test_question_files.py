@@ -198,11 +198,11 @@ def test_parquet_columns_of_one_name_and_missing_answers_are_refused(tmp_path: P
 
 
 def test_the_limit_of_the_csv_module_is_restored(tmp_path: Path):
-    before = csv.field_size_limit()
+    first_limit = csv.field_size_limit()
     (tmp_path / "q.csv").write_text('question,answer\n"a,1\n')
     with pytest.raises(ConfigError, match="not a CSV file"):
         read_rows(tmp_path / "q.csv")
-    assert csv.field_size_limit() == before
+    assert csv.field_size_limit() == first_limit
 
 
 @given(

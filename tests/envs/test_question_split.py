@@ -69,8 +69,8 @@ def test_a_question_is_on_one_side_in_every_order_of_the_rows(
         assert abs(len(held_out) - fraction * split.different) <= 1
     shuffled = questions[:]
     order.shuffle(shuffled)
-    again = split_by_content(rows_of(shuffled), fraction)
-    assert {shuffled[index] for index in again.held_out} == held_out
+    second_split = split_by_content(rows_of(shuffled), fraction)
+    assert {shuffled[index] for index in second_split.held_out} == held_out
 
 
 def test_the_description_counts_repeated_questions():

@@ -47,9 +47,9 @@ def test_jsonl_csv_and_parquet_files_give_the_same_questions(tmp_path: Path):
     (tmp_path / "q.csv").write_text("\r\n".join(lines), encoding="utf-8")
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "q.parquet")
     examples = [QuestionsEnv(tmp_path / f"q.{kind}").get_eval_dataset() for kind in ("jsonl", "parquet", "csv")]
-    shown = [[(example["prompt"][-1]["content"], example["answer"]) for example in dataset] for dataset in examples]
-    assert shown[0] == shown[1] == shown[2]
-    assert shown[0][1] == ("What is 1 + 1?", "2")
+    questions = [[(example["prompt"][-1]["content"], example["answer"]) for example in dataset] for dataset in examples]
+    assert questions[0] == questions[1] == questions[2]
+    assert questions[0][1] == ("What is 1 + 1?", "2")
     assert examples[0][3]["info"] == {"level": 3}
     assert rewards(QuestionsEnv(tmp_path / "q.csv", "numeric"), "so 4") == [0.0, 0.0, 1.0, 0.0]
 
@@ -148,10 +148,10 @@ def test_the_version_is_a_hash_of_the_file_content(tmp_path: Path):
     file = write_jsonl(tmp_path / "q.jsonl", ROWS)
     env = open_environment(str(file), isolation=Isolation(on=True))
     assert isinstance(env, QuestionsEnv)
-    before = environment_version(str(file))
-    assert env.identity["env"] == before == f"{file}#{env.source}"
+    first_version = environment_version(str(file))
+    assert env.identity["env"] == first_version == f"{file}#{env.source}"
     write_jsonl(file, ROWS[:2])
-    assert environment_version(str(file)) != before
+    assert environment_version(str(file)) != first_version
 
 
 def test_eval_prints_the_scorer_and_its_run_can_be_resumed_and_rescored(rove: Rove, tmp_path: Path):

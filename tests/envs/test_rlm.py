@@ -146,7 +146,7 @@ def test_the_context_comes_from_info_the_row_or_a_function():
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "said", "where"),
+    ("options", "kind", "message", "phase"),
     [
         ({"context": "nowhere"}, "ConfigError", "neither the row's info nor the row has 'nowhere'", "setup_state"),
         ({"context": lambda state: {1}}, "ConfigError", "Object of type set is not JSON", "setup_state"),
@@ -154,11 +154,11 @@ def test_the_context_comes_from_info_the_row_or_a_function():
         ({"context": lambda state: 1 // 0}, "ZeroDivisionError", "", "setup_state"),
     ],
 )
-def test_an_invalid_context_fails_the_rollout(options: Any, kind: str, said: str, where: str):
+def test_an_invalid_context_fails_the_rollout(options: Any, kind: str, message: str, phase: str):
     env = env_of(**{"dataset": rows(1), **options})
     [record] = roll(env, scripted("1"))
     assert record.error is not None
-    assert (record.error.type, record.error.phase) == (kind, where) and said in record.error.message
+    assert (record.error.type, record.error.phase) == (kind, phase) and message in record.error.message
     assert env.backend.is_clean or env.backend.opened == []
 
 
@@ -216,14 +216,14 @@ def test_sub_models_are_queried_from_code_and_recorded_separately():
 
 
 def test_a_batch_runs_concurrently_and_returns_in_order():
-    now = most = 0
+    active = most = 0
 
     async def sub(messages: Any) -> str:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
         await asyncio.sleep(0.001 * (10 - int(messages[0]["content"])))
-        now -= 1
+        active -= 1
         return messages[0]["content"]
 
     for parallel in (1, 3):
@@ -323,15 +323,15 @@ def test_sub_calls_can_use_another_model_or_client():
         async def close(self) -> None: ...
 
     options = {"sub_model": "small", "sub_sampling_args": {"temperature": 0.25}}
-    own = Recording(scripted("llm('a')"))
-    [record] = roll(env_of(**options), own, model="large", sampling_args={"temperature": 1.0})
+    own_client = Recording(scripted("llm('a')"))
+    [record] = roll(env_of(**options), own_client, model="large", sampling_args={"temperature": 1.0})
     assert (told(record), requests) == (["'A'"], [("large", 1.0, False), ("small", 0.25, True), ("large", 1.0, False)])
     requests.clear()
-    other = Recording(says("I am another."))
-    [record] = roll(env_of(sub_client=other, **options), scripted("llm('a')"))
+    other_client = Recording(says("I am another."))
+    [record] = roll(env_of(sub_client=other_client, **options), scripted("llm('a')"))
     assert (told(record), requests) == (["'I am another.'"], [("small", 0.25, True)])
     assert len(record.model_roles["sub_model"]) == 1
-    for arguments in ({"sub_model": "small"}, {"sub_client": other}, {"sub_sampling_args": {}}):
+    for arguments in ({"sub_model": "small"}, {"sub_client": other_client}, {"sub_sampling_args": {}}):
         with pytest.raises(vf.ConfigError, match="train_sub_calls is combined with"):
             env_of(train_sub_calls=True, **arguments)
 
@@ -481,8 +481,8 @@ def test_the_budget_stops_unbounded_recursion():
 # Training, rescoring and cleanup
 
 
-def extends(before: Any, after: Any) -> bool:
-    return after.prompt_ids[: len(before.ids)] == before.ids
+def extends(earlier: Any, later: Any) -> bool:
+    return later.prompt_ids[: len(earlier.ids)] == earlier.ids
 
 
 @pytest.mark.broad
@@ -503,12 +503,12 @@ def test_every_sampled_token_is_trained_once_in_its_own_conversation():
         assert (record.stop_condition, len(record.steps)) == ("max_turns_reached", 9)
         turns = [step.tokens for step in record.steps]
         assert all(turn is not None for turn in turns)
-        own, sub = turns[0::3], [turn for n, turn in enumerate(turns) if n % 3]
-        assert extends(own[0], own[1]) and extends(own[1], own[2])
+        root_turns, sub = turns[0::3], [turn for n, turn in enumerate(turns) if n % 3]
+        assert extends(root_turns[0], root_turns[1]) and extends(root_turns[1], root_turns[2])
         sequences = sequences_from_record(record, 0.5)
-        assert len(sequences) == 7 and sequences[0].ids == own[2].ids
+        assert len(sequences) == 7 and sequences[0].ids == root_turns[2].ids
         assert [i for i, m in zip(sequences[0].ids, sequences[0].mask, strict=True) if m] == [
-            i for t in own for i in t.completion_ids
+            i for t in root_turns for i in t.completion_ids
         ]
         assert [(s.ids, s.mask) for s in sequences[1:]] == [
             (t.ids, [False] * len(t.prompt_ids) + [True] * len(t.completion_ids)) for t in sub
@@ -666,12 +666,12 @@ def test_invalid_arguments_are_rejected(options: Any, complaint: str):
 def test_sub_call_settings_are_part_of_the_identity():
     same, backend = env_of().identity, {"backend": Counting(), "sub_backends": [Counting()]}
     assert env_of().identity == same
-    others = [
+    variants = [
         {"max_sub_calls": 5},
         {"sub_model": "x"},
         {"sub_client": says("x")},
         {"max_depth": 2, **backend},
         {"context": "b"},
     ]
-    assert all(env_of(**options).identity != same for options in others)
+    assert all(env_of(**options).identity != same for options in variants)
     assert env_of(limits=LIMITS, max_parallel_calls=2).identity == same

@@ -77,18 +77,18 @@ def held() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count(), children
 
 
-def nothing_new(before: tuple[int, int, int]) -> bool:
+def nothing_new(earlier_counts: tuple[int, int, int]) -> bool:
     """Return whether the process holds no more resources than before; idle threads of earlier tests may have ended."""
-    return all(now <= then for now, then in zip(held(), before))
+    return all(count <= earlier_count for count, earlier_count in zip(held(), earlier_counts))
 
 
 def command_lines_with(word: str) -> list[bytes]:
     """Return the command lines of all processes on the machine that contain a word."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            found += [line] if word.encode() in (line := path.read_bytes()) else []
-    return found
+            lines += [line] if word.encode() in (line := path.read_bytes()) else []
+    return lines
 
 
 def test_files_persist_between_calls_and_turns_but_not_between_rollouts():

@@ -115,8 +115,8 @@ def test_the_code_of_a_tool_is_part_of_the_identity():
         def forward(self, query: str, most: int | None = 3, filters: dict | None = None, anything: Any = None) -> str:
             return "nothing"
 
-    first, same, other = (vf.SmolaToolEnv([tool], dataset=ROWS).identity for tool in (Search(), Search(), Other()))
-    assert first == same and first["tools"] != other["tools"]
+    first, same, changed = (vf.SmolaToolEnv([tool], dataset=ROWS).identity for tool in (Search(), Search(), Other()))
+    assert first == same and first["tools"] != changed["tools"]
 
 
 def test_an_unknown_input_type_is_rejected():

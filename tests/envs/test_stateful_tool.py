@@ -111,7 +111,7 @@ def raise_cancelled(tool_args: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize(
-    ("update", "kind", "said"),
+    ("update", "kind", "message"),
     [
         (raise_key_error, "KeyError", "sandbox_id"),
         (raise_system_exit, "SystemExit", "2"),
@@ -125,7 +125,7 @@ def raise_cancelled(tool_args: dict[str, Any]) -> Any:
         (lambda tool_args: {**tool_args, "db": 1, "x": 1}, "ConfigError", "tool 'query' has no argument 'x'"),
     ],
 )
-def test_an_error_in_update_tool_args_fails_the_rollout(update: Any, kind: str, said: str, parallel: bool):
+def test_an_error_in_update_tool_args_fails_the_rollout(update: Any, kind: str, message: str, parallel: bool):
     class Wrong(Database):
         def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
             return update(tool_args)
@@ -133,7 +133,7 @@ def test_an_error_in_update_tool_args_fails_the_rollout(update: Any, kind: str, 
     env = Wrong(parallel_calls=parallel)
     record = play(env, calls(SELECT, SELECT))
     assert record.error is not None
-    assert (record.error.type, record.error.phase) == (kind, "update_tool_args") and said in record.error.message
+    assert (record.error.type, record.error.phase) == (kind, "update_tool_args") and message in record.error.message
     assert env.opened == env.closed
 
 

@@ -53,8 +53,8 @@ def call(name: Any, arguments: Any = None, id: Any = "call_1") -> dict[str, Any]
     return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def calls(*some: Any) -> vf.AssistantMessage:
-    return vf.AssistantMessage(None, tool_calls=list(some))
+def calls(*tool_calls: Any) -> vf.AssistantMessage:
+    return vf.AssistantMessage(None, tool_calls=list(tool_calls))
 
 
 def in_turn(*answers: Any) -> vf.ScriptedClient:
@@ -236,11 +236,11 @@ def test_descriptions_bound_values_and_hidden_arguments_are_part_of_the_identity
         (None, "a tool call names no function"),
     ],
 )
-def test_an_invalid_call_is_reported_to_the_model(wrong: Any, said: str):
+def test_an_invalid_call_is_reported_to_the_model(wrong: Any, message: str):
     record = play(env_of(add), calls(wrong))
     assert record.error is None
     [answer] = told(record)
-    assert answer.startswith(said) and len(answer) < 600
+    assert answer.startswith(message) and len(answer) < 600
 
 
 def test_missing_and_repeated_call_ids_are_accepted():
@@ -282,9 +282,9 @@ def test_a_malformed_call_in_the_text_is_reported_to_the_model(text: str, exampl
     assert stopped.error is not None and stopped.error.type == "ToolParseError"
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
-def test_a_valid_call_in_the_text_means_that_the_server_does_not_parse_tool_calls(how: Format):
-    record = play(env_of(add), vf.AssistantMessage(how.write([Call("add", {"a": 1, "b": 2})])))
+@pytest.mark.parametrize("call_format", FORMATS, ids=lambda call_format: call_format.name)
+def test_a_valid_call_in_the_text_means_that_the_server_does_not_parse_tool_calls(call_format: Format):
+    record = play(env_of(add), vf.AssistantMessage(call_format.write([Call("add", {"a": 1, "b": 2})])))
     assert record.error is not None and "a call of 'add' in its text" in record.error.message
     assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
 
@@ -374,13 +374,13 @@ broken_calls = st.one_of(
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(broken_calls, max_size=4) | json_like_values, st.booleans())
-def test_any_malformed_call_is_answered_or_becomes_a_typed_error(some: Any, parallel: bool):
+def test_any_malformed_call_is_answered_or_becomes_a_typed_error(tool_calls: Any, parallel: bool):
     env = env_of(add, double, fail, parallel_calls=parallel, max_turns=1, max_threads=0)
-    record = play(env, vf.AssistantMessage("", tool_calls=some))
+    record = play(env, vf.AssistantMessage("", tool_calls=tool_calls))
     if record.error is not None:
-        assert (record.error.type, isinstance(some, list)) == ("ToolParseError", False)
+        assert (record.error.type, isinstance(tool_calls, list)) == ("ToolParseError", False)
     else:
-        assert len(told(record)) == len(some or [])
+        assert len(told(record)) == len(tool_calls or [])
         assert all(isinstance(text, str) and text for text in told(record))
     restored = decode_record(encode_record(record))
     assert (restored.stop_condition, len(restored.completion)) == (record.stop_condition, len(record.completion))
@@ -436,7 +436,7 @@ def unspeakable() -> Any:
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize(
-    ("tool", "said"),
+    ("tool", "message"),
     [
         (fail, "it went badly"),
         (exit_now, "exit(3)"),
@@ -448,11 +448,11 @@ def unspeakable() -> Any:
         (unspeakable, "no words"),
     ],
 )
-def test_exceptions_of_a_tool_are_reported_to_the_model(tool: Any, said: str, parallel: bool, threads: int):
+def test_exceptions_of_a_tool_are_reported_to_the_model(tool: Any, message: str, parallel: bool, threads: int):
     env = env_of(tool, add, parallel_calls=parallel, max_threads=threads)
     record = play(env, calls(call(tool.__name__), call("add", {"a": 1, "b": 1})))
     assert record.error is None
-    assert said in told(record)[0] and told(record)[1] == "2"
+    assert message in told(record)[0] and told(record)[1] == "2"
 
 
 def test_error_formatter_formats_the_message():
@@ -462,7 +462,7 @@ def test_error_formatter_formats_the_message():
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize(
-    ("wrong", "stop_errors", "kind", "said"),
+    ("wrong", "stop_errors", "kind", "message"),
     [
         (call("fail"), [ValueError], "ToolCallError", "ValueError: it went badly"),
         (call("fail"), [Exception], "ToolCallError", "ValueError: it went badly"),
@@ -473,11 +473,11 @@ def test_error_formatter_formats_the_message():
         (call("add", {"a": "1", "b": 2}), [vf.ToolError], "ToolParseError", "Expected `int`"),
     ],
 )
-def test_stop_errors_end_the_rollout(wrong: Any, stop_errors: Any, kind: str, said: str, parallel: bool):
+def test_stop_errors_end_the_rollout(wrong: Any, stop_errors: Any, kind: str, message: str, parallel: bool):
     env = env_of(add, fail, exit_now, panic, stop_errors=stop_errors, parallel_calls=parallel)
     record = play(env, calls(wrong, call("add", {"a": 1, "b": 2})))
     assert record.error is not None and record.scores is None
-    assert record.error.type == kind and said in record.error.message
+    assert record.error.type == kind and message in record.error.message
     assert record.error.phase == (f"tool {wrong['function']['name']}" if kind == "ToolCallError" else "env_response")
 
 

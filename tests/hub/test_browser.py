@@ -23,7 +23,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def hub_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Yield the addresses of one hub: on a server and exported to files."""
     folder = tmp_path_factory.mktemp("browsed")
     store = made_hub(folder / "hub")
@@ -49,8 +49,8 @@ def first_run_path(tab: Tab) -> str:
 
 
 @pytest.fixture(params=["served", "file"])
-def address(request: pytest.FixtureRequest, places: dict[str, str]) -> str:
-    return places[request.param]
+def address(request: pytest.FixtureRequest, hub_urls: dict[str, str]) -> str:
+    return hub_urls[request.param]
 
 
 PAGE_VARIANTS = [
@@ -65,12 +65,12 @@ PAGE_VARIANTS = [
 
 @pytest.mark.parametrize(("kind", "size", "scheme"), PAGE_VARIANTS, ids=lambda value: str(value))
 def test_pages_fit_the_screen_are_accessible_and_load_nothing_external(
-    browser: Any, places: dict[str, str], kind: str, size: tuple[int, int], scheme: str
+    browser: Any, hub_urls: dict[str, str], kind: str, size: tuple[int, int], scheme: str
 ):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
-    violations, address = {}, places[kind]
+    violations, address = {}, hub_urls[kind]
     paths = ["", "acme/my-sums/", "zeta/evil/"]
     for card in paths[1:]:
         tab = open_page(browser, address, card)
@@ -150,12 +150,13 @@ def test_keyboard_navigation_from_the_list_to_a_run_and_back(browser: Any, addre
 def test_commands_contain_the_hub_address_and_can_be_copied(browser: Any, address: str):
     tab = open_page(browser, address, "acme/my-sums/")
     commands = [
-        one.evaluate("one => one.lastChild.parentNode.textContent") for one in tab.page.locator(".command").all()
+        command.evaluate("one => one.lastChild.parentNode.textContent")
+        for command in tab.page.locator(".command").all()
     ]
     folder = address.rstrip("/")
     assert f"pip install --index-url {folder}/acme/simple/ my-sums" in commands[1]
-    where = Path(folder.removeprefix("file://").replace("%20", " ")).as_posix() if "file:" in folder else folder
-    assert f"rove install acme/my-sums --hub {where}" in commands[0].replace("'", "")
+    path = Path(folder.removeprefix("file://").replace("%20", " ")).as_posix() if "file:" in folder else folder
+    assert f"rove install acme/my-sums --hub {path}" in commands[0].replace("'", "")
     if address.startswith("http"):
         tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
         tab.page.get_by_role("button", name="Copy: pip").click()

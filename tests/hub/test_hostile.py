@@ -100,14 +100,14 @@ def manifest(parts: Parts, **fields: Any) -> Parts:
     return {**parts, "manifest": canonical({**msgspec.json.decode(parts["manifest"]), **fields})}
 
 
-def archive(kind: str, made: Callable[[], bytes]) -> Callable[[Parts], Parts]:
+def archive(kind: str, make: Callable[[], bytes]) -> Callable[[Parts], Parts]:
     """Return a change that replaces the wheel or the source archive and updates the manifest to match.
 
     The archive is built when the change is applied.
     """
 
     def change(parts: Parts) -> Parts:
-        content = made()
+        content = make()
         files = msgspec.json.decode(parts["manifest"])["files"]
         for entry in files:
             if entry["kind"] == kind:
@@ -117,9 +117,11 @@ def archive(kind: str, made: Callable[[], bytes]) -> Callable[[Parts], Parts]:
     return change
 
 
-def wheel(more: dict[str, bytes], modes: dict[str, int] | None = None, **options: Any) -> Callable[[Parts], Parts]:
+def wheel(
+    extra_files: dict[str, bytes], modes: dict[str, int] | None = None, **options: Any
+) -> Callable[[Parts], Parts]:
     """Return a change that adds files to the wheel."""
-    return archive("wheel", lambda: zipped(with_record({**wheel_files(NAME, **options), **more}), modes))
+    return archive("wheel", lambda: zipped(with_record({**wheel_files(NAME, **options), **extra_files}), modes))
 
 
 def source(extra: dict[str, bytes], kinds: dict[str, bytes] | None = None) -> Callable[[Parts], Parts]:

@@ -24,7 +24,7 @@ WHEEL = "my_sums-1.1-py3-none-any.whl"
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def hub_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Yield the addresses of the index of `acme` by kind of hub."""
     folder = tmp_path_factory.mktemp("installers")
     store = Store(folder / "hub")
@@ -77,9 +77,9 @@ def pip(index: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", ["served", "file://"])
 def test_pip_downloads_the_highest_version_that_is_neither_yanked_nor_a_prerelease(
-    places: dict[str, str], kind: str, tmp_path: Path
+    hub_urls: dict[str, str], kind: str, tmp_path: Path
 ):
-    done = pip(places[kind], "my-sums", "-d", str(tmp_path))
+    done = pip(hub_urls[kind], "my-sums", "-d", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [WHEEL]
 
@@ -87,21 +87,21 @@ def test_pip_downloads_the_highest_version_that_is_neither_yanked_nor_a_prerelea
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["served", "served, with a token", "file://", "any web server"])
 def test_pip_downloads_a_pinned_yanked_version_a_prerelease_and_a_private_package(
-    places: dict[str, str], kind: str, tmp_path: Path
+    hub_urls: dict[str, str], kind: str, tmp_path: Path
 ):
-    yanked = pip(places[kind], "my-sums==1.2", "-d", str(tmp_path / "yanked"))
+    yanked = pip(hub_urls[kind], "my-sums==1.2", "-d", str(tmp_path / "yanked"))
     assert yanked.returncode == 0 and "gives rewards above 1" in yanked.stderr
-    prerelease = pip(places[kind], "my-sums", "--pre", "--no-binary", ":none:", "-d", str(tmp_path / "early"))
+    prerelease = pip(hub_urls[kind], "my-sums", "--pre", "--no-binary", ":none:", "-d", str(tmp_path / "early"))
     assert [path.name for path in (tmp_path / "early").iterdir()] == ["my_sums-2.0rc1-py3-none-any.whl"], (
         prerelease.stderr
     )
-    secret = pip(places[kind], "secret", "-d", str(tmp_path / "secret"))
+    secret = pip(hub_urls[kind], "secret", "-d", str(tmp_path / "secret"))
     assert (secret.returncode == 0) == ("token" in kind), secret.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["served", "served, with a token", "file://", "any web server"])
-def test_uv_installs_public_packages_and_private_ones_with_a_token(places: dict[str, str], kind: str, tmp_path: Path):
+def test_uv_installs_public_packages_and_private_ones_with_a_token(hub_urls: dict[str, str], kind: str, tmp_path: Path):
     if UV_PROGRAM is None:
         pytest.skip("uv is not installed; pip install uv")
     command = [
@@ -115,8 +115,8 @@ def test_uv_installs_public_packages_and_private_ones_with_a_token(places: dict[
         "--target",
         str(tmp_path),
     ]
-    done = run_command(*command, "--index-url", places[kind], "my-sums")
+    done = run_command(*command, "--index-url", hub_urls[kind], "my-sums")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "my_sums.py").exists() and (tmp_path / "my_sums-1.1.dist-info").exists()
-    done = run_command(*command, "--index-url", places[kind], "secret")
+    done = run_command(*command, "--index-url", hub_urls[kind], "secret")
     assert (done.returncode == 0) == ("token" in kind), done.stderr

@@ -27,10 +27,10 @@ MAX_CPU_MINUTES = 3
 class Machine:
     """A user's home folder and an interpreter that has rove."""
 
-    def __init__(self, home: Path, python: Path, **more: str):
+    def __init__(self, home: Path, python: Path, **variables: str):
         self.home, self.python = home, python
         home.mkdir(parents=True, exist_ok=True)
-        self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", **more}
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", **variables}
 
     def rove(self, *words: str, **options: Any) -> str:
         return self.run(self.python, "-m", "rove.cli.main", *words, **options)
@@ -133,8 +133,8 @@ def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
     assert "wrong sums" in bob.rove("info", "ada/times-table")
     step("yank")
 
-    for (_, before), (name, after) in itertools.pairwise(steps):
-        print(f"{name:>12} {after - before:6.1f} CPU-seconds")  # pytest -s shows them
+    for (_, start_s), (name, end_s) in itertools.pairwise(steps):
+        print(f"{name:>12} {end_s - start_s:6.1f} CPU-seconds")  # pytest -s shows them
     assert steps[-1][1] - steps[0][1] < MAX_CPU_MINUTES * 60
 
     # Install the same package with pip and uv.
@@ -151,6 +151,6 @@ def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
 
 def uv_program() -> str:
     in_venv = Path(sys.executable).with_name("uv")
-    found = str(in_venv) if in_venv.exists() else shutil.which("uv")
-    assert found is not None, "this test needs uv: pip install uv"
-    return found
+    program = str(in_venv) if in_venv.exists() else shutil.which("uv")
+    assert program is not None, "this test needs uv: pip install uv"
+    return program

@@ -86,8 +86,8 @@ def test_rollouts_of_a_group_share_a_seed() -> None:
     assert len(set.union(*prompts.values())) > 1
     repeated = sample(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
     assert [record.completion for record in repeated] == [record.completion for record in records]
-    other = sample(walk(seed=1), "right")
-    assert [r.info for r in other] != [r.info for r in records[::3]]
+    other_records = sample(walk(seed=1), "right")
+    assert [r.info for r in other_records] != [r.info for r in records[::3]]
 
 
 def test_an_invalid_action_costs_a_turn() -> None:
@@ -202,15 +202,15 @@ def test_colors_in_renderings_become_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"reward_range": (1.0, 1.0)}, "reward_range is"),
         ({"num_eval_episodes": 0}, "num_eval_episodes is 0"),
         ({"max_episode_steps": -1}, "max_episode_steps is -1"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments: dict, told: str) -> None:
-    with pytest.raises(vf.ConfigError, match=told):
+def test_invalid_arguments_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(vf.ConfigError, match=message):
         vf.GymEnv(Walk, **arguments)
 
 
@@ -237,7 +237,7 @@ def test_frozen_lake_can_be_solved_by_a_scripted_policy() -> None:
 
 @gymnasium
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     first_quick(
         [
             ("FrozenLake8x8-v1", "left, down, right, up"),
@@ -249,11 +249,11 @@ def test_frozen_lake_can_be_solved_by_a_scripted_policy() -> None:
         2,
     ),
 )
-def test_text_games_run_with_a_random_policy(name: str, told: str) -> None:
+def test_text_games_run_with_a_random_policy(name: str, message: str) -> None:
     env = vf.GymEnv(name, num_eval_episodes=5)
     records = env.generate_sync(vf.ScriptedClient(env.policies["random"]), rollouts_per_example=2)
     assert [record.error for record in records] == [None] * 10
-    assert all(told in record.prompt[-1]["content"] and "\x1b" not in str(record.completion) for record in records)
+    assert all(message in record.prompt[-1]["content"] and "\x1b" not in str(record.completion) for record in records)
     assert all(0.0 <= (record.reward or 0.0) <= 1.0 for record in records)
 
 

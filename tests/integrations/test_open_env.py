@@ -202,17 +202,20 @@ def test_an_action_can_be_a_tool_call() -> None:
 
 
 def test_a_custom_prompt_renderer_and_action_parser_are_used() -> None:
-    options = {"prompt_renderer": lambda seen: f"<{seen['hint']}>", "action_parser": lambda text: {"guess": text[-1]}}
+    options = {
+        "prompt_renderer": lambda observation: f"<{observation['hint']}>",
+        "action_parser": lambda text: {"guess": text[-1]},
+    }
     [record] = sample(Guessing().app(), "I say 3", num_eval_examples=1, max_turns=1, instructions="Go.", **options)
     assert record.prompt[0]["content"] == "Go.\n\n<0 to 9>" and record.completion[-1]["content"][0] == "<"
 
 
 @pytest.mark.parametrize(
-    ("guess", "told"), [("leave", "closed the session"), ("break", r"refused the action \(EXECUTION_ERROR\): boom")]
+    ("guess", "message"), [("leave", "closed the session"), ("break", r"refused the action \(EXECUTION_ERROR\): boom")]
 )
-def test_server_errors_fail_the_rollout(guess: str, told: str) -> None:
+def test_server_errors_fail_the_rollout(guess: str, message: str) -> None:
     [record] = sample(Guessing().app(), guess, num_eval_examples=1)
-    assert record.error is not None and re.search(told, record.error.message)
+    assert record.error is not None and re.search(message, record.error.message)
     assert record.error.phase == "env_response"
 
 
@@ -361,10 +364,10 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
     env = vf.load_environment("tictactoe", num_examples=8)
 
     async def over_rest(ask: Any) -> list[Any]:
-        before = await ask("state")
+        first_state = await ask("state")
         results = [(await ask("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
-        _, other = await ask("reset", {"split": "eval", "index": 3, "seed": 5})
-        name = other["metadata"]["episode_id"]
+        _, reset_reply = await ask("reset", {"split": "eval", "index": 3, "seed": 5})
+        name = reset_reply["metadata"]["episode_id"]
         for square in range(9):
             move = {"message": f"<move>{square}</move>"}
             results.append((await ask("step", {"action": move, "episode_id": "one", "timeout_s": 9}))[1])
@@ -375,7 +378,7 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
                 break
         missing = await ask("step", {"action": move, "episode_id": "one"})
         assert missing[0] == 404 and "no episode 'one' is active" in missing[1]["detail"]
-        assert before == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
+        assert first_state == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
         assert {result["metadata"]["episode_id"] for result in results} == {"one"}
         return results
 
@@ -389,10 +392,10 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
 
     rest_results = asyncio.run(call_rest(OpenEnvServer(env, "ours"), over_rest))
     socket_results = asyncio.run(with_sessions(env, over_socket))
-    for one, other in zip(rest_results, socket_results, strict=True):
-        assert one["observation"] == other["observation"]
-        assert (one["reward"], one["done"]) == (other["reward"], other["done"])
-        assert one["metadata"].items() >= other.get("metadata", {}).items()
+    for rest_result, socket_result in zip(rest_results, socket_results, strict=True):
+        assert rest_result["observation"] == socket_result["observation"]
+        assert (rest_result["reward"], rest_result["done"]) == (socket_result["reward"], socket_result["done"])
+        assert rest_result["metadata"].items() >= socket_result.get("metadata", {}).items()
 
 
 def test_invalid_rest_requests_are_refused_with_a_status() -> None:
@@ -496,8 +499,8 @@ print(asyncio.run(main()))
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server_socket:
+        return server_socket.getsockname()[1]
 
 
 @pytest.fixture(params=[1, 128])
@@ -582,11 +585,11 @@ async def test_a_new_episode_survives_a_step_of_the_old_one() -> None:
         async def close(self) -> None:
             self.is_over.set()
 
-    rest = RestEpisodes(lambda data: Episode(), SessionLimit(5))  # pyright: ignore[reportArgumentType]
-    await rest.reset({"episode_id": "one"})
-    step = asyncio.create_task(rest.step({"episode_id": "one", "action": {}}))
+    episodes = RestEpisodes(lambda data: Episode(), SessionLimit(5))  # pyright: ignore[reportArgumentType]
+    await episodes.reset({"episode_id": "one"})
+    step = asyncio.create_task(episodes.step({"episode_id": "one", "action": {}}))
     await asyncio.sleep(0)
-    await rest.reset({"episode_id": "one"})
+    await episodes.reset({"episode_id": "one"})
     with pytest.raises(WorkerError, match="has ended"):
         await step
-    assert await rest.state({"episode_id": "one"}) == {}
+    assert await episodes.state({"episode_id": "one"}) == {}

@@ -204,7 +204,7 @@ def test_the_random_state_of_this_process_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"gym": "leg_count"}, "did you mean 'leg_counting'"),
         ({"gym": []}, "gym is empty"),
@@ -214,8 +214,8 @@ def test_the_random_state_of_this_process_is_unchanged() -> None:
         ({"gym": "gcd", "config": {"numbers": 2}}, "numbers"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments: dict, told: str) -> None:
-    with pytest.raises(vf.Error, match=told):
+def test_invalid_arguments_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(vf.Error, match=message):
         Families(**arguments).get_eval_dataset()
 
 

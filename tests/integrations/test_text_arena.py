@@ -73,15 +73,15 @@ def test_concurrent_games_are_independent() -> None:
 
 @library
 def test_opponents_see_the_game_from_their_position() -> None:
-    seen: list[list[str]] = []
+    prompt_roles: list[list[str]] = []
 
     def opponent(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-        seen.append([message.role for message in messages])
+        prompt_roles.append([message.role for message in messages])
         return last_free_square(messages, state, rng)
 
     [record] = sample(Games("TicTacToe-v0", 1, opponent=opponent), last_free_square)
     [steps] = record.model_roles.values()
-    assert len(steps) == len(seen) >= 2 and seen[1] == ["user", "assistant", "user"]
+    assert len(steps) == len(prompt_roles) >= 2 and prompt_roles[1] == ["user", "assistant", "user"]
     [record] = sample(Games("TicTacToe-v0", 1, opponent=says("no move at all")))
     assert (record.reward, record.scores and record.scores.metrics["raw_reward"]) == (1.0, 1.0)
 

@@ -48,20 +48,20 @@ def report(result: rove.EvaluationResult) -> list[tuple[str, float, str | None]]
     return [(name, function.mean, function.caveat) for name, function in result.functions.items()]
 
 
-def changes(before: list[rove.RolloutRecord], after: list[rove.RolloutRecord]) -> str:
+def changes(first_records: list[rove.RolloutRecord], second_records: list[rove.RolloutRecord]) -> str:
     """Return the verdict of a comparison."""
-    return rove.compare(before, after).verdict
+    return rove.compare(first_records, second_records).verdict
 
 
 async def main(folder: str) -> float:
     """Evaluate, generate, score again, compare, and make a dataset."""
     env = load_environment()
     client = rove.ScriptedClient(env.policies["solver"])
-    seen: list[rove.RolloutRecord] = []
-    records = await rove.generate(env, client, num_examples=4, seed=1, on_record=seen.append)
+    streamed: list[rove.RolloutRecord] = []
+    records = await rove.generate(env, client, num_examples=4, seed=1, on_record=streamed.append)
     result = await env.evaluate(client, num_examples=4, limits=rove.Limits(max_turns=2), run=folder + "/run")
-    again = await rove.rescore(env, rove.Run(folder + "/run"), into=folder + "/again")
+    rescored = await rove.rescore(env, rove.Run(folder + "/run"), into=folder + "/again")
     rows = env.make_dataset(records, min_reward=0.5)
     assert result.run is not None
-    print(changes(records, seen), len(rows), report(again), [record.reward for record in result.run.rollouts()])
+    print(changes(records, streamed), len(rows), report(rescored), [record.reward for record in result.run.rollouts()])
     return result.reward.mean

@@ -61,12 +61,12 @@ def wheels_in(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(params=["folder", "web"])
-def where(request: pytest.FixtureRequest, hub: Path, static: tuple[Static, str]) -> str:
+def location(request: pytest.FixtureRequest, hub: Path, static: tuple[Static, str]) -> str:
     return str(hub) if request.param == "folder" else static[1]
 
 
-async def test_a_folder_and_a_web_server_have_the_same_content(where: str, hub: Path, tmp_path: Path) -> None:
-    async with Hub(where) as client:
+async def test_a_folder_and_a_web_server_have_the_same_content(location: str, hub: Path, tmp_path: Path) -> None:
+    async with Hub(location) as client:
         assert [listed.reference for listed in (await client.index()).environments] == [
             "alice/doubling",
             "bob/tripling",
@@ -83,18 +83,18 @@ async def test_a_folder_and_a_web_server_have_the_same_content(where: str, hub: 
     assert hashlib.sha256(wheel.read_bytes()).hexdigest() == file.sha256
 
 
-async def test_search_without_an_api_reads_the_index(where: str) -> None:
-    async with Hub(where) as client:
+async def test_search_without_an_api_reads_the_index(location: str) -> None:
+    async with Hub(location) as client:
         queries = [{}, {"words": "tripling OF"}, {"tag": "math"}, {"words": "bob"}]
-        found = [[listed.owner for listed in (await client.search(**query))[0]] for query in queries]
-        assert found == [["alice", "bob"], ["bob"], ["alice"], ["bob"]]
+        owners = [[listed.owner for listed in (await client.search(**query))[0]] for query in queries]
+        assert owners == [["alice", "bob"], ["bob"], ["alice"], ["bob"]]
         page, total = await client.search(limit=1, offset=1)
         assert ([listed.owner for listed in page], total) == (["bob"], 2)
         assert await client.search("nothing has this") == ([], 0)
 
 
-async def test_missing_environments_versions_files_and_hubs_are_errors(where: str, tmp_path: Path) -> None:
-    async with Hub(where) as client:
+async def test_missing_environments_versions_files_and_hubs_are_errors(location: str, tmp_path: Path) -> None:
+    async with Hub(location) as client:
         with pytest.raises(HubError, match=r"no environment alice/else.*rove search else"):
             await client.releases(Reference("alice", "else"))
         with pytest.raises(HubError, match=r"no version 2\.0; the hub has 1\.0"):
@@ -110,9 +110,9 @@ async def test_missing_environments_versions_files_and_hubs_are_errors(where: st
             await client.index()
 
 
-async def test_a_modified_file_is_detected_during_download(where: str, hub: Path, tmp_path: Path) -> None:
+async def test_a_modified_file_is_detected_during_download(location: str, hub: Path, tmp_path: Path) -> None:
     folder = hub / "alice/doubling/1.0"
-    async with Hub(where) as client:
+    async with Hub(location) as client:
         release = (await client.releases(DOUBLING)).choose(None)
         [file] = release.files
         tampered(folder / "manifest.json", b"doubling of alice", b"doubling of Alice")
@@ -128,7 +128,7 @@ async def test_a_modified_file_is_detected_during_download(where: str, hub: Path
     assert not wheels_in(tmp_path)
 
 
-async def test_an_invalid_or_foreign_index_is_rejected(where: str, hub: Path) -> None:
+async def test_an_invalid_or_foreign_index_is_rejected(location: str, hub: Path) -> None:
     index = hub / "alice/doubling/index.json"
     original = index.read_bytes()
     for old, new, message in [
@@ -139,7 +139,7 @@ async def test_an_invalid_or_foreign_index_is_rejected(where: str, hub: Path) ->
         (b'"version":"1.0"', b'"version":"../"', "is not a valid version"),
     ]:
         index.write_bytes(original.replace(old, new))
-        async with Hub(where) as client:
+        async with Hub(location) as client:
             with pytest.raises((HubError, ConfigError), match=message):
                 await client.releases(DOUBLING)
 
@@ -223,9 +223,9 @@ async def test_a_refusal_is_not_retried_and_its_message_omits_the_token(static: 
 
 async def test_the_token_is_not_sent_to_another_host_after_a_redirect(static: tuple[Static, str], hub: Path) -> None:
     server, url = static
-    other = Static(hub)
+    other_server = Static(hub)
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", other.answer)
+    app.router.add_route("*", "/{path:.*}", other_server.answer)
     async with TestServer(app) as test_server:
         other_url = test_server.make_url("/index.json")
 
@@ -236,7 +236,7 @@ async def test_the_token_is_not_sent_to_another_host_after_a_redirect(static: tu
         async with Hub(url, "rove_secret") as client:
             await client.index()
     assert server.asked[0][1] == "Bearer rove_secret"
-    assert other.asked == [("/index.json", None)]
+    assert other_server.asked == [("/index.json", None)]
 
 
 async def test_a_response_over_the_size_limit_is_rejected(

@@ -66,12 +66,12 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     publish(hub)
     publish(hub, owner="bob", module=code("Triple", 3, 0.5))
     publish(hub, owner="bob", name="sees", module=ENVIRONMENT_READER.encode(), needs={"secrets": ["DECLARED_KEY"]})
-    before = {name: os.environ.get(name) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    first_values = {name: os.environ.get(name) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     os.environ.update(XDG_DATA_HOME=str(folder / "data"), XDG_CONFIG_HOME=str(folder / "config"))
     for name in ("alice/doubling", "bob/doubling", "bob/sees"):
         put(hub, name, folder)
     yield folder
-    for name, value in before.items():
+    for name, value in first_values.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
@@ -212,11 +212,11 @@ def test_a_damaged_record_does_not_hide_other_environments(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     good = {"owner": "b", "name": "y", "version": "1.0", "module": "y", "folder": "f", "file": "y.py", "origin": "h"}
-    for where, content in {
+    for folder, content in {
         "a/x": "{",
         "b/y": json.dumps(good | {"manifest": "", "wheel": "", "installed": ""}),
     }.items():
-        record = tmp_path / "rove/environments" / where / installed.RECORD
+        record = tmp_path / "rove/environments" / folder / installed.RECORD
         record.parent.mkdir(parents=True)
         record.write_text(content)
     assert [installed_package.name for installed_package in all_installed()] == ["y"]

@@ -143,10 +143,10 @@ TAMPERED: list[tuple[str, Callable[[Path], Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "said"), [row[1:] for row in TAMPERED], ids=[row[0] for row in TAMPERED])
-def test_tampered_packages_are_not_installed(hub: Path, change: Callable[[Path], Any], said: str) -> None:
+@pytest.mark.parametrize(("change", "message"), [row[1:] for row in TAMPERED], ids=[row[0] for row in TAMPERED])
+def test_tampered_packages_are_not_installed(hub: Path, change: Callable[[Path], Any], message: str) -> None:
     change(hub / "alice/doubling/1.0")
-    with pytest.raises(TrustError, match=said):
+    with pytest.raises(TrustError, match=message):
         download_wheel(hub)
     assert not list((hub.parent / "work").glob("*.whl"))
 
@@ -263,7 +263,7 @@ def test_without_a_remembered_key_the_hubs_keys_of_the_owner_are_required(hub: P
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"requires_python": ">=4"}, r"requires Python >=4, but this is Python 3\."),
         ({"dependencies": ["rove>=99"]}, r"requires rove>=99, but rove .*upgrade rove"),
@@ -273,9 +273,9 @@ def test_without_a_remembered_key_the_hubs_keys_of_the_owner_are_required(hub: P
         ),
     ],
 )
-def test_unmet_requirements_are_errors_before_the_download(hub: Path, fields: dict[str, Any], said: str) -> None:
+def test_unmet_requirements_are_errors_before_the_download(hub: Path, fields: dict[str, Any], message: str) -> None:
     manifest = msgspec.structs.replace(download_wheel(hub)[0].manifest, **fields)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check_compatible(manifest, "alice/doubling@1.0")
 
 
@@ -334,7 +334,7 @@ locked = st.builds(
 )
 
 
-@given(st.lists(locked, max_size=4, unique_by=lambda one: (one.owner, one.name)))
+@given(st.lists(locked, max_size=4, unique_by=lambda entry: (entry.owner, entry.name)))
 def test_a_lock_file_is_read_as_written_and_does_not_depend_on_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Locked]
 ) -> None:
@@ -351,7 +351,7 @@ def test_a_missing_lock_file_is_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("schema = 1", "schema = 2", "has schema 2, but this version of rove reads 1"),
         ("schema = 1", "", "has schema None"),
@@ -364,22 +364,22 @@ def test_a_missing_lock_file_is_empty(tmp_path: Path) -> None:
         ("hub =", "hubs =", "unknown field `hubs`"),
     ],
 )
-def test_invalid_lock_files_are_rejected(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_invalid_lock_files_are_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
     file = tmp_path / "rove.lock"
     write_lock(file, [DOUBLING])
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=r"rove\.lock") as caught:
         read_lock(file)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_lock_mismatch_names_the_differing_files() -> None:
     file = Path("rove.lock")
     check_locked(DOUBLING, DOUBLING.manifest, [WHEEL], file)
-    other = HubFile(filename=WHEEL.filename, sha256="ef" * 32, size=900)
+    other_file = HubFile(filename=WHEEL.filename, sha256="ef" * 32, size=900)
     with pytest.raises(TrustError, match=r"alice/doubling@1\.0 does not match rove\.lock: its manifest differs"):
         check_locked(DOUBLING, "00" * 32, [WHEEL], file)
     with pytest.raises(TrustError, match=r"does not match .*: doubling-1\.0-py3-none-any\.whl differs"):
-        check_locked(DOUBLING, DOUBLING.manifest, [other], file)
+        check_locked(DOUBLING, DOUBLING.manifest, [other_file], file)
     with pytest.raises(TrustError, match=r"its manifest, doubling-1\.0-py3-none-any\.whl differ\."):
         check_locked(DOUBLING, "00" * 32, [], file)

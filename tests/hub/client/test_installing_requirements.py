@@ -26,10 +26,10 @@ def test_rove_and_verifiers_are_not_installed_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "one", ["verifiers==0.1.5", "verifiers<0.2", "verifiers>=0.1.3,<0.1.6", "verifiers[rl]~=0.1.8"]
+    "requirement", ["verifiers==0.1.5", "verifiers<0.2", "verifiers>=0.1.3,<0.1.6", "verifiers[rl]~=0.1.8"]
 )
-def test_requirements_of_old_verifiers_versions_are_satisfied(one: str) -> None:
-    assert required_packages([one], "it") == []
+def test_requirements_of_old_verifiers_versions_are_satisfied(requirement: str) -> None:
+    assert required_packages([requirement], "it") == []
 
 
 def test_extras_of_rove_expand_to_their_packages() -> None:
@@ -38,10 +38,10 @@ def test_extras_of_rove_expand_to_their_packages() -> None:
     assert required_packages(["rove[nobody-knows-this]"], "it") == []
 
 
-@pytest.mark.parametrize("one", ["rove>99", "verifiers>=0.4", "verifiers==0.5.1"])
-def test_unsupported_versions_of_rove_and_verifiers_are_errors(one: str) -> None:
+@pytest.mark.parametrize("requirement", ["rove>99", "verifiers>=0.4", "verifiers==0.5.1"])
+def test_unsupported_versions_of_rove_and_verifiers_are_errors(requirement: str) -> None:
     with pytest.raises(ConfigError, match="it requires"):
-        required_packages([one], "it")
+        required_packages([requirement], "it")
 
 
 def test_an_unsupported_python_version_is_an_error() -> None:
@@ -52,19 +52,19 @@ def test_an_unsupported_python_version_is_an_error() -> None:
 
 
 def test_imports_of_packages_that_verifiers_installs_are_required(tmp_path: Path) -> None:
-    for code, wanted in [
+    for code, expected in [
         (b"from datasets import load_dataset\n", ["datasets>=3.0"]),
         (b"def f():\n    import openai, json\n", ["openai>=1.50"]),
         (b"# import datasets\nimport datasets_server\n", []),
     ]:
         module = {"my_sums.py": code + b"def load_environment(): pass\n"}
-        assert undeclared_v0_requirements(put_wheel(tmp_path, with_record(wheel_files(modules=module)))) == wanted
+        assert undeclared_v0_requirements(put_wheel(tmp_path, with_record(wheel_files(modules=module)))) == expected
 
 
-@pytest.mark.parametrize("one", ["a; " + "(" * 2_000, "a; os_name ~= 'posix'"])
-def test_dependencies_that_cannot_be_parsed_are_errors(one: str) -> None:
+@pytest.mark.parametrize("requirement", ["a; " + "(" * 2_000, "a; os_name ~= 'posix'"])
+def test_dependencies_that_cannot_be_parsed_are_errors(requirement: str) -> None:
     with pytest.raises(ConfigError, match="it has the dependency .* which cannot be read"):
-        required_packages([one], "it")
+        required_packages([requirement], "it")
     with pytest.raises(ConfigError, match="it requires Python .* which cannot be parsed"):
         check_python(">=" + "(" * 2_000, "it")
 

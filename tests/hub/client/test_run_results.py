@@ -114,8 +114,8 @@ def test_the_code_digest_of_a_wheel_equals_that_of_the_loaded_package(tmp_path: 
         ({"n": 1, "ok": True, "none": None, "f": 0.5}, {"n": 1, "ok": True, "none": None, "f": 0.5}),
     ],
 )
-def test_values_that_look_like_keys_are_masked(given: Any, kept: Any) -> None:
-    assert without_secrets(given) == kept
+def test_values_that_look_like_keys_are_masked(value: Any, masked: Any) -> None:
+    assert without_secrets(value) == masked
 
 
 def test_values_of_secret_environment_variables_are_masked_in_any_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def nested_zip(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("extra_files", "words"),
     [
         ({"../evil.py": b""}, "leaves the archive"),
         ({"a/../../evil.py": b""}, "leaves the archive"),
@@ -201,9 +201,9 @@ def nested_zip(depth: int) -> bytes:
     ],
     ids=lambda value: next(iter(value))[:30] if isinstance(value, dict) else "",
 )
-def test_invalid_wheels_are_rejected(tmp_path: Path, more: dict[str, bytes], words: str):
+def test_invalid_wheels_are_rejected(tmp_path: Path, extra_files: dict[str, bytes], words: str):
     with pytest.raises(PackageError, match=words) as error:
-        check_wheel(put_wheel(tmp_path, with_record({**wheel_files(), **more})))
+        check_wheel(put_wheel(tmp_path, with_record({**wheel_files(), **extra_files})))
     assert "my_sums-1.0-py3-none-any.whl" in str(error.value)
 
 
@@ -345,10 +345,10 @@ def test_the_file_name_of_a_wheel_must_match_its_metadata(tmp_path: Path, name: 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(st.integers(0, 600), st.binary(min_size=1, max_size=4))
-def test_a_damaged_wheel_is_rejected_or_has_the_same_content(tmp_path: Path, place: int, junk: bytes):
+def test_a_damaged_wheel_is_rejected_or_has_the_same_content(tmp_path: Path, position: int, junk: bytes):
     wheel = put_wheel(tmp_path)
     original_content, original_bytes = check_wheel(wheel).content, wheel.read_bytes()
-    wheel.write_bytes(original_bytes[:place] + junk + original_bytes[place + len(junk) :])
+    wheel.write_bytes(original_bytes[:position] + junk + original_bytes[position + len(junk) :])
     try:
         assert check_wheel(wheel).content == original_content
     except PackageError as error:
@@ -357,9 +357,9 @@ def test_a_damaged_wheel_is_rejected_or_has_the_same_content(tmp_path: Path, pla
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(st.integers(0, 4000), st.binary(min_size=1, max_size=4))
-def test_a_damaged_source_archive_is_rejected_or_read_correctly(tmp_path: Path, place: int, junk: bytes):
+def test_a_damaged_source_archive_is_rejected_or_read_correctly(tmp_path: Path, position: int, junk: bytes):
     tar = gzip.decompress(tarred(source_files()))
-    source = put_source(tmp_path, gzip.compress(tar[:place] + junk + tar[place + len(junk) :]))
+    source = put_source(tmp_path, gzip.compress(tar[:position] + junk + tar[position + len(junk) :]))
     try:
         assert check_source(source) == ("my-sums", "1.0")
     except PackageError as error:
@@ -371,7 +371,7 @@ def test_a_source_archive_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("more", "kinds", "words"),
+    ("extra_files", "kinds", "words"),
     [
         ({"my_sums-1.0/../../evil": b""}, {}, "leaves the archive"),
         ({"/etc/evil": b""}, {}, "is absolute"),
@@ -400,10 +400,10 @@ def test_a_source_archive_is_read(tmp_path: Path):
     ],
 )
 def test_invalid_source_archives_are_rejected(
-    tmp_path: Path, more: dict[str, bytes], kinds: dict[str, bytes], words: str
+    tmp_path: Path, extra_files: dict[str, bytes], kinds: dict[str, bytes], words: str
 ):
     with pytest.raises(PackageError, match=words):
-        check_source(put_source(tmp_path, tarred({**source_files(), **more}, kinds)))
+        check_source(put_source(tmp_path, tarred({**source_files(), **extra_files}, kinds)))
 
 
 def test_ambiguous_and_broken_tars_are_rejected(tmp_path: Path):

@@ -18,8 +18,8 @@ from rove.hub.package.archives import ENTRY_POINT_GROUP, LOAD, check_contents
 INFO = "my_sums-1.0.dist-info"
 
 
-def check_files(more: dict[str, bytes], project: str = "my-sums") -> str:
-    files = {**wheel_files(), f"{INFO}/RECORD": b"", **more}
+def check_files(extra_files: dict[str, bytes], project: str = "my-sums") -> str:
+    files = {**wheel_files(), f"{INFO}/RECORD": b"", **extra_files}
     return check_contents(files, INFO, project, "a.whl")
 
 
@@ -28,7 +28,7 @@ def entry_points(text: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra_files",
     [
         {},
         {"pyproject.toml": b"", "README.md": b"", "LICENSE": b"", "questions.jsonl": b"", "prompts.yaml": b""},
@@ -40,8 +40,8 @@ def entry_points(text: str) -> dict[str, bytes]:
         entry_points(""),
     ],
 )
-def test_files_that_build_backends_write_are_accepted(more: dict[str, bytes]):
-    assert check_files(more) == "my_sums"
+def test_files_that_build_backends_write_are_accepted(extra_files: dict[str, bytes]):
+    assert check_files(extra_files) == "my_sums"
 
 
 def test_a_package_folder_with_modules_and_data_is_accepted():

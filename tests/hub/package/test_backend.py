@@ -140,7 +140,9 @@ def test_another_compression_level_changes_bytes_but_not_content(tmp_path: Path,
     for level in (9, 1):
         compress = zlib.compressobj
         with monkeypatch.context() as patch:
-            patch.setattr(zlib, "compressobj", lambda _, *rest, level=level, make=compress: make(level, *rest))
+            patch.setattr(
+                zlib, "compressobj", lambda _, *arguments, level=level, make=compress: make(level, *arguments)
+            )
             wheel, source = pack_wheel(files, "my-sums", "1.0"), pack_source(sources, "my-sums", "1.0")
         file = tmp_path / "my_sums-1.0-py3-none-any.whl"
         file.write_bytes(wheel)

@@ -170,12 +170,12 @@ def test_a_package_for_verifiers_v0_is_built_unchanged(tmp_path: Path):
     assert verify(built.folder).wheel.module == "v0_sums"
 
 
-def describe_package(tmp_path: Path, facts: Facts | None, **said: Any) -> tuple[Manifest, list[str]]:
+def describe_package(tmp_path: Path, facts: Facts | None, **rove_table: Any) -> tuple[Manifest, list[str]]:
     """Describe a package with these measured facts and declared fields."""
     files = with_record(wheel_files(modules={"my_sums.py": b"import os\nload_environment = os.environ['JUDGE_KEY']\n"}))
     file = put_wheel(tmp_path, files)
     return describe(
-        check_wheel(file), files, read_code(files), declared({"tool": {"rove": said}}), facts, [named(file)], ""
+        check_wheel(file), files, read_code(files), declared({"tool": {"rove": rove_table}}), facts, [named(file)], ""
     )
 
 
@@ -192,8 +192,10 @@ def test_declared_fields_are_added_to_measured_ones(tmp_path: Path):
 
 
 def test_long_license_and_author_fields_are_shortened(tmp_path: Path):
-    more = "License: MIT License\n  \n  Copyright\nAuthor: Ann, Bob\nAuthor-email: Cy <cy@example.org>, d@example.org\n"
-    files = with_record(wheel_files(extra=more))
+    fields = (
+        "License: MIT License\n  \n  Copyright\nAuthor: Ann, Bob\nAuthor-email: Cy <cy@example.org>, d@example.org\n"
+    )
+    files = with_record(wheel_files(extra=fields))
     wheel = check_wheel(put_wheel(tmp_path, files))
     manifest, _ = describe(
         wheel, files, read_code(files), declared({}), None, [named(tmp_path / "my_sums-1.0-py3-none-any.whl")], ""

@@ -58,9 +58,9 @@ def test_a_signature_is_deterministic_and_verifies(key: Any):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.integers(0, len(CONTENT) - 1), st.integers(1, 255))
-def test_any_changed_byte_is_detected(key: Any, place: int, change: int):
+def test_any_changed_byte_is_detected(key: Any, position: int, change: int):
     signature, changed = sign(CONTENT, key), bytearray(CONTENT)
-    changed[place] ^= change
+    changed[position] ^= change
     with pytest.raises(PackageError, match="was modified"):
         check_signature(bytes(changed), signature)
 

@@ -60,8 +60,8 @@ async def test_the_readme_is_taken_from_the_wheel_if_none_is_uploaded(asking: As
 async def test_a_version_is_immutable_and_can_be_yanked_and_restored(asking: Asking, tmp_path: Path):
     parts = package(tmp_path / "p")
     assert (await asking.upload("acme/my-sums/1.0", parts)).status == 201
-    again = await asking.upload("acme/my-sums/1.0", parts)
-    assert (again.status, "cannot be changed" in again.error) == (409, True)
+    second_reply = await asking.upload("acme/my-sums/1.0", parts)
+    assert (second_reply.status, "cannot be changed" in second_reply.error) == (409, True)
     yank = "/api/environments/acme/my-sums/1.0/yank"
     assert (await asking.ask("POST", yank, "acme", json={"reason": "wrong rewards"})).status == 200
     assert (await asking.get("/acme/my-sums/index.json"))["versions"][0]["yanked"] == "wrong rewards"
@@ -92,8 +92,8 @@ async def test_the_simple_index_negotiates_html_or_json(asking: Asking, tmp_path
     for path in ("/acme/simple", "/acme/simple/my-sums"):
         moved = await asking.ask("GET", path)
         assert (moved.status, moved.headers["Location"]) == (301, path.rpartition("/")[2] + "/")
-    again = await asking.ask("GET", "/acme/simple/my-sums/", headers={"If-None-Match": page.headers["ETag"]})
-    assert (again.status, again.body) == (304, b"")
+    second_reply = await asking.ask("GET", "/acme/simple/my-sums/", headers={"If-None-Match": page.headers["ETag"]})
+    assert (second_reply.status, second_reply.body) == (304, b"")
 
 
 async def test_private_packages_look_absent_without_a_reading_token(asking: Asking, tmp_path: Path):
@@ -121,9 +121,9 @@ async def test_private_packages_look_absent_without_a_reading_token(asking: Aski
     for token in ("acme", "acme-admin"):
         assert (await asking.get("/api/search?q=sums", token))["total"] == 1
         for path in paths:
-            shown = await asking.ask("GET", path, token)
-            assert shown.status == 200
-            assert shown.headers["Cache-Control"].startswith("private")
+            reply = await asking.ask("GET", path, token)
+            assert reply.status == 200
+            assert reply.headers["Cache-Control"].startswith("private")
     user = base64.b64encode(f"__token__:{asking.tokens['acme']}".encode()).decode()
     assert (await asking.ask("GET", "/acme/simple/my-sums/", headers={"Authorization": f"Basic {user}"})).status == 200
     public = {"visibility": "public"}

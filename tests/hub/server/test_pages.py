@@ -105,15 +105,15 @@ def site(store: Store) -> Site:
 def test_a_readme_is_rendered_as_markdown():
     page = check_inert(readme_html(README))
     assert [tag for tag, _ in page.found][:3] == ["h3", "p", "strong"]
-    assert [one["href"] for one in page.all("a")] == ["https://example.org/paper?a=1&b=2"]
+    assert [element["href"] for element in page.all("a")] == ["https://example.org/paper?a=1&b=2"]
     assert page.all("a")[0]["rel"] == "nofollow noopener noreferrer"
     assert "the code" in page.text and "[a plot]" in page.text and len(page.all("td")) == 2
 
 
 def test_a_hostile_readme_is_rendered_without_active_content():
     page = check_inert(readme_html(HOSTILE))
-    assert [one["href"] for one in page.all("a")] == ["https://evil.example/%22onclick=%22window.pwned=7"]
-    for shown in (
+    assert [element["href"] for element in page.all("a")] == ["https://evil.example/%22onclick=%22window.pwned=7"]
+    for escaped in (
         "<script>window.pwned = 2</script>",
         "<style>body",
         "<iframe",
@@ -121,7 +121,7 @@ def test_a_hostile_readme_is_rendered_without_active_content():
         "<base href",
         "window.pwned=12",
     ):
-        assert shown in page.text
+        assert escaped in page.text
 
 
 MARKUP_PIECES = ["<script>", "](", "[", "![", ")", "javascript:", "data:text/html,", "<a/onclick=1>", '"', "'", "`"]
@@ -145,7 +145,7 @@ def test_texts_of_manifests_and_runs_are_escaped(site: Site):
     for page in (site.environment("zeta", "evil"), site.index_page(), site.search_page(Query())):
         elements = Elements(page)
         assert len(elements.all("script")) == 1 and not any(
-            "id" in one and one["id"] == "pwned" for _, one in elements.found
+            "id" in element and element["id"] == "pwned" for _, element in elements.found
         )
         assert not {name for _, attributes in elements.found for name in attributes if name.startswith("on")}
         assert not any(tag in ("b", "img", "iframe") and attributes for tag, attributes in elements.found)
@@ -156,9 +156,11 @@ def check_run_page(page: bytes) -> dict[str, Any]:
     """Check that a run's page has no element but the report's own, and return its data."""
     elements = Elements(page)
     tags = [tag for tag, _ in elements.found]
-    own = "html head meta meta meta title style body main noscript p pre p script script"
-    assert tags == own.split(), tags
-    [policy] = [one["content"] for one in elements.all("meta") if one.get("http-equiv") == "Content-Security-Policy"]
+    expected_tags = "html head meta meta meta title style body main noscript p pre p script script"
+    assert tags == expected_tags.split(), tags
+    [policy] = [
+        element["content"] for element in elements.all("meta") if element.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert f"{policy}; frame-ancestors 'none'" == RUN_POLICY and "unsafe" not in RUN_POLICY
     raw = page.split(b'id="data">', 1)[1].split(b"</script>", 1)[0]
     assert b"<" not in raw
@@ -187,11 +189,11 @@ JSON = st.recursive(
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["", "m", EVIL]),
-    lambda one: (
-        st.lists(one, max_size=4)
+    lambda children: (
+        st.lists(children, max_size=4)
         | st.dictionaries(
             st.sampled_from(["mean", "low", "high", "caveat", "weight", "role", "content", "type"]),
-            one,
+            children,
             max_size=4,
         )
     ),
@@ -203,8 +205,8 @@ SUMMARIES = st.dictionaries(
 
 
 @given(SUMMARIES)
-def test_any_json_summary_becomes_a_row(told: dict[str, Any]):
-    raw = msgspec.Raw(msgspec.json.encode(told))
+def test_any_json_summary_becomes_a_row(summary: dict[str, Any]):
+    raw = msgspec.Raw(msgspec.json.encode(summary))
     [row] = rows_of("1.0", [{"id": "1", "model": "m", "uploaded": "2026-11-22T00:00:00Z", "summary": raw}])
     scale = scale_of([row.reward])
     assert scale.low < scale.high and scale.ends and "nan" not in interval_svg("reward", row.reward, scale)
@@ -219,8 +221,8 @@ def test_any_json_summary_becomes_a_row(told: dict[str, Any]):
     )
     | JSON
 )
-def test_any_json_example_is_a_rollout_or_omitted(told: Any):
-    data = pushed_page({"examples": [told, rollout(1.0, "2")]})
+def test_any_json_example_is_a_rollout_or_omitted(example: Any):
+    data = pushed_page({"examples": [example, rollout(1.0, "2")]})
     assert len(data["rollouts"]) in (1, 2) and data["rollouts"][-1]["reward"] == 1.0
     assert ("1 entries" in data["rollouts_note"]) == (len(data["rollouts"]) == 1)
 
@@ -264,7 +266,7 @@ def test_intervals_are_shown_where_they_are_whole():
 
 def test_the_list_contains_only_public_environments(site: Site):
     page = Elements(site.index_page())
-    assert [one["href"] for one in page.all("a") if (one["href"] or "").count("/") == 3] == [
+    assert [element["href"] for element in page.all("a") if (element["href"] or "").count("/") == 3] == [
         "./acme/my-sums/",
         "./zeta/chess/",
         "./zeta/evil/",
@@ -278,7 +280,7 @@ def test_the_list_is_searched_and_paginated(site: Site, monkeypatch: pytest.Monk
     page = Elements(site.search_page(Query(q="SUMS two", tag="math")))
     assert "1 environment found" in page.text and "acme/my-sums" in page.text and "zeta/chess" not in page.text
     assert page.all("input")[0]["value"] == "SUMS two"
-    assert [one["value"] for one in page.all("option") if "selected" in one] == ["math"]
+    assert [element["value"] for element in page.all("option") if "selected" in element] == ["math"]
     assert "No environments" in Elements(site.search_page(Query(q="nobody"))).text
     monkeypatch.setattr("rove.hub.server.pages.site.PAGE_SIZE", 2)
     first = Elements(site.search_page(Query()))
@@ -309,7 +311,7 @@ def test_an_environment_page_shows_manifest_leaderboard_and_yanked_versions(site
         < page.text.index("odd")
         < page.text.index("lab/old")
     )
-    drawings = [one["aria-label"] for one in page.all("svg")]
+    drawings = [element["aria-label"] for element in page.all("svg")]
     assert "reward 1.050, 95% interval 1.020 to 1.080, on a line from 0 to 1.200" in drawings
     assert "rove install acme/my-sums --hub HUB" in page.text
     assert "This version was yanked" not in page.text

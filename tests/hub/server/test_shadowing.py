@@ -15,12 +15,12 @@ PUBLIC = ("left-pad", "public-sums", "allowed")
 
 
 @asynccontextmanager
-async def public_index(asked: list[str]) -> AsyncIterator[str]:
+async def public_index(requested_names: list[str]) -> AsyncIterator[str]:
     """Serve a simple index with the projects of `PUBLIC`; one is broken."""
 
     async def project(request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        asked.append(name)
+        requested_names.append(name)
         return web.Response(status=500 if name == "broken" else 200 if name in PUBLIC else 404)
 
     app = web.Application()
@@ -30,30 +30,33 @@ async def public_index(asked: list[str]) -> AsyncIterator[str]:
 
 
 async def test_a_name_of_the_public_index_is_refused(tmp_path: Path):
-    asked: list[str] = []
-    async with public_index(asked) as index, hub(tmp_path / "hub", fallback=index, allow_shadow=["allowed"]) as asking:
+    requested_names: list[str] = []
+    async with (
+        public_index(requested_names) as index,
+        hub(tmp_path / "hub", fallback=index, allow_shadow=["allowed"]) as asking,
+    ):
         for name, status in (("left-pad", 409), ("my-sums", 201), ("allowed", 201), ("broken", 503)):
             answer = await asking.upload(f"acme/{name}/1.0", package(tmp_path / name, name))
             assert (name, answer.status) == (name, status)
             if status == 409:
                 assert "has a project 'left-pad', which this package would replace" in answer.text
                 assert "ask the hub's operator for --allow-shadow left-pad" in answer.text
-        assert asked == ["left-pad", "my-sums", "broken"]
+        assert requested_names == ["left-pad", "my-sums", "broken"]
         assert (await asking.ask("GET", "/acme/simple/left-pad/")).status == 302
 
 
 async def test_versions_of_a_published_package_and_private_names_are_not_looked_up(tmp_path: Path):
-    asked: list[str] = []
+    requested_names: list[str] = []
     async with (
-        public_index(asked) as index,
+        public_index(requested_names) as index,
         hub(tmp_path / "hub", fallback=index, allow_shadow=["public-sums"]) as asking,
     ):
         await asking.ask("PUT", "/api/environments/acme/secret", "acme-admin", json={"visibility": "private"})
-        places = (("secret", "1.0"), ("public-sums", "1.0"), ("my-sums", "1.0"), ("my-sums", "1.1"))
-        for name, version in places:
+        versions = (("secret", "1.0"), ("public-sums", "1.0"), ("my-sums", "1.0"), ("my-sums", "1.1"))
+        for name, version in versions:
             parts = package(tmp_path / f"{name}-{version}", name, version)
             assert (await asking.upload(f"acme/{name}/{version}", parts, "acme-admin")).status == 201
-        assert asked == ["my-sums"]
+        assert requested_names == ["my-sums"]
 
 
 async def test_a_fallback_that_cannot_be_asked_refuses_new_names(tmp_path: Path):

@@ -94,11 +94,11 @@ def test_unfinished_files_are_deleted_when_the_hub_starts(store: Store):
     (store.files / "acme/my-sums/1.0/runs/abc.json").write_bytes(b"{}")
     (store.files / "acme/my-sums/notes.txt").write_bytes(b"no version")
     (store.drafts / ".DS_Store").write_bytes(b"no draft")
-    other = Store(store.folder)
-    assert other.recover() == []
+    other_store = Store(store.folder)
+    assert other_store.recover() == []
     assert listing(store.folder) != listing_before  # Another store is open, so nothing is deleted.
     store.close()
-    other.close()
+    other_store.close()
     last = Store(store.folder)
     assert last.recover() == []
     last.close()
@@ -180,7 +180,7 @@ def test_an_upload_killed_at_any_step_is_atomic(tmp_path: Path):
     store.add_owner("acme")
     add(store, version="1.0")
     store.close()
-    before, step, exit_codes = listing(tmp_path / "hub"), 0, []
+    first_listing, step, exit_codes = listing(tmp_path / "hub"), 0, []
     while not exit_codes or exit_codes[-1] == EXIT_CODE_AT_STEP:
         child = os.fork()
         if child == 0:
@@ -196,7 +196,7 @@ def test_an_upload_killed_at_any_step_is_atomic(tmp_path: Path):
                 assert hashlib.sha256(content).hexdigest() == file.sha256
             break
         reopened.close()
-        assert listing(tmp_path / "hub") == before
+        assert listing(tmp_path / "hub") == first_listing
     reopened.close()
     assert step > 20, "the steps are not seen any more"
 
@@ -204,10 +204,10 @@ def test_an_upload_killed_at_any_step_is_atomic(tmp_path: Path):
 EXIT_CODE_AT_STEP = 9
 
 
-def _upload_and_exit_at(step: int, place: Path) -> None:
+def _upload_and_exit_at(step: int, folder: Path) -> None:
     """Upload and exit when the operation with this number begins. Never returns."""
     try:
-        store = Store(place / "hub")
+        store = Store(folder / "hub")
         store.recover()
         steps = itertools.count()
 

@@ -133,10 +133,10 @@ async def test_only_processes_with_the_mark_are_killed():
             "sleep", "600", env={"PATH": os.environ["PATH"], MARK_VARIABLE: mark}
         )
 
-    marked, other = await start("a1"), await start("a12")
+    marked, unmarked = await start("a1"), await start("a12")
     assert kill_marked(MARK_VARIABLE, "a1") == 1
     assert await marked.wait() < 0
-    assert other.returncode is None
-    other.kill()
-    await other.wait()
+    assert unmarked.returncode is None
+    unmarked.kill()
+    await unmarked.wait()
     assert kill_marked(MARK_VARIABLE, "no such mark") == 0

@@ -21,8 +21,8 @@ IMAGE = {"type": "image", "data": "QQ==", "mimeType": "image/png"}
 TEXT_RESOURCE = {"type": "resource", "resource": {"uri": "a://b", "text": "inside"}}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
 
 
 @each_row(
@@ -65,8 +65,8 @@ def test_text_is_truncated_only_above_the_limit(said: list[str | None], most: in
     texts = [block_text for block_text in said if block_text is not None]
     if sum(map(len, texts)) + len(texts) <= most:
         assert shortened == "\n".join(texts)
-    shown = content_of(result, most)
-    images = 0 if isinstance(shown, str) else sum(part["type"] == "image_url" for part in shown)
+    content = content_of(result, most)
+    images = 0 if isinstance(content, str) else sum(part["type"] == "image_url" for part in content)
     assert images == said.count(None)
     assert len(shortened) <= most + 40 * max(1, len(texts))
 

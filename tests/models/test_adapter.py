@@ -53,10 +53,10 @@ def with_adapter(
     return loaded._replace(adapter=adapter)
 
 
-def save_with_adapter(folder: Path, base: LoadedModel, seed: int = 1, **more: Any) -> LoadedModel:
+def save_with_adapter(folder: Path, base: LoadedModel, seed: int = 1, **options: Any) -> LoadedModel:
     """Save `base` to folder/base and an adapter to folder/adapter; return the model with the adapter."""
     base.save(folder / "base")
-    loaded = with_adapter(base, folder / "base", seed, **more)
+    loaded = with_adapter(base, folder / "base", seed, **options)
     loaded.save(folder / "adapter")
     return loaded
 
@@ -159,12 +159,12 @@ async def test_the_engine_samples_with_the_adapter_inside(family: str, native: b
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2", "gemma2"])
 def test_a_new_adapter_does_not_change_logits_and_only_it_is_trained(arch: str):
     loaded = tiny_model(arch)
-    before = logits(loaded.model)
+    first_logits = logits(loaded.model)
     linear_layers = {name for name, layer in loaded.model.named_modules() if isinstance(layer, torch.nn.Linear)} - {
         "lm_head"
     }
     add_adapter(loaded.model, 2, 32, 0.0, [], 0, "base")
-    assert torch.equal(logits(loaded.model), before)
+    assert torch.equal(logits(loaded.model), first_logits)
     assert {name.split(".lora_")[0] for name in trainable_parameters(loaded.model)} == linear_layers
     loaded.model(input_ids=IDS).logits.logsumexp(-1).sum().backward()
     with_gradient = {name for name, parameter in loaded.model.named_parameters() if parameter.grad is not None}
@@ -310,28 +310,28 @@ def test_the_digest_of_an_adapter_includes_its_base(tmp_path: Path):
     assert digest_model(adapter) != name
 
 
-def damage(folder: Path, what: str) -> None:
+def damage(folder: Path, damage_name: str) -> None:
     config, weights = folder / "adapter/adapter_config.json", folder / "adapter/adapter_model.safetensors"
     values, tensors = json.loads(config.read_text()), load_file(weights)
-    if what == "base gone":
+    if damage_name == "base gone":
         (folder / "base").rename(folder / "elsewhere")
-    elif what == "no base":
+    elif damage_name == "no base":
         config.write_text(json.dumps({**values, "base_model_name_or_path": None}))
-    elif what == "torn":
+    elif damage_name == "torn":
         config.write_text("{")
-    elif what == "no weights":
+    elif damage_name == "no weights":
         weights.unlink()
-    elif what == "torn weights":
+    elif damage_name == "torn weights":
         weights.write_bytes(b"none")
-    elif what == "other shape":
+    elif damage_name == "other shape":
         config.write_text(json.dumps({**values, "r": 5}))
-    elif what == "some missing":
+    elif damage_name == "some missing":
         tensors.popitem()
         save_file(tensors, weights)
-    elif what == "other model":
+    elif damage_name == "other model":
         tiny_model("lfm2").save(folder / "base")
         (folder / "adapter/base.txt").unlink()  # PEFT does not write this file
-    elif what == "other weights":
+    elif damage_name == "other weights":
         tiny_model(seed=7).save(folder / "base")
 
 

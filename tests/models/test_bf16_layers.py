@@ -62,14 +62,14 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gradients_are_close_to_fp32(family: str, threads: int):
-    before = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         loaded = model_of(family)
         exact, expected_loss = gradients(loaded, mixed=False)
         ours, loss = gradients(loaded, mixed=True)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(thread_count)
     assert loss == pytest.approx(expected_loss, abs=0.03) and loss != expected_loss
     assert 0 < largest_difference(ours, exact) < 0.1
 

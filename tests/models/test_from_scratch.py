@@ -76,10 +76,10 @@ def test_weights_depend_only_on_the_seed():
     first = new_model(TEXTS, vocab_size=300, seed=5)
     torch.manual_seed(2)
     rng_state_before = torch.get_rng_state()
-    second, other = new_model(TEXTS, vocab_size=300, seed=5), new_model(TEXTS, vocab_size=300, seed=6)
+    second, third = new_model(TEXTS, vocab_size=300, seed=5), new_model(TEXTS, vocab_size=300, seed=6)
     assert torch.equal(rng_state_before, torch.get_rng_state())  # the global random state does not change
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
-    assert not torch.equal(first.model.lm_head.weight, other.model.lm_head.weight)
+    assert not torch.equal(first.model.lm_head.weight, third.model.lm_head.weight)
 
 
 @settings(deadline=None, max_examples=300)

@@ -29,10 +29,10 @@ def edited(name: str, *keys: str | int, value: Any) -> Callable[[Path], None]:
 
     def change(folder: Path) -> None:
         content = json.loads((folder / name).read_bytes()) if (folder / name).exists() else {}
-        place = content
+        node = content
         for key in keys[:-1]:
-            place = place[key]
-        place[keys[-1]] = value
+            node = node[key]
+        node[keys[-1]] = value
         (folder / name).write_text(json.dumps(content))
 
     return change

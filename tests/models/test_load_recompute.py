@@ -28,8 +28,8 @@ def training_sequences() -> list[TrainingSequence]:
     return sequences
 
 
-def gradients(model: Any, pack: bool, again: bool) -> dict[str, torch.Tensor]:
-    trainer = Trainer(model, 1e-3, activation_checkpointing=again)
+def gradients(model: Any, pack: bool, recompute: bool) -> dict[str, torch.Tensor]:
+    trainer = Trainer(model, 1e-3, activation_checkpointing=recompute)
     trainer.optimizer.zero_grad(set_to_none=True)
     batches = micro_batches(training_sequences(), 100, pack=pack)
     trainer.accumulate(batches, cross_entropy, count_trained_tokens(training_sequences()), entropy_bonus=0.1)

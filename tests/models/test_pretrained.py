@@ -234,14 +234,14 @@ def test_without_tools_the_smollm2_template_matches_the_original(system: list[di
 
 def test_with_tools_the_smollm2_template_extends_its_text_and_calls_are_parsed():
     messages = [*CHAT[:1], CALL, {"role": "tool", "tool_call_id": "1", "content": "hall"}, *CHAT]
-    before = ""
+    earlier_text = ""
     for count in range(1, len(messages) + 1):
         text = render(messages[:count], tools=TOOLS)
-        assert text.startswith(before)
-        before = text
-    assert "<tools>\n" + json.dumps(TOOLS[0]) + "\n</tools>" in before
-    assert "<|im_start|>user\n<tool_response>\nhall\n</tool_response><|im_end|>" in before
+        assert text.startswith(earlier_text)
+        earlier_text = text
+    assert "<tools>\n" + json.dumps(TOOLS[0]) + "\n</tools>" in earlier_text
+    assert "<|im_start|>user\n<tool_response>\nhall\n</tool_response><|im_end|>" in earlier_text
     call_format = format_of(TEMPLATE.read_text(encoding="utf-8"))
     assert call_format is not None
-    sampled = before.split("<|im_start|>assistant\n")[1].split("<|im_end|>")[0]
+    sampled = earlier_text.split("<|im_start|>assistant\n")[1].split("<|im_end|>")[0]
     assert read_calls(sampled, call_format)[1][0]["function"]["name"] == "lookup"

@@ -90,10 +90,10 @@ def test_a_token_does_not_depend_on_the_options_of_other_rows():
     logits = random_logits(count, vocab, torch.float32)
     plain = [SamplerRow(SamplingParams(temperature=1.0), seed, [1]) for seed in range(count)]
     options = [SamplingParams(top_p=0.9), SamplingParams(logprobs=3), SamplingParams(frequency_penalty=0.5)]
-    others = [SamplerRow(params, 5, [1]) for params in options]
+    other_rows = [SamplerRow(params, 5, [1]) for params in options]
     alone, together = (
         Sampler(vocab, rows=plain).step(logits),
-        Sampler(vocab, rows=[*plain, *others]).step(torch.cat([logits, logits[:3]])),
+        Sampler(vocab, rows=[*plain, *other_rows]).step(torch.cat([logits, logits[:3]])),
     )
     assert torch.equal(together.ids[:count], alone.ids) and torch.equal(together.logprobs[:count], alone.logprobs)
     assert len(together.top[count + 1]) == 3

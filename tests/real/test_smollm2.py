@@ -143,8 +143,10 @@ async def test_the_server_returns_log_probabilities_of_the_sampled_tokens(loaded
         tokens = (await client.respond(Request(FRANCE, SamplingParams(temperature=0.0, max_tokens=12)))).tokens
         assert tokens is not None
         shown_content = response.choices[0].logprobs.content
-        assert [one.token for one in shown_content] == [loaded.renderer.decode([id]) for id in tokens.completion_ids]
-        assert [one.logprob for one in shown_content] == pytest.approx(tokens.logprobs, abs=1e-4)
+        assert [token.token for token in shown_content] == [
+            loaded.renderer.decode([id]) for id in tokens.completion_ids
+        ]
+        assert [token.logprob for token in shown_content] == pytest.approx(tokens.logprobs, abs=1e-4)
         text = await sdk.completions.create(model=NAME, prompt="The capital of France is", temperature=0, max_tokens=3)
         assert text.choices[0].text.startswith(" Paris")
 

@@ -301,14 +301,14 @@ async def test_a_connection_without_the_token_is_refused(monkeypatch: pytest.Mon
     with socket.create_server((LOCALHOST, 0)) as listener:
         listener.setblocking(False)
         address = listener.getsockname()
-        others = [socket.create_connection(address) for _ in range(3)]
-        others[0].sendall(b"x" * node_pool.TOKEN_BYTES)
-        others[1].close()
+        connections = [socket.create_connection(address) for _ in range(3)]
+        connections[0].sendall(b"x" * node_pool.TOKEN_BYTES)
+        connections[1].close()
         token = os.urandom(node_pool.TOKEN_BYTES)
         worker = node_module._connect(*address, token)
         accepted = await node_pool._accept(listener, token)
         assert accepted.getpeername() == worker.getsockname()
-        for connection in (*others, worker, accepted):
+        for connection in (*connections, worker, accepted):
             connection.close()
 
 
@@ -336,9 +336,9 @@ async def test_a_loading_error_on_a_node_has_its_traceback(tmp_path: Path) -> No
 def test_nodes_must_have_the_same_versions_of_python_and_rove() -> None:
     ours = node_module.about()
     node_module.check_same(ours, {**ours, "where": "elsewhere"})
-    other = f"{sys.version_info[0]}.{sys.version_info[1] + 1}.0"
-    with pytest.raises(ConfigError, match=f"elsewhere has Python {other} in .*, this process"):
-        node_module.check_same(ours, {**ours, "python": other, "where": "elsewhere"})
+    other_version = f"{sys.version_info[0]}.{sys.version_info[1] + 1}.0"
+    with pytest.raises(ConfigError, match=f"elsewhere has Python {other_version} in .*, this process"):
+        node_module.check_same(ours, {**ours, "python": other_version, "where": "elsewhere"})
     with pytest.raises(
         ConfigError, match="elsewhere has rove 0.0.1 .old. in .*, this process .*: a run's machines need the same"
     ):

@@ -76,7 +76,7 @@ def no_process_is_left() -> Iterator[None]:
 def package(folder: Path, name: str = "talk", **code: str) -> Path:
     """Write an environment package with these pieces of code and return its parent folder."""
     (folder / name).mkdir(parents=True)
-    pieces = {place: "pass" if place.startswith("in_") else "" for place in CODE_PLACES} | code
+    pieces = {position: "pass" if position.startswith("in_") else "" for position in CODE_PLACES} | code
     (folder / name / f"{name}.py").write_text(TALK_SOURCE.format(**pieces))
     return folder
 
@@ -122,14 +122,17 @@ def test_isolated_rollouts_equal_local_ones(name: str) -> None:
     assert (env.count_examples(), env.rubric.names) == (plain.count_examples(), plain.scoring_rubric.names)
     for policy in plain.policies:
         records = [
-            one.generate_sync(vf.ScriptedClient(one.policies[policy]), rollouts_per_example=2) for one in (env, plain)
+            environment.generate_sync(vf.ScriptedClient(environment.policies[policy]), rollouts_per_example=2)
+            for environment in (env, plain)
         ]
         assert list(map(facts, records[0])) == list(map(facts, records[1]))
 
 
 def test_isolated_groups_and_their_rewards_equal_local_ones(tmp_path: Path) -> None:
-    more = "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 7 + len(states) for state in states]\n"
-    package(tmp_path, more=more, functions=", rank", in_response="if number == 1: raise ValueError('one')")
+    group_code = (
+        "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 7 + len(states) for state in states]\n"
+    )
+    package(tmp_path, more=group_code, functions=", rank", in_response="if number == 1: raise ValueError('one')")
     plain = vf.load_environment("talk", tmp_path).generate_sync(Echo(), rollouts_per_example=3)
     records = run_isolated(tmp_path, rollouts=3)
     assert list(map(facts, records)) == list(map(facts, plain))
@@ -151,7 +154,7 @@ WORKER_FAILURES = {
     ("end", "place"),
     [
         *first_quick(
-            [(end, place) for end in ("crash", "exit") for place in ("in_response", "in_setup", "in_reward")], 2
+            [(end, position) for end in ("crash", "exit") for position in ("in_response", "in_setup", "in_reward")], 2
         ),
         pytest.param("hang", "in_response", marks=pytest.mark.broad),
         pytest.param("hang", "in_setup", marks=pytest.mark.slow),
@@ -198,8 +201,10 @@ def test_a_cleanup_that_crashes_fails_its_rollout(tmp_path: Path) -> None:
 
 @pytest.mark.broad
 def test_a_crash_in_a_group_keeps_the_rewards_of_the_other_members(tmp_path: Path) -> None:
-    more = "@vf.group_reward\ndef rank(states):\n    return [len(states)] * len(states)\n"
-    package(tmp_path, more=more, functions=", rank", in_response=f"if number == 1 and state['seed'] % 3 == 0: {CRASH}")
+    group_code = "@vf.group_reward\ndef rank(states):\n    return [len(states)] * len(states)\n"
+    package(
+        tmp_path, more=group_code, functions=", rank", in_response=f"if number == 1 and state['seed'] % 3 == 0: {CRASH}"
+    )
     records = run_isolated(tmp_path, rollouts=4)
     for number in range(6):
         group = [record for record in records if record.info["number"] == number]
@@ -209,10 +214,11 @@ def test_a_crash_in_a_group_keeps_the_rewards_of_the_other_members(tmp_path: Pat
 
 
 def test_sys_exit_fails_only_its_own_rollout(tmp_path: Path) -> None:
-    places = ["in_setup", "in_response", "in_cleanup", "in_reward"]
+    positions = ["in_setup", "in_response", "in_cleanup", "in_reward"]
     names = {"in_setup": "state['note']"}
     code = {
-        place: f"if {names.get(place, 'number')} == {number}: sys.exit('enough')" for number, place in enumerate(places)
+        position: f"if {names.get(position, 'number')} == {number}: sys.exit('enough')"
+        for number, position in enumerate(positions)
     }
     package(tmp_path, **code)
     plain = vf.load_environment("talk", tmp_path).generate_sync(Echo())
@@ -260,7 +266,7 @@ def test_stdout_of_the_command_contains_only_json(tmp_path: Path) -> None:
     done = subprocess.run([*command, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["scored"] == 6
-    again = subprocess.run(
+    second_run = subprocess.run(
         [*command[:-3], *command[-2:], "talk", *words],
         cwd=tmp_path,
         env=env,
@@ -268,8 +274,8 @@ def test_stdout_of_the_command_contains_only_json(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert again.returncode == 0, again.stderr
-    assert "already has 6 rollouts" in again.stderr  # The run's identity is the same without isolation.
+    assert second_run.returncode == 0, second_run.stderr
+    assert "already has 6 rollouts" in second_run.stderr  # The run's identity is the same without isolation.
 
 
 def test_errors_of_the_client_are_preserved(tmp_path: Path) -> None:
@@ -290,7 +296,7 @@ def test_limits_of_a_rollout_apply_in_a_worker(tmp_path: Path) -> None:
     env = IsolatedEnv("talk", env_dir=package(tmp_path))
     plain = vf.load_environment("talk", tmp_path)
     limits = {"max_turns": 2}
-    records = [list(map(facts, one.generate_sync(Echo(), limits=limits))) for one in (env, plain)]
+    records = [list(map(facts, environment.generate_sync(Echo(), limits=limits))) for environment in (env, plain)]
     assert records[0] == records[1] and "max_turns_reached" in records[0][0]
     slow = package(tmp_path / "slow", in_response="import asyncio; await asyncio.sleep(60)")
     slow_env = IsolatedEnv("talk", env_dir=slow)
@@ -348,7 +354,7 @@ def test_packages_for_verifiers_v0_run_isolated(
 def test_calls_outside_of_the_trajectory_are_recorded_separately(tmp_path: Path) -> None:
     """The user simulators of verifiers v0 packages make such calls."""
     code = "await self.asked(state, messages)"
-    more = """
+    extra_code = """
 async def asked(self, state, messages):
     aside = vf.State(state, trajectory=list(state["trajectory"]))
     said = await self.turn(aside, [vf.UserMessage(f"aside {messages[-1].content}")])
@@ -360,7 +366,7 @@ async def run(self, state, turn):
 
 Talk.asked, Talk.run = asked, run
 """
-    plain = vf.load_environment("talk", package(tmp_path, in_response=code, more=more)).generate_sync(Echo())
+    plain = vf.load_environment("talk", package(tmp_path, in_response=code, more=extra_code)).generate_sync(Echo())
     records = run_isolated(tmp_path)
     assert not any(record.error for record in records)
     assert [len(record.steps) for record in records] == [3] * 6 == [len(record.steps) for record in plain]
@@ -407,7 +413,7 @@ def test_dependencies_are_found_above_a_package_folder_of_the_same_name(tmp_path
     (package / "__init__.py").touch()
     (tmp_path / "wiki" / "pyproject.toml").write_text('[project]\nname = "wiki"\ndependencies = ["bm25s"]\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(venv, "make_venv", lambda folder, needed, **rest: requirements.append(needed) or "python")
+        patch.setattr(venv, "make_venv", lambda folder, needed, **options: requirements.append(needed) or "python")
         assert venv.python_for(package / "__init__.py") == "python"
     assert requirements == [["bm25s"]]
 

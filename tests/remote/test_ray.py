@@ -65,8 +65,8 @@ def add_node(cluster: Any) -> Any:
     return cluster.add_node(num_cpus=1, object_store_memory=on_ray.OBJECT_STORE_BYTES, include_dashboard=False)
 
 
-def open_on_cluster(cluster: Any, folder: Path, **how: Any) -> Any:
-    isolation = Isolation(on=True, ray=cluster.address, **how)
+def open_on_cluster(cluster: Any, folder: Path, **options: Any) -> Any:
+    isolation = Isolation(on=True, ray=cluster.address, **options)
     return open_environment("talk", folder, {"num_examples": 24}, isolation)
 
 
@@ -95,7 +95,7 @@ def test_rollouts_on_all_nodes_equal_local_ones(cluster: Any, tmp_path: Path) ->
     assert [facts(record)[:3] for record in records] == [facts(record)[:3] for record in local_records]
     state = importlib.import_module("ray._private.state")
     alive = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]
-    assert len({one["Address"]["NodeID"] for one in alive}) == len(alive) == NODES
+    assert len({node["Address"]["NodeID"] for node in alive}) == len(alive) == NODES
     env.close()
 
 
@@ -134,7 +134,7 @@ def test_a_killed_node_loses_no_rollout_and_repeats_no_request(cluster: Any, tmp
     lines = Counter((outcome.example_key, outcome.rollout_index) for outcome in Run(tmp_path / "run").outcomes())
     assert len(lines) == 96 and set(lines.values()) == {1}
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 96 * 3
-    records = sorted(Run(tmp_path / "run").rollouts(), key=lambda one: (one.example_id, one.rollout_index))
+    records = sorted(Run(tmp_path / "run").rollouts(), key=lambda record: (record.example_id, record.rollout_index))
     assert list(map(facts, records)) == as_here(tmp_path, 4)
     cluster.remove_node(killed_nodes[0])
     add_node(cluster)  # Restore the number of nodes.
@@ -176,7 +176,7 @@ def test_config_errors_are_raised_before_any_rollout(
         actors.drop(number, actor)
         ray.kill(actor)
     others = [ray.remote(num_cpus=1)(node_module.NodeActor).remote() for _ in range(NODES)]
-    ray.get([other.about.remote() for other in others])
+    ray.get([actor.about.remote() for actor in others])
     with pytest.raises(ConfigError, match="no Ray actor has started within 2 s .*of the cluster's 3 CPUs 0 are free"):
         open_on_cluster(cluster, valid, start_seconds=2.0)
     for other in others:
@@ -187,11 +187,11 @@ def test_config_errors_are_raised_before_any_rollout(
 @needs_ray
 @pytest.mark.parametrize("times", [MAX_LOST_NODES - 1, MAX_LOST_NODES])
 def test_nodes_lost_while_loading_are_replaced_up_to_a_limit(cluster: Any, tmp_path: Path, times: int) -> None:
-    left = tmp_path / "left"
-    left.write_text("x" * times)
+    left_path = tmp_path / "left"
+    left_path.write_text("x" * times)
     code = f"""
 import os, pathlib, signal
-left = pathlib.Path({str(left)!r})
+left = pathlib.Path({str(left_path)!r})
 if left.read_text():
     left.write_text(left.read_text()[1:])
     os.kill(os.getppid(), signal.SIGKILL)
@@ -204,7 +204,7 @@ if left.read_text():
         env = open_on_cluster(cluster, tmp_path, ray_actors=1)
         assert list(map(facts, env.generate_sync(Echo()))) == as_here(tmp_path)
         env.close()
-    assert left.read_text() == ""
+    assert left_path.read_text() == ""
 
 
 @pytest.mark.slow

@@ -149,7 +149,9 @@ def test_cleanup_runs_once_in_a_new_worker_if_the_first_one_dies(
     monkeypatch.setattr(RemoteRollout, "clean_up", kill_worker_first)
     client = Teller()
     records = load_isolated("subs", tmp_path, trained=True).generate_sync(client)
-    assert [(*facts(record), record.reward) for record in records] == [(*facts(one), one.reward) for one in reference]
+    assert [(*facts(record), record.reward) for record in records] == [
+        (*facts(expected), expected.reward) for expected in reference
+    ]
     assert set(client.asked.values()) == {1}
 
 
@@ -245,7 +247,10 @@ def test_isolated_training_equals_local_training(tmp_path: Path) -> None:
     assert rollouts[0] == rollouts[1] and len(rollouts[0]) == 16
     [here], [there] = metrics_of(tmp_path / "here"), metrics_of(tmp_path / "there")
     assert here == pytest.approx(there, rel=1e-4, abs=1e-6) and "eval/asks/reward/mean" in here
-    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(weights[0].values(), weights[1].values()))
+    assert all(
+        torch.allclose(local_weights, remote_weights, atol=1e-5)
+        for local_weights, remote_weights in zip(weights[0].values(), weights[1].values())
+    )
 
 
 def test_exhaustive_evaluation_cannot_be_isolated() -> None:
@@ -354,11 +359,11 @@ def test_child_processes_of_a_dead_worker_are_killed(tmp_path: Path) -> None:
 def test_a_function_in_this_process_can_be_the_opponent() -> None:
     views: list[list[str]] = [[], []]
     results = []
-    for seen, load in zip(views, (vf.load_environment, load_isolated)):
+    for views_seen, load in zip(views, (vf.load_environment, load_isolated)):
         env: Any = load("tictactoe", None, num_examples=6)
         assert env.two_player
 
-        async def choose_last(view: str, legal: list[str], board: Any = None, seen: list[str] = seen) -> str:
+        async def choose_last(view: str, legal: list[str], board: Any = None, seen: list[str] = views_seen) -> str:
             seen.append(view)
             return legal[-1]
 

@@ -198,11 +198,11 @@ def test_an_ordinary_reply_holds_no_call(kind: str):
     assert call_left_in(ORDINARY[kind], TOOLS) is None
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
-def test_what_rove_writes_is_found(how):
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
+def test_what_rove_writes_is_found(tool_format):
     calls = [Call("get-weather", {"city": 'it\'s\n"Oslo"', "max-days": 3}), Call("save", {})]
-    assert call_left_in(how.write(calls), TOOLS) == "get-weather"
-    assert call_left_in(json.dumps(how.write(calls)), TOOLS) is None or how.name in (
+    assert call_left_in(tool_format.write(calls), TOOLS) == "get-weather"
+    assert call_left_in(json.dumps(tool_format.write(calls)), TOOLS) is None or tool_format.name in (
         "hermes",
         "lfm2",
         "mistral_named",

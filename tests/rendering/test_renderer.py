@@ -117,9 +117,9 @@ def test_read_removes_only_one_end_of_turn_token_at_the_end():
     assert RENDERER.read([END]).content == ""
     assert RENDERER.read([]).content == ""
     assert RENDERER.read([END, END]).content == "<|end|>"
-    other = TOKENIZER.encode("<|user|>", add_special_tokens=False)[0]
-    assert RENDERER.read([other]).content == "<|user|>"
-    assert Renderer(TOKENIZER, [other]).read([other]).content == ""
+    user_token = TOKENIZER.encode("<|user|>", add_special_tokens=False)[0]
+    assert RENDERER.read([user_token]).content == "<|user|>"
+    assert Renderer(TOKENIZER, [user_token]).read([user_token]).content == ""
 
 
 def test_stop_ids_always_include_the_end_of_sequence_token():
@@ -128,7 +128,9 @@ def test_stop_ids_always_include_the_end_of_sequence_token():
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.sampled_from(sorted(RENDERERS)), st.booleans())
-def test_training_branches_equal_those_of_sampling_turn_by_turn(turns: list[tuple[str, str]], name: str, more: bool):
+def test_training_branches_equal_those_of_sampling_turn_by_turn(
+    turns: list[tuple[str, str]], name: str, continued: bool
+):
     renderer = RENDERERS[name]
     messages: list[dict[str, Any]] = []
     expected: list[tuple[list[int], list[bool]]] = []
@@ -144,7 +146,7 @@ def test_training_branches_equal_those_of_sampling_turn_by_turn(turns: list[tupl
         ids[:] = prompt + completion
         previous = step(prompt, completion)
         messages.append({"role": "assistant", "content": answer})
-    assert renderer.training_branches([*messages, user("bye")] if more else messages) == expected
+    assert renderer.training_branches([*messages, user("bye")] if continued else messages) == expected
 
 
 def test_only_assistant_text_and_end_of_turn_are_trained():
@@ -231,7 +233,7 @@ def test_a_continued_raw_text_keeps_its_sampled_tokens(
 ):
     renderer = RENDERER_WITH_BOS if begins else RENDERER
     previous = None
-    for completion, ended, more in turns:
+    for completion, ended, continuation in turns:
         prompt = renderer.text_ids(text, previous)
         assert renderer.decode(prompt) == "<|user|>" * begins + text
         if previous is not None:
@@ -240,7 +242,7 @@ def test_a_continued_raw_text_keeps_its_sampled_tokens(
         previous = step(prompt, completion + [END] * ended or [5])
         answer = renderer.read_text(prompt, previous.completion_ids)
         assert answer == renderer.read(previous.completion_ids)
-        text += answer["content"] + more
+        text += answer["content"] + continuation
         if "\ufffd" in answer["content"]:  # the following bytes may complete a partial character
             return
 

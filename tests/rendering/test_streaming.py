@@ -13,9 +13,9 @@ ids = st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=12) | st.text(max_si
 PIECES = of_pieces()
 
 
-def stream(renderer: Renderer, sampled: list[int], before: list[int] | None = None) -> list[str]:
+def stream(renderer: Renderer, sampled: list[int], earlier_ids: list[int] | None = None) -> list[str]:
     pieces: list[str] = []
-    detokenizer = IncrementalDetokenizer(renderer, pieces.append, before or [])
+    detokenizer = IncrementalDetokenizer(renderer, pieces.append, earlier_ids or [])
     for token in sampled:
         detokenizer(Token(token, -1.0))
     return pieces
@@ -47,7 +47,7 @@ def test_each_word_is_streamed_when_complete():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), min_size=1, max_size=6), st.data())  # pyright: ignore[reportArgumentType]
-def test_a_continuation_is_streamed_with_its_leading_space(before: list[int], data: st.DataObject):
+def test_a_continuation_is_streamed_with_its_leading_space(earlier_ids: list[int], data: st.DataObject):
     sampled = data.draw(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), max_size=6))  # pyright: ignore[reportArgumentType]
-    streamed = "".join(stream(PIECES, sampled, before))
-    assert PIECES.read_text(before, sampled).content.startswith(streamed)
+    streamed = "".join(stream(PIECES, sampled, earlier_ids))
+    assert PIECES.read_text(earlier_ids, sampled).content.startswith(streamed)

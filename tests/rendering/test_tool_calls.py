@@ -60,46 +60,46 @@ FRAGMENTS += [
 ]
 
 
-def read(text: str, how: str, *names: str) -> tuple[str, list[Call]]:
-    outside, tool_calls = read_calls(text, BY_NAME[how], names or ("f", "g"))
+def read(text: str, format_name: str, *names: str) -> tuple[str, list[Call]]:
+    outside, tool_calls = read_calls(text, BY_NAME[format_name], names or ("f", "g"))
     calls = calls_of({"tool_calls": tool_calls})
     assert calls is not None
     return outside, calls
 
 
-@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
+@pytest.mark.parametrize("tool_format", first_quick(FORMATS, 2), ids=lambda tool_format: tool_format.name)
 @given(calls=CALLS, reported=st.sampled_from(["", "Let me see. ", "<think>or <tool_call>?</think>"]))
-def test_written_calls_are_parsed_back(how: Format, calls: list[Call], reported: str):
-    if how.name == "llama3":
+def test_written_calls_are_parsed_back(tool_format: Format, calls: list[Call], reported: str):
+    if tool_format.name == "llama3":
         reported = ""  # a response is either text or calls in this format
-    outside, parsed = read_calls(reported + how.write(calls), how, [call.name for call in calls])
+    outside, parsed = read_calls(reported + tool_format.write(calls), tool_format, [call.name for call in calls])
     assert calls_of({"tool_calls": parsed}) == calls
     assert outside == reported.strip()
     assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in parsed)
     assert len({call["id"] for call in parsed}) == len(parsed)
 
 
-@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
+@pytest.mark.parametrize("tool_format", first_quick(FORMATS, 2), ids=lambda tool_format: tool_format.name)
 @given(calls=CALLS, data=st.data())
-def test_a_truncated_response_yields_only_complete_calls(how: Format, calls: list[Call], data: st.DataObject):
-    text = how.write(calls)
+def test_a_truncated_response_yields_only_complete_calls(tool_format: Format, calls: list[Call], data: st.DataObject):
+    text = tool_format.write(calls)
     truncated = text[: data.draw(st.integers(0, len(text) - 1))]
-    outside, parsed = read_calls(truncated, how, [call.name for call in calls])
+    outside, parsed = read_calls(truncated, tool_format, [call.name for call in calls])
     parsed_calls = calls_of({"tool_calls": parsed})
     assert parsed_calls is not None and parsed_calls == calls[: len(parsed_calls)]
     assert parsed or outside == truncated
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
 @given(
     pieces=st.lists(
         st.text(max_size=5) | st.sampled_from(FRAGMENTS),
         max_size=8,
     )
 )
-def test_any_text_can_be_parsed(how: Format, pieces: list[str]):
+def test_any_text_can_be_parsed(tool_format: Format, pieces: list[str]):
     text = "".join(pieces)
-    outside, parsed = read_calls(text, how, ["f"])
+    outside, parsed = read_calls(text, tool_format, ["f"])
     assert parsed or outside == text
 
 
@@ -227,23 +227,23 @@ def test_equal_calls_of_different_turns_have_different_ids():
     ],
 )
 def test_the_tool_call_format_is_detected_from_the_template(template: str, name: str | None):
-    how = format_of(template)
-    assert (how and how.name) == name
+    tool_format = format_of(template)
+    assert (tool_format and tool_format.name) == name
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
-def test_a_cut_response_keeps_its_complete_calls(how: Format):
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
+def test_a_cut_response_keeps_its_complete_calls(tool_format: Format):
     calls = [Call("f", {"a": [{"b": ")}"}], "c": "</tool_call>"}), Call("g", {})]
-    text = how.write(calls)
+    text = tool_format.write(calls)
     kept = set()
     for length in range(len(text)):
-        content, parsed = read_calls(text[:length], how, ["f", "g"], is_cut=True)
+        content, parsed = read_calls(text[:length], tool_format, ["f", "g"], is_cut=True)
         parsed_calls = calls_of({"tool_calls": parsed})
         assert parsed_calls is not None and parsed_calls == calls[: len(parsed_calls)]
         assert content == ("" if parsed else text[:length])
         kept.add(len(parsed_calls))
     assert kept >= {0, 1}
-    assert read_calls(text[:-20], how, ["f", "g"])[1] == [] or how.name in ("llama3", "mistral_named")
+    assert read_calls(text[:-20], tool_format, ["f", "g"])[1] == [] or tool_format.name in ("llama3", "mistral_named")
 
 
 def test_calls_of_returns_none_for_invalid_calls():
@@ -252,38 +252,38 @@ def test_calls_of_returns_none_for_invalid_calls():
     assert calls_of({}) == []
 
 
-@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
 @given(
     parts=st.lists(st.sampled_from([*FRAGMENTS, "Let me see.", " ", "\n", "<", "{"]) | st.text(max_size=3), max_size=8)
 )
-def test_text_that_settled_characters_accepts_stays_in_the_parsed_text(how: Format, parts: list[str]):
+def test_text_that_settled_characters_accepts_stays_in_the_parsed_text(tool_format: Format, parts: list[str]):
     text = "".join(parts)
-    outside, _ = read_calls(text, how, ["f", "g"])
+    outside, _ = read_calls(text, tool_format, ["f", "g"])
     for length in range(len(text) + 1):
         prefix = text[:length]
-        assert outside.startswith(prefix[: settled_characters(prefix, how)])
+        assert outside.startswith(prefix[: settled_characters(prefix, tool_format)])
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
+@pytest.mark.parametrize("tool_format", first_quick(FORMATS, 2), ids=lambda tool_format: tool_format.name)
 @given(calls=CALLS)
-def test_settled_characters_accepts_plain_words_immediately_and_calls_never(how: Format, calls: list[Call]):
-    written = how.write(calls)
-    assert {settled_characters(written[:length], how) for length in range(len(written) + 1)} == {0}
+def test_settled_characters_accepts_plain_words_immediately_and_calls_never(tool_format: Format, calls: list[Call]):
+    written = tool_format.write(calls)
+    assert {settled_characters(written[:length], tool_format) for length in range(len(written) + 1)} == {0}
     for length in range(len("Let me see. I think so.")):
         prefix = "Let me see. I think so."[:length]
-        assert settled_characters(prefix, how) == len(prefix.rstrip())
-    assert settled_characters("a <b> c", how) == 7
+        assert settled_characters(prefix, tool_format) == len(prefix.rstrip())
+    assert settled_characters("a <b> c", tool_format) == 7
 
 
 @given(
-    how=st.sampled_from([call_format for call_format in FORMATS if not call_format.bare]),
-    some=st.lists(st.sampled_from(FRAGMENTS), max_size=8),
+    tool_format=st.sampled_from([call_format for call_format in FORMATS if not call_format.bare]),
+    pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=8),
 )
-def test_a_started_call_is_parsed_or_reported_as_unparsed(how: Format, some: list[str]) -> None:
-    text = "".join(some)
-    _, tool_calls = read_calls(text, how, ("f",))
-    call_start = how.starts.search(text.rpartition("</think>")[2])
+def test_a_started_call_is_parsed_or_reported_as_unparsed(tool_format: Format, pieces: list[str]) -> None:
+    text = "".join(pieces)
+    _, tool_calls = read_calls(text, tool_format, ("f",))
+    call_start = tool_format.starts.search(text.rpartition("</think>")[2])
     assert tool_calls or unparsed_call_format(text) if call_start else not tool_calls
     if not any(mark in text for call_format in FORMATS for mark in call_format.marks):
         assert unparsed_call_format(text) is None

@@ -64,10 +64,10 @@ def sampled_ids(renderer: Renderer, text: str) -> list[int]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tools_are_rendered_and_calls_are_parsed(name: str):
     renderer = RENDERERS[name]
-    how = renderer.tool_format
-    assert how is not None and how.name == name
+    tool_format = renderer.tool_format
+    assert tool_format is not None and tool_format.name == name
     assert '"name": "f"' in renderer.text([UserMessage("hi")], [TOOL])
-    ids = sampled_ids(renderer, how.write([Call("f", {"a": "x y", "b": [1, None]})]))
+    ids = sampled_ids(renderer, tool_format.write([Call("f", {"a": "x y", "b": [1, None]})]))
     message = renderer.read(ids, [TOOL], prompt_length=4)
     assert (message.role, message.content) == ("assistant", None)
     assert calls_of(message) == [Call("f", {"a": "x y", "b": [1, None]})]
@@ -80,11 +80,13 @@ def test_tools_are_rendered_and_calls_are_parsed(name: str):
 @given(calls=st.lists(st.builds(Call, st.just("f"), st.dictionaries(st.sampled_from("ab"), st.text(max_size=4)))))
 def test_calls_from_other_sources_are_rendered_in_the_format_of_the_model(name: str, calls: list[Call]):
     renderer = RENDERERS[name]
-    how = renderer.tool_format
-    assert how is not None
+    tool_format = renderer.tool_format
+    assert tool_format is not None
     if name == "llama3":
         calls = calls[:1]
-    message = renderer.read(sampled_ids(renderer, how.write(calls)), [TOOL]) if calls else AssistantMessage("no")
+    message = (
+        renderer.read(sampled_ids(renderer, tool_format.write(calls)), [TOOL]) if calls else AssistantMessage("no")
+    )
     message.pop(SAMPLED, None)
     prompt = renderer.text([UserMessage("hi")], [TOOL])
     whole = renderer.text([UserMessage("hi"), message], [TOOL], generation_prompt=False)
@@ -97,15 +99,15 @@ def test_calls_from_other_sources_are_rendered_in_the_format_of_the_model(name: 
 @pytest.mark.parametrize("space", ["", " "])
 def test_the_next_prompt_keeps_the_tokens_of_earlier_calls(name: str, space: str):
     renderer = RENDERERS[name]
-    how = renderer.tool_format
-    assert how is not None
+    tool_format = renderer.tool_format
+    assert tool_format is not None
     messages: list[Any] = [UserMessage("hi")]
     previous = None
     for turn in range(3):
         prompt = renderer.prompt_ids(messages, previous, [TOOL])
         if previous is not None:
             assert prompt[: len(previous.ids)] == previous.ids
-        text = how.write([Call("f", {"a": turn})]).replace(": ", f":{space}")  # no template writes ":0"
+        text = tool_format.write([Call("f", {"a": turn})]).replace(": ", f":{space}")  # no template writes ":0"
         previous = StepTokens(prompt, sampled_ids(renderer, text), [0.0])
         message = renderer.read(previous.completion_ids, [TOOL], prompt_length=len(prompt))
         assert message[SAMPLED] == text
@@ -141,5 +143,5 @@ def test_a_template_without_tool_support_rejects_tools():
 def test_the_tool_format_is_detected_from_any_of_several_templates():
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template = {"default": "hi", "tool_use": TEMPLATES["mistral"]}
-    how = Renderer(tokenizer).tool_format
-    assert how is not None and how.name == "mistral"
+    tool_format = Renderer(tokenizer).tool_format
+    assert tool_format is not None and tool_format.name == "mistral"

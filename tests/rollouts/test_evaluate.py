@@ -95,9 +95,9 @@ def test_errors_are_counted_separately_from_rewards():
 
 
 def test_on_record_receives_every_record():
-    seen = []
-    records = roll(Quiz(3), says(right), on_record=seen.append)
-    assert sorted(positions(seen)) == positions(records)
+    records_seen = []
+    records = roll(Quiz(3), says(right), on_record=records_seen.append)
+    assert sorted(positions(records_seen)) == positions(records)
 
 
 # Run folders
@@ -123,12 +123,16 @@ def test_resuming_skips_finished_rollouts_and_repeats_failed_ones(tmp_path):
         roll(Quiz(3), says(first), rollouts_per_example=2, run=run, max_concurrent=1)
         assert len(first.calls) == 6
     with start_run(tmp_path) as run:
-        second, seen = Flaky(), []
-        records = roll(Quiz(3), says(second), rollouts_per_example=2, run=run, max_concurrent=1, on_record=seen.append)
+        second, records_seen = Flaky(), []
+        records = roll(
+            Quiz(3), says(second), rollouts_per_example=2, run=run, max_concurrent=1, on_record=records_seen.append
+        )
         assert second.calls == ["0", "2"]
         assert positions(records) == [(i, j) for i in range(3) for j in range(2)]
         assert all(record.reward == 1.0 for record in records)
-        assert sorted(positions(seen)) == positions(records)  # each once: first the saved records, then the new ones
+        assert sorted(positions(records_seen)) == positions(
+            records
+        )  # each once: first the saved records, then the new ones
     with start_run(tmp_path) as run:
         third = Flaky()
         assert roll(Quiz(3), says(third), rollouts_per_example=2, run=run) == records
@@ -144,11 +148,11 @@ def test_resuming_after_a_stop_gives_the_records_of_an_uninterrupted_run(tmp_pat
     class StopError(Exception):
         pass
 
-    seen = []
+    records_seen = []
 
     def stop_after_three(record):
-        seen.append(record)
-        if len(seen) == 3:
+        records_seen.append(record)
+        if len(records_seen) == 3:
             raise StopError
 
     with start_run(tmp_path) as run, pytest.raises(StopError):
@@ -164,12 +168,12 @@ def test_a_run_can_be_extended_with_examples_and_group_members(tmp_path):
     with start_run(tmp_path) as run:
         roll(Quiz(2), says(right), run=run)
     with start_run(tmp_path) as run:
-        more = Flaky()
-        assert len(roll(Quiz(3), says(more), rollouts_per_example=2, run=run)) == 6
-        assert len(more.calls) == 4
-        fewer, seen = Flaky(), []
-        assert positions(roll(Quiz(1), says(fewer), run=run, on_record=seen.append)) == [(0, 0)]
-        assert (fewer.calls, positions(seen)) == ([], [(0, 0)])
+        more_client = Flaky()
+        assert len(roll(Quiz(3), says(more_client), rollouts_per_example=2, run=run)) == 6
+        assert len(more_client.calls) == 4
+        fewer, records_seen = Flaky(), []
+        assert positions(roll(Quiz(1), says(fewer), run=run, on_record=records_seen.append)) == [(0, 0)]
+        assert (fewer.calls, positions(records_seen)) == ([], [(0, 0)])
 
 
 def test_an_incomplete_group_is_repeated_as_a_whole(tmp_path):
@@ -187,11 +191,13 @@ def test_an_incomplete_group_is_repeated_as_a_whole(tmp_path):
         roll(env(), says(Flaky(1)), rollouts_per_example=3, run=run, max_concurrent=1)
     assert sizes == [2, 3]
     with start_run(tmp_path) as run:
-        resumed, seen = Flaky(), []
-        records = roll(env(), says(resumed), rollouts_per_example=3, run=run, max_concurrent=1, on_record=seen.append)
+        resumed, records_seen = Flaky(), []
+        records = roll(
+            env(), says(resumed), rollouts_per_example=3, run=run, max_concurrent=1, on_record=records_seen.append
+        )
     assert resumed.calls == ["0", "0", "0"]
     assert [record.reward for record in records] == [3.0] * 6
-    assert sorted(positions(seen)) == positions(records)  # the old records of the group are not reported
+    assert sorted(positions(records_seen)) == positions(records)  # the old records of the group are not reported
 
 
 def test_a_changed_row_counts_as_a_new_example(tmp_path):
@@ -261,13 +267,13 @@ def test_conversation_texts_contain_all_messages():
 
 
 def test_sampling_args_of_the_environment_apply_unless_the_caller_overrides_them() -> None:
-    seen = []
+    sampling_args_seen = []
 
     class Listening:
         max_concurrent = 1
 
         async def respond(self, request):
-            seen.append(request.sampling_params)
+            sampling_args_seen.append(request.sampling_params)
             return vf.Response(vf.AssistantMessage("x"))
 
         async def close(self):
@@ -278,7 +284,7 @@ def test_sampling_args_of_the_environment_apply_unless_the_caller_overrides_them
     )
     for args in (None, {"temperature": None, "max_tokens": 5}):
         env.generate_sync(Listening(), "some-model", sampling_args=args)
-    assert [(s.max_tokens, s.temperature) for s in seen] == [(100, 0.5), (5, 0.5)]
+    assert [(s.max_tokens, s.temperature) for s in sampling_args_seen] == [(100, 0.5), (5, 0.5)]
 
 
 def test_the_model_is_the_second_positional_argument() -> None:
@@ -441,14 +447,14 @@ def test_a_folder_resumes_only_the_same_run(tmp_path):
 
 def test_saved_rollouts_count_in_the_summary_without_their_texts(tmp_path):
     folder = tmp_path / "run"
-    seen: list[object] = []
+    records_seen: list[object] = []
     original = asyncio.run(vf.evaluate(Quiz(30), says(right), run=folder, rollouts_per_example=2))
     resumed = asyncio.run(
-        vf.evaluate(Quiz(30), says("never asked"), run=folder, rollouts_per_example=2, on_record=seen.append)
+        vf.evaluate(Quiz(30), says("never asked"), run=folder, rollouts_per_example=2, on_record=records_seen.append)
     )
     assert {**resumed.to_dict(), "latency": 0} == {**original.to_dict(), "latency": 0}
-    assert {type(record) for record in seen} == {Outcome}
-    assert len(seen) == 60
+    assert {type(record) for record in records_seen} == {Outcome}
+    assert len(records_seen) == 60
 
 
 # Adaptive limits

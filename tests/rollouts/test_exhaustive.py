@@ -139,8 +139,8 @@ def test_every_line_occurs_once_and_is_played_to_its_end():
     assert len({(line.opening, line.replies) for line in lines}) == len(lines)
     assert lines == sorted(lines, key=lambda line: (line.opening, line.replies))
     assert sum(line.probability for line in lines) == pytest.approx(1)
-    for one, other in itertools.pairwise(lines):
-        assert one.opening != other.opening or other.replies[: len(one.replies)] != one.replies
+    for one, next_line in itertools.pairwise(lines):
+        assert one.opening != next_line.opening or next_line.replies[: len(one.replies)] != one.replies
     for line in lines:
         values = values_of(line.record)
         assert values["won"] + values["drawn"] + values["lost"] == 1

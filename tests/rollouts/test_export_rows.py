@@ -29,9 +29,9 @@ def test_the_last_score_of_a_rollout_is_exported_and_failures_are_excluded(tmp_p
     assert [(row["example_id"], row["rollout_index"], row["reward"]) for row in rows] == [(0, 0, 1.2), (0, 1, 0.7)]
     finished = list(run.finished())
     assert [(row["example_id"], row["rollout_index"]) for row in rows] == [
-        (one.example_id, one.rollout_index) for one in finished
+        (record.example_id, record.rollout_index) for record in finished
     ]
-    assert [row["reward"] for row in rows] == [one.reward for one in finished]
+    assert [row["reward"] for row in rows] == [record.reward for record in finished]
 
 
 def test_a_row_is_that_of_make_dataset_plus_its_origin(tmp_path: Path):

@@ -108,8 +108,8 @@ def test_evaluation_errors_name_the_rollout_and_the_reason(expression: str, mess
 def test_a_metric_of_only_some_rollouts_needs_a_membership_test():
     records = [record(0), record(1, scores=scores(1.0, speed=2.0))]
     with pytest.raises(vf.ConfigError, match="metrics has no 'speed'"):
-        [Filter("metrics.speed > 1")(one) for one in records]
-    assert [Filter("'speed' in metrics and metrics.speed > 1")(one) for one in records] == [False, True]
+        [Filter("metrics.speed > 1")(record) for record in records]
+    assert [Filter("'speed' in metrics and metrics.speed > 1")(record) for record in records] == [False, True]
 
 
 @given(st.text(max_size=60) | st.text("()[]{}'.,:=<>!*-+ 0019reward infomts", max_size=60))

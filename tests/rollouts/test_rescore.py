@@ -206,13 +206,13 @@ def test_failed_rollouts_and_missing_examples_are_counted_but_not_scored(tmp_pat
 def test_the_last_record_of_a_repeated_rollout_counts(tmp_path):
     source = evaluated_run(tmp_path / "a", Quiz(1), says("0"))
     [record] = source.rollouts()
-    other = msgspec.structs.replace(
+    repeated = msgspec.structs.replace(
         record,
         completion=[vf.AssistantMessage("x")],
         steps=[msgspec.structs.replace(record.steps[0], completion=[vf.AssistantMessage("x")])],
     )
     with source:
-        source.append_rollout(other)
+        source.append_rollout(repeated)
     _, [new] = rescore(Quiz(1), source, tmp_path / "b")
     assert (new.completion, new.reward) == ([vf.AssistantMessage("x")], 0.0)
 
@@ -485,11 +485,11 @@ def test_an_interrupted_rescoring_can_be_resumed(tmp_path):
     class StopError(Exception):
         pass
 
-    seen: list[RolloutRecord | Outcome] = []
+    results_seen: list[RolloutRecord | Outcome] = []
 
     def stop_after_two(record):
-        seen.append(record)
-        if len(seen) == 2:
+        results_seen.append(record)
+        if len(results_seen) == 2:
             raise StopError
 
     source = evaluated_run(tmp_path / "a", Quiz(5), says(random_numbers))
@@ -547,9 +547,9 @@ def test_rescoring_cannot_resume_with_another_environment_or_source(tmp_path):
     with pytest.raises(vf.RunError, match="holds a different run") as caught:
         rescore(Talk(1), source, tmp_path / "b")
     assert "env: was 'Quiz#" in str(caught.value)
-    other = evaluated_run(tmp_path / "c", Quiz(2), says(right), seed=1)
+    other_run = evaluated_run(tmp_path / "c", Quiz(2), says(right), seed=1)
     with pytest.raises(vf.RunError, match="rescored: was"):
-        rescore(Quiz(2), other, tmp_path / "b")
+        rescore(Quiz(2), other_run, tmp_path / "b")
     config, old = Run(tmp_path / "b").config(), source.config()
     assert config["kind"] == "eval"
     assert config["config"] == old["config"]

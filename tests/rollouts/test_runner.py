@@ -35,14 +35,16 @@ class Fragile(Talk):
     """A rollout fails in the phase that the answer of its row names; rollouts with the answer "fine" succeed."""
 
     def __init__(self):
-        places = ["setup_state", "model", "env_response", "stop", "cleanup", "reward", "fine", "fine"]
+        positions = ["setup_state", "model", "env_response", "stop", "cleanup", "reward", "fine", "fine"]
         rubric = vf.Rubric()
         rubric.add_reward_func(self.judge)
-        super().__init__(turns=1, dataset=[{"question": "q", "answer": place} for place in places], rubric=rubric)
+        super().__init__(
+            turns=1, dataset=[{"question": "q", "answer": position} for position in positions], rubric=rubric
+        )
 
-    def break_at(self, place: str, state: vf.State) -> None:
-        if state["answer"] == place:
-            raise KeyError(f"broken {place}")
+    def break_at(self, position: str, state: vf.State) -> None:
+        if state["answer"] == position:
+            raise KeyError(f"broken {position}")
 
     async def setup_state(self, state, **kwargs):
         self.break_at("setup_state", state)
@@ -120,8 +122,8 @@ def test_the_steps_before_an_error_are_kept():
     assert record.usage.completion_tokens == 2
 
 
-@pytest.mark.parametrize("place", ["env_response", "reward"])
-def test_a_cancellation_leaked_by_user_code_is_an_ordinary_error(place):
+@pytest.mark.parametrize("position", ["env_response", "reward"])
+def test_a_cancellation_leaked_by_user_code_is_an_ordinary_error(position):
     """Some libraries leak the cancellation of their own tasks; it must not look like a cancelled run."""
 
     async def leak(state):
@@ -132,18 +134,18 @@ def test_a_cancellation_leaked_by_user_code_is_an_ordinary_error(place):
 
     class Leaky(Talk):
         async def env_response(self, messages, state, **kwargs):
-            if place == "env_response":
+            if position == "env_response":
                 await leak(state)
             return await super().env_response(messages, state)
 
     async def reward(state):
-        if place == "reward":
+        if position == "reward":
             await leak(state)
         return 1.0
 
     first, second = roll(Leaky(turns=1, count=2, rubric=vf.Rubric([reward])), says("hi"))
     assert first.error is not None
-    assert (first.error.phase.split()[0], first.error.type) == (place, "CancelledError")
+    assert (first.error.phase.split()[0], first.error.type) == (position, "CancelledError")
     assert second.reward == 1.0
 
 
@@ -236,15 +238,15 @@ def test_group_rewards_receive_group_members_in_order_however_they_finish():
         return str(index + 1)
 
     gates: list[asyncio.Event] = []
-    seen: list[list[str]] = []
+    members_seen: list[list[str]] = []
 
     @vf.group_reward
     def watch(completions) -> list[float]:
-        seen.append([completion[-1].content for completion in completions])
+        members_seen.append([completion[-1].content for completion in completions])
         return [0.0] * len(completions)
 
     records = roll(Quiz(1, rubric=vf.Rubric([watch])), says(policy), rollouts_per_example=4, max_concurrent=4)
-    assert seen == [[record.completion[0]["content"] for record in records]] == [["1", "2", "3", "4"]]
+    assert members_seen == [[record.completion[0]["content"] for record in records]] == [["1", "2", "3", "4"]]
 
 
 # Concurrency
@@ -309,11 +311,11 @@ async def test_groups_are_read_lazily_and_records_are_yielded_when_ready():
             taken.append(group)
             yield group
 
-    seen = 0
+    examples_read = 0
     records = run_groups(env, says("hi"), groups(), max_concurrent=2)
     async for _ in records:
-        seen += 1
-        if seen == 5:
+        examples_read += 1
+        if examples_read == 5:
             break
     await records.aclose()
     assert 5 <= len(taken) < 100

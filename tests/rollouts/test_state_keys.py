@@ -70,12 +70,12 @@ VALUES = {
 PLACES = ("setup_state", "env_response", "stop", "reward", "cleanup", "post_rollout")
 
 
-def kept_by(key: str, place: str) -> Any:
+def kept_by(key: str, position: str) -> Any:
     """Return a function that sets `key` if the row says so."""
 
     def set_key(state: vf.State) -> None:
         info = bookkeeping(state).input["info"]  # pyright: ignore[reportOptionalSubscript]
-        if info["place"] == place:
+        if info["place"] == position:
             state[key] = VALUES[info["value"]]()
 
     return set_key

@@ -40,9 +40,9 @@ def model_of(template: str) -> LoadedModel:
 
 def call_pattern(renderer: Renderer, count: int) -> str:
     """Return a regular expression for responses that call `add` with digits and greetings."""
-    how = renderer.tool_format
-    assert how is not None
-    text = how.write([Call("add", {"a": 7, "b": 7, "why": "Z"})] * count)
+    tool_format = renderer.tool_format
+    assert tool_format is not None
+    text = tool_format.write([Call("add", {"a": 7, "b": 7, "why": "Z"})] * count)
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text).replace("7", "[0-9]").replace("Z", "( hello| hells){8}")
 
 
@@ -69,9 +69,9 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
 
     [sample] = sequences_from_record(record, 1.0)
     turns = [step.tokens for step in record.steps if step.tokens is not None]
-    for before, after in itertools.pairwise(turns):
-        assert after.prompt_ids[: len(before.ids)] == before.ids
-        added = renderer.decode(after.prompt_ids[len(before.ids) :])
+    for turn, next_turn in itertools.pairwise(turns):
+        assert next_turn.prompt_ids[: len(turn.ids)] == turn.ids
+        added = renderer.decode(next_turn.prompt_ids[len(turn.ids) :])
         assert added.count('"sum"') == count  # only the tool results, no sampled tokens
     assert sample.ids == turns[-1].ids
     assert [i for i, m in zip(sample.ids, sample.mask, strict=True) if m] == [
@@ -139,7 +139,7 @@ async def test_in_lookup_all_sampled_tokens_are_trained_but_no_tool_results():
             mask += [False] * len(ended + tool_ids)
         assert (list(sample.ids), list(sample.mask)) == (expected, mask)
         logprobs = [p for turn in turns for p in turn.logprobs]
-        assert [p for p, own in zip(sample.logprobs, sample.mask, strict=True) if own] == logprobs
+        assert [p for p, is_sampled in zip(sample.logprobs, sample.mask, strict=True) if is_sampled] == logprobs
     assert called["lookup", "answer"] > 3 and called["lookup", "lookup", "answer"] > 3, called
     tool_results = {message["content"] for record in records for message in record.completion[1::2]}
     assert len(tool_results) > 6 and {"there is no person of that name", "Answer submitted."} < tool_results

@@ -305,7 +305,7 @@ def test_several_judges_are_combined_by_majority_or_mean() -> None:
     scores = score(judge_rubric(judges))
     assert scores.reward == 1.0 and scores.metrics["judge_agreement"] == pytest.approx(1 / 3)
     [judgment] = scores.extras["judge"]
-    assert [(one["judge"], one["verdict"]) for one in judgment] == [("a", "yes"), ("b", "no"), ("c", "yes")]
+    assert [(entry["judge"], entry["verdict"]) for entry in judgment] == [("a", "yes"), ("b", "no"), ("c", "yes")]
     assert score(judge_rubric(judges, combine="mean")).reward == pytest.approx(2 / 3)
     assert score(judge_rubric(judges[:2])).reward == 0.5  # a tie
     state = make_state()
@@ -341,9 +341,12 @@ def test_judge_agreement_over_a_run() -> None:
 
 
 def test_two_judge_rubrics_in_a_group_need_different_names() -> None:
-    one, two = judge_rubric([Asked("yes", "a"), Asked("yes", "b")]), judge_rubric([Asked("no", "a"), Asked("no", "b")])
+    first, two = (
+        judge_rubric([Asked("yes", "a"), Asked("yes", "b")]),
+        judge_rubric([Asked("no", "a"), Asked("no", "b")]),
+    )
     with pytest.raises(ConfigError, match="judge_agreement"):
-        vf.RubricGroup([vf.Rubric([correct]), one, two])
+        vf.RubricGroup([vf.Rubric([correct]), first, two])
     same_name = [vf.JudgeRubric(judge_client=Asked()), vf.JudgeRubric(judge_client=Asked())]
     with pytest.raises(ConfigError, match=r"more than one rubric is named \['judge'\]; pass name="):
         vf.RubricGroup([same_name[0], vf.RubricGroup([same_name[1]])])
@@ -353,7 +356,7 @@ def test_two_judge_rubrics_in_a_group_need_different_names() -> None:
         judge_client=Asked("7"), choices={"7": 0.7, "3": 0.3}, name="style", judge_prompt="{response}"
     )
     style.add_reward_func(style.verdict, name="style")
-    scores = score(vf.RubricGroup([one, style]))
+    scores = score(vf.RubricGroup([first, style]))
     assert scores.rewards == {"verdict": 1.0, "style": 0.7} and set(scores.extras) == {"judge", "style"}
 
 

@@ -26,9 +26,9 @@ from rove.rubrics.rubric import merge_scores
 numbers = st.floats(-1e6, 1e6)
 
 
-def make_state(said: str = "4", row: dict | None = None, **fields) -> State:
+def make_state(content: str = "4", row: dict | None = None, **fields) -> State:
     base = {"prompt": [UserMessage("2 + 2?")], "answer": "4", "info": {"level": 1}, "example_id": 0}
-    return State(input=base | (row or {}), completion=[AssistantMessage(said)], trajectory=[], **fields)
+    return State(input=base | (row or {}), completion=[AssistantMessage(content)], trajectory=[], **fields)
 
 
 def score(rubric: Rubric, state: State | None = None) -> Scores:
@@ -133,18 +133,18 @@ def test_order_of_functions_changes_nothing(pairs, random):
 
 def test_standard_arguments_are_passed_by_name():
     parser = XMLParser(["answer"])
-    seen = {}
+    received = {}
 
     def everything(parser, state, info, task, answer, completion, prompt):
-        seen.update(locals())
+        received.update(locals())
         return 1
 
     state = make_state(row={"task": "sums"})
     assert score(Rubric([everything], parser=parser), state).reward == 1.0
-    assert seen["state"] is state
-    assert seen["parser"] is parser
-    assert (seen["prompt"], seen["completion"]) == (state["input"]["prompt"], state["completion"])
-    assert (seen["answer"], seen["info"], seen["task"]) == ("4", {"level": 1}, "sums")
+    assert received["state"] is state
+    assert received["parser"] is parser
+    assert (received["prompt"], received["completion"]) == (state["input"]["prompt"], state["completion"])
+    assert (received["answer"], received["info"], received["task"]) == ("4", {"level": 1}, "sums")
 
 
 def test_columns_state_keys_and_class_objects_are_injected():
@@ -179,17 +179,17 @@ def test_default_arguments_apply_unless_the_name_is_known():
 
 
 def test_kwargs_receive_all_known_names():
-    seen = {}
+    received = {}
 
     def func(completion, missing=1, **kwargs):
-        seen.update(kwargs, missing=missing)
+        received.update(kwargs, missing=missing)
         return 0
 
     rubric = Rubric([func])
     rubric.add_class_object("judge", "J")
     state = make_state(row={"column": "C"}, turns=3)
     score(rubric, state)
-    assert seen.keys() == {
+    assert received.keys() == {
         *(
             "prompt",
             "answer",
@@ -205,8 +205,8 @@ def test_kwargs_receive_all_known_names():
         ),
         "missing",
     }
-    assert (seen["column"], seen["turns"], seen["judge"], seen["missing"]) == ("C", 3, "J", 1)
-    assert seen["state"] is state
+    assert (received["column"], received["turns"], received["judge"], received["missing"]) == ("C", 3, "J", 1)
+    assert received["state"] is state
 
 
 def test_kwargs_omit_a_missing_completion_and_args_stay_empty():
@@ -414,34 +414,34 @@ def test_scoring_does_not_modify_the_state():
 
 
 def test_group_functions_receive_plural_names_and_class_objects():
-    seen = {}
+    received = {}
 
     @group_reward
     async def func(states, prompts, completions, answers, infos, tasks, parser, judge, scale=3):
-        seen.update(locals())
+        received.update(locals())
         return range(len(states))
 
     rubric = Rubric([func])
     rubric.add_class_object("judge", "J")
     states = [make_state("a", answer="1"), make_state("b", row={"task": "t"})]
     assert [s.reward for s in score_all(rubric, states)] == [0.0, 1.0]
-    assert seen["states"] == states
-    assert seen["prompts"] == [state["prompt"] for state in states]
-    assert [completion[0].content for completion in seen["completions"]] == ["a", "b"]
-    assert (seen["answers"], seen["infos"], seen["tasks"]) == (["1", "4"], [{"level": 1}] * 2, [None, "t"])
-    assert (seen["judge"], seen["scale"], seen["parser"]) == ("J", 3, rubric.parser)
+    assert received["states"] == states
+    assert received["prompts"] == [state["prompt"] for state in states]
+    assert [completion[0].content for completion in received["completions"]] == ["a", "b"]
+    assert (received["answers"], received["infos"], received["tasks"]) == (["1", "4"], [{"level": 1}] * 2, [None, "t"])
+    assert (received["judge"], received["scale"], received["parser"]) == ("J", 3, rubric.parser)
 
 
 def test_group_kwargs_receive_all_group_names():
-    seen = {}
+    received = {}
 
     @group_reward
     def func(**kwargs):
-        seen.update(kwargs)
+        received.update(kwargs)
         return [0.0]
 
     score_all(Rubric([func]), [make_state()])
-    assert seen.keys() == {"states", "prompts", "completions", "answers", "infos", "tasks", "parser"}
+    assert received.keys() == {"states", "prompts", "completions", "answers", "infos", "tasks", "parser"}
 
 
 def test_group_rewards_are_merged_into_the_scores_of_each_state():
@@ -614,7 +614,7 @@ def test_rubric_group_tears_down_all_rubrics_even_after_a_failure():
 
 
 def test_rubric_group_passes_the_parser_of_the_environment_to_its_rubrics() -> None:
-    tagged, own = XMLParser(["answer"]), Parser()
-    group = RubricGroup([Rubric([correct]), Rubric(parser=own)])
+    tagged, env_parser = XMLParser(["answer"]), Parser()
+    group = RubricGroup([Rubric([correct]), Rubric(parser=env_parser)])
     group.adopt_parser(tagged)
-    assert [rubric.parser for rubric in group.rubrics] == [tagged, own] and group.parser is tagged
+    assert [rubric.parser for rubric in group.rubrics] == [tagged, env_parser] and group.parser is tagged

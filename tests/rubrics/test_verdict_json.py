@@ -24,9 +24,9 @@ from rove.rubrics.verdict_json import object_at, objects_in
     ],
 )
 def test_the_verdict_of_an_object_is_read(text: str, verdict: str | None) -> None:
-    found = object_at(text, 0)
-    assert found is not None and found.verdict == verdict
-    assert found.end == len(text.rstrip())
+    verdict_object = object_at(text, 0)
+    assert verdict_object is not None and verdict_object.verdict == verdict
+    assert verdict_object.end == len(text.rstrip())
 
 
 @each_row("text", ["", "no", '{"verdict": "no"', '{"a": "b" "c"}', '{"a": b c}', "{" * 200 + "}" * 200, '["no"]'])
@@ -36,4 +36,4 @@ def test_what_is_no_object_is_not_read(text: str) -> None:
 
 def test_objects_are_found_in_order_without_those_inside_others() -> None:
     text = 'a {"verdict": "no", "b": {"verdict": "yes"}} c {d} {"verdict": "e"}'
-    assert [place.verdict for place in objects_in(text)] == ["no", "e"]
+    assert [verdict_object.verdict for verdict_object in objects_in(text)] == ["no", "e"]

@@ -51,12 +51,12 @@ def test_a_torn_line_is_ignored_and_later_changes_are_kept(tmp_path_factory: pyt
     content = (folder / FILE).read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
     os.truncate(folder / FILE, min(size, len(content)))
-    left = tuple("abc"[: sum(end <= size for end in ends)])
+    complete = tuple("abc"[: sum(end <= size for end in ends)])
     stored = Annotations(folder)
-    assert (stored.rollouts.get(ONE.key, Annotation()).tags, stored.bad) == (left, [])
+    assert (stored.rollouts.get(ONE.key, Annotation()).tags, stored.bad) == (complete, [])
     annotate(folder, Change(["d"], rollout=ONE))
     stored.reload()
-    assert (stored.rollouts[ONE.key].tags, stored.bad) == ((*left, "d"), [])
+    assert (stored.rollouts[ONE.key].tags, stored.bad) == ((*complete, "d"), [])
 
 
 def test_concurrent_annotations_lose_nothing(tmp_path: Path):
@@ -116,19 +116,19 @@ changes = st.builds(
 
 
 @given(st.lists(changes, max_size=12))
-def test_reading_applies_all_changes_in_order(made: list[Change]):
+def test_reading_applies_all_changes_in_order(changes: list[Change]):
     with TemporaryDirectory() as name:
-        check_replay(Path(name), made)
+        check_replay(Path(name), changes)
 
 
-def check_replay(folder: Path, made: list[Change]) -> None:
-    (folder / FILE).write_bytes(b"".join(msgspec.json.encode(change) + b"\n" for change in made))
-    for place in (ONE, OTHER):
+def check_replay(folder: Path, changes: list[Change]) -> None:
+    (folder / FILE).write_bytes(b"".join(msgspec.json.encode(change) + b"\n" for change in changes))
+    for key in (ONE, OTHER):
         tags: list[str] = []
         note = ""
-        for change in made:
-            if change.rollout == place:
+        for change in changes:
+            if change.rollout == key:
                 tags = [tag for tag in tags if tag not in change.remove]
                 tags += [tag for tag in dict.fromkeys(change.add) if tag not in tags]
                 note = note if change.note is None else change.note
-        assert Annotations(folder).rollouts.get(place.key, Annotation()) == (tuple(tags), note)
+        assert Annotations(folder).rollouts.get(key.key, Annotation()) == (tuple(tags), note)

@@ -114,7 +114,7 @@ def timeless_rollouts(run: Path) -> list[RolloutRecord]:
 def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Signals):
     environment(tmp_path / "environments", "slow", SLOW)
     run, rollouts_file = tmp_path / "run", tmp_path / "run" / "rollouts.jsonl"
-    before: list[bytes] = []
+    earlier_lines: list[bytes] = []
     for moment in (0, 1, 7, 30, 50):  # later ones may come too late on a busy machine
         process = in_its_own(tmp_path, *EVAL)
         stop(
@@ -123,13 +123,13 @@ def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Si
             lambda at_least=moment: (run / "versions.json").exists() and count_lines(rollouts_file) >= at_least,
         )
         if rollouts_file.exists():
-            now = [line for line in lines(run) if line.endswith(b"\n")]
-            assert now[: len(before)] == before
-            before = now
-        assert not (run / "summary.json").exists() or len(before) == 60
+            current_lines = [line for line in lines(run) if line.endswith(b"\n")]
+            assert current_lines[: len(earlier_lines)] == earlier_lines
+            earlier_lines = current_lines
+        assert not (run / "summary.json").exists() or len(earlier_lines) == 60
     assert "60 of 60 rollouts scored" in finish(tmp_path, *EVAL)
     lines_after = lines(run)
-    assert lines_after[: len(before)] == before
+    assert lines_after[: len(earlier_lines)] == earlier_lines
     assert len(lines_after) == 60
     assert set(places(run).values()) == {1}
     finish(tmp_path, *EVAL)
@@ -153,9 +153,9 @@ def test_ctrl_c_ends_long_rollouts_and_runs_their_cleanup(tmp_path: Path, player
 def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
     process = in_its_own(tmp_path, "play", "tictactoe", "--seed", "1")
     assert process.stdout is not None
-    shown = ""
-    while not shown.endswith("you> "):
-        shown += process.stdout.read(1)
+    printed = ""
+    while not printed.endswith("you> "):
+        printed += process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     try:
         _, err = process.communicate(timeout=TIMEOUT_S)
@@ -214,9 +214,9 @@ def test_resumed_training_ends_with_bitwise_equal_weights(
     assert "is complete" in finish(made, *words)
 
 
-def without_times(said: str) -> object:
+def without_times(printed: str) -> object:
     """Return the JSON of the demo without latencies."""
-    reported = json.loads(said)
+    reported = json.loads(printed)
     for row in reported["rows"]:
         for summary in row["conditions"].values():
             summary.pop("latency", None)
@@ -235,7 +235,7 @@ def test_the_demo_resumes_in_the_stage_in_which_it_was_killed(tmp_path: Path):
         "rl2/metrics.jsonl": signal.SIGINT,
     }
     for file, kind in moments.items():
-        stop(in_its_own(killed, *words), kind, lambda kept=killed / "demo" / file: count_lines(kept) >= 1)
+        stop(in_its_own(killed, *words), kind, lambda log_file=killed / "demo" / file: count_lines(log_file) >= 1)
     assert without_times(finish(killed, *words)) == without_times(finish(uninterrupted, *words))
     weights = [folder / "demo" / "rl2" / "final" / "model.safetensors" for folder in (killed, uninterrupted)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -262,7 +262,7 @@ def test_rove_train_resumes_in_the_stage_in_which_it_was_killed(tmp_path: Path):
         "eval/RL-sampled/rollouts.jsonl": signal.SIGINT,
     }
     for file, kind in moments.items():
-        stop(in_its_own(killed, *words), kind, lambda kept=killed / "run" / file: count_lines(kept) >= 1)
+        stop(in_its_own(killed, *words), kind, lambda log_file=killed / "run" / file: count_lines(log_file) >= 1)
     assert without_times(finish(killed, *words)) == without_times(finish(uninterrupted, *words))
     weights = [folder / "run" / "rl1" / "final" / "model.safetensors" for folder in (killed, uninterrupted)]
     assert weights[0].read_bytes() == weights[1].read_bytes()

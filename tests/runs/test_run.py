@@ -51,9 +51,9 @@ def test_another_identity_is_refused_with_the_differences(tmp_path):
     with start(tmp_path) as run:
         run.append_metrics({"step": 1})
     content_before = (tmp_path / "config.toml").read_bytes()
-    other = {"env": "toy", "sampling": {"temperature": 0.5}, "seed": 1}
+    other_identity = {"env": "toy", "sampling": {"temperature": 0.5}, "seed": 1}
     with pytest.raises(RunError) as caught:
-        start(tmp_path, other, kind="rl")
+        start(tmp_path, other_identity, kind="rl")
     assert str(caught.value).splitlines() == [
         f"{tmp_path} holds a different run; differences:",
         "  kind: was 'eval', now 'rl'",
@@ -367,8 +367,8 @@ def test_pruning_keeps_the_newest_numbered_checkpoints(keep, tmp_path):
         for name in ("best", "2", "9", "10"):
             run.save_checkpoint(name, writes(name))
         run.prune_checkpoints(keep)
-        left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-        assert left == {"best", *["10", "9", "2"][:keep]}
+        remaining = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+        assert remaining == {"best", *["10", "9", "2"][:keep]}
 
 
 def test_the_final_model_replaces_an_earlier_one(tmp_path):

@@ -36,9 +36,9 @@ def test_deep_nesting_and_large_integers_are_refused():
 @given(st.lists(st.floats(-1, 2), max_size=4))
 def test_summaries_of_evaluations_match_the_schema(rewards: list[float]):
     tally = Tally(price=Price(1.0, 2.0))
-    for place, reward in enumerate(rewards):
+    for index, reward in enumerate(rewards):
         scores = Scores(reward, {"right": reward}, {"right": 1.0}, {"length": 3.0})
-        tally.add(Outcome(str(place), place, 0, "answered", False, scores, None))
+        tally.add(Outcome(str(index), index, 0, "answered", False, scores, None))
     content = msgspec.json.encode(tally.result().to_dict())
     assert decoded(FILE, content, Summary) == msgspec.json.decode(content)
 

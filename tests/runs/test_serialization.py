@@ -33,7 +33,7 @@ json_values = st.recursive(
     max_leaves=5,
 )
 messages = st.builds(
-    lambda role, content, more: Message(role=role, content=content, **more),
+    lambda role, content, fields: Message(role=role, content=content, **fields),
     st.sampled_from(["system", "user", "assistant", "tool"]),
     st.none() | texts | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), max_size=2),
     st.dictionaries(st.sampled_from(["name", "tool_call_id", "reasoning_content"]), texts, max_size=1),
@@ -60,8 +60,8 @@ def trajectories(draw) -> list[TrajectoryStep]:
         if draw(st.booleans()):
             sampled = draw(ids)
             logprobs = draw(st.lists(numbers, min_size=len(sampled), max_size=len(sampled)))
-            before = (history_ids if draw(st.booleans()) else []) + draw(ids)
-            tokens = StepTokens(before, sampled, logprobs, draw(st.integers(0, 5)), draw(spans))
+            prompt_ids = (history_ids if draw(st.booleans()) else []) + draw(ids)
+            tokens = StepTokens(prompt_ids, sampled, logprobs, draw(st.integers(0, 5)), draw(spans))
         reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
         reward = draw(st.none() | numbers)
         steps.append(

@@ -12,8 +12,8 @@ from rove.runs.run import versions_here
 
 
 def test_versions_are_listed_by_name(monkeypatch: pytest.MonkeyPatch):
-    found = versions_here()
-    assert found["rove"] == rove.__version__
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    versions = versions_here()
+    assert versions["rove"] == rove.__version__
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
     monkeypatch.setattr(run, "PACKAGES", ("rove", "nobody-has-this"))
     assert set(versions_here()) == {"python", "platform", "rove"}

@@ -45,17 +45,17 @@ async def fails(how: str = "badly") -> None:
 
 @module_loop
 async def test_code_calls_host_functions_and_waits_for_results(session: Session) -> None:
-    seen: list[str] = []
+    arguments_seen: list[str] = []
 
     async def loud(text: str, times: int = 1) -> list[str]:
-        seen.append(text)
+        arguments_seen.append(text)
         await asyncio.sleep(0.01)
         return [text.upper()] * times
 
     result = await session.run_python(
         "print('before')\nx = loud('ä', times=2)\nx[0] + loud('b')[0]", None, {"loud": loud}
     )
-    assert (result.output, result.value, seen) == ("before\n", "'ÄB'", ["ä", "b"])
+    assert (result.output, result.value, arguments_seen) == ("before\n", "'ÄB'", ["ä", "b"])
     assert (await session.run_python("x")).value == "['Ä', 'Ä']"
 
 
@@ -200,10 +200,10 @@ async def test_sessions_call_functions_concurrently(backend: LocalBackend) -> No
 
     sessions = [await backend.open() for _ in range(4)]
     results = await asyncio.gather(
-        *(one.run_python(f"meet({n})", None, {"meet": meet}) for n, one in enumerate(sessions))
+        *(session.run_python(f"meet({n})", None, {"meet": meet}) for n, session in enumerate(sessions))
     )
     assert [result.value for result in results] == ["0", "1", "4", "9"]
-    await asyncio.gather(*(one.close() for one in sessions))
+    await asyncio.gather(*(session.close() for session in sessions))
 
 
 async def test_code_in_containers_calls_functions(engine: Path) -> None:  # noqa: F811
@@ -221,8 +221,8 @@ async def test_code_in_containers_calls_functions(engine: Path) -> None:  # noqa
         lambda a: st.lists(a) | st.dictionaries(st.sampled_from(["id", "name", "args", "kwargs", "x"]), a),
     ).map(json.dumps)
 )
-def test_every_request_gets_a_reply(asked: str) -> None:
-    reply = json.loads(asyncio.run(reply_to(asked, {"same": same, "fails": fails}, 1000)))
+def test_every_request_gets_a_reply(request_text: str) -> None:
+    reply = json.loads(asyncio.run(reply_to(request_text, {"same": same, "fails": fails}, 1000)))
     assert reply.keys() in ({"id", "value"}, {"id", "error"}) and isinstance(reply["id"], int)
 
 

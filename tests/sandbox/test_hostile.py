@@ -88,33 +88,35 @@ async def machine_is_refused(backend: LocalBackend) -> bool:
     return True
 
 
-@pytest.mark.parametrize("one", some_quick(SNIPPETS, 6), ids=lambda one: one.name)
-async def test_an_attack_fails(one: Snippet, backend: LocalBackend, bystander: Session | None, host: Host) -> None:
+@pytest.mark.parametrize("snippet", some_quick(SNIPPETS, 6), ids=lambda snippet: snippet.name)
+async def test_an_attack_fails(snippet: Snippet, backend: LocalBackend, bystander: Session | None, host: Host) -> None:
     if bystander is None:
         return
     groups = "memory group" not in " ".join((await backend.describe()).missing)
-    expected = one.outcome if one.by != "memory group" or groups else "runs: False"
-    await assert_attack_fails(one, expected, backend, bystander, host)
+    expected = snippet.outcome if snippet.by != "memory group" or groups else "runs: False"
+    await assert_attack_fails(snippet, expected, backend, bystander, host)
 
 
-async def assert_attack_fails(one: Snippet, wanted: str, backend: Backend, bystander: Session, host: Host) -> None:
+async def assert_attack_fails(
+    snippet: Snippet, expected: str, backend: Backend, bystander: Session, host: Host
+) -> None:
     """Run the attack in a new session; check that this session, the bystander and the host are unchanged."""
     session = await backend.open()
     try:
-        code = host.aim(one.code)
-        if one.kind == "bash":
-            result = await session.bash(code, one.seconds)
+        code = host.aim(snippet.code)
+        if snippet.kind == "bash":
+            result = await session.bash(code, snippet.seconds)
         else:
-            result = await session.run_python(code, one.seconds, FUNCTIONS)
-        assert outcome(result) in wanted.split(" or "), result
+            result = await session.run_python(code, snippet.seconds, FUNCTIONS)
+        assert outcome(result) in expected.split(" or "), result
         assert "canary" not in result.text()
         assert (
             len(result.output) < LIMITS.output_chars + 100
             and len(result.value + result.error) < LIMITS.output_chars + 400
         )
-        after = [await session.run_python("40 + 2") for _ in range(2)]
-        assert after[1].value == "42", after
-        assert not after[0].files_lost
+        results_after = [await session.run_python("40 + 2") for _ in range(2)]
+        assert results_after[1].value == "42", results_after
+        assert not results_after[0].files_lost
     finally:
         await session.close()
     assert (await bystander.run_python("mine, open(where).read()")).value == "('canary', 'canary')"
@@ -138,9 +140,9 @@ def all_command_lines() -> list[bytes]:
 @pytest.mark.broad
 @pytest.mark.parametrize(("off", "name", "wanted"), WITHOUT, ids=lambda value: str(value)[:40])
 async def test_an_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str, wanted: str, host: Host) -> None:
-    [one] = [snippet for snippet in SNIPPETS if snippet.name == name]
+    [attack] = [snippet for snippet in SNIPPETS if snippet.name == name]
     async with LocalBackend(LIMITS, without=off, unsafe=True) as backend, await backend.open() as session:
-        result = await session.run_python(host.aim(one.code), one.seconds)
+        result = await session.run_python(host.aim(attack.code), attack.seconds)
     if wanted == "runs: no result" and name.startswith("TCP"):
         host.server.accept()[0].close()
     assert outcome(result) == wanted
@@ -166,8 +168,8 @@ async def test_sixty_four_concurrent_attacks_fail(host: Host) -> None:
             *(session.run_python(stopped[i % len(stopped)].code, None, FUNCTIONS) for i, session in enumerate(sessions))
         )
         assert {(result.error, result.files_lost) for result in results} == {(WALL, False)}
-        after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))
-        assert {result.value for result in after} == {"42"}
+        results_after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))
+        assert {result.value for result in results_after} == {"42"}
 
 
 @pytest.mark.slow

@@ -222,19 +222,19 @@ async def test_sessions_wait_for_a_free_slot(backend: LocalBackend) -> None:
 
 @module_loop
 async def test_sessions_are_isolated_from_each_other(backend: LocalBackend) -> None:
-    one, other = await backend.open(), await backend.open()
-    await one.run_python("import random, os; x = 1")
-    await one.put("a", b"mine")
-    assert "NameError" in (await other.run_python("x")).error
-    assert (await other.bash("ls")).output == ""
-    seeds = {(await s.run_python("import random; random.random()")).value for s in (one, other)}
+    first, second = await backend.open(), await backend.open()
+    await first.run_python("import random, os; x = 1")
+    await first.put("a", b"mine")
+    assert "NameError" in (await second.run_python("x")).error
+    assert (await second.bash("ls")).output == ""
+    seeds = {(await s.run_python("import random; random.random()")).value for s in (first, second)}
     assert len(seeds) == 2
-    await one.close()
-    assert (await other.run_python("1")).ok
-    await other.close()
-    await other.close()
+    await first.close()
+    assert (await second.run_python("1")).ok
+    await second.close()
+    await second.close()
     with pytest.raises(SandboxError, match="closed"):
-        await other.run_python("1")
+        await second.run_python("1")
 
 
 @module_loop
@@ -294,11 +294,11 @@ async def test_closing_a_backend_releases_processes_descriptors_and_groups(conta
     groups_before = control_group_folders()
     await round_trip()
     gc.collect()
-    before = held_resources()
+    held_at_start = held_resources()
     await round_trip()
     await asyncio.sleep(0)
     gc.collect()
-    assert held_resources() == before
+    assert held_resources() == held_at_start
     assert matching_processes(f"87654.{os.getpid()}") == []
     assert control_group_folders() == groups_before
 
@@ -314,13 +314,13 @@ def held_resources() -> tuple[int, int, str]:
 
 def matching_processes(word: str) -> list[bytes]:
     """Return the command lines of all processes on the machine that contain the word."""
-    found = []
+    matches = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found += [line] if word.encode() in (line := path.read_bytes()) else []
+            matches += [line] if word.encode() in (line := path.read_bytes()) else []
         except OSError:
             continue
-    return found
+    return matches
 
 
 HOST_PROGRAM = """
@@ -685,10 +685,10 @@ def test_user_ids_come_from_the_end_of_the_available_range(tmp_path: Path) -> No
 @pytest.mark.broad
 def test_version_2_control_groups_get_their_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A temporary folder replaces the kernel's; `make` creates the files that the kernel would create."""
-    own = tmp_path / "own"
-    own.write_text("0::/box\n")
+    own_group = tmp_path / "own"
+    own_group.write_text("0::/box\n")
     (tmp_path / "box").mkdir()
-    assert sorted(Groups(tmp_path, own).missing) == ["memory", "pids"]
+    assert sorted(Groups(tmp_path, own_group).missing) == ["memory", "pids"]
     mkdir = Path.mkdir
 
     def make(path: Path) -> None:
@@ -698,7 +698,7 @@ def test_version_2_control_groups_get_their_limits(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Path, "mkdir", make)
     monkeypatch.setattr(Path, "exists", lambda path: True)
-    groups = Groups(tmp_path, own)
+    groups = Groups(tmp_path, own_group)
     files = groups.enter(3, LIMITS)
     [folder] = (tmp_path / "box").iterdir()
     assert (folder / "memory.max").read_text() == str((256 << 20) + LIMITS.disk_bytes + (64 << 20))

@@ -47,10 +47,10 @@ OWN_HEADERS: list[dict[str, str]] = [
 async def test_requests_from_pages_of_another_origin_never_reach_the_model():
     client = Answerer()
     async with http(client) as (session, _):
-        for what, headers, status in FOREIGN_HEADERS:
+        for case_name, headers, status in FOREIGN_HEADERS:
             for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"):
                 async with session.post(path, data=BODY, headers=headers) as reply:
-                    assert reply.status == status, (what, path)
+                    assert reply.status == status, (case_name, path)
                     assert "expected" in (await reply.json())["error"]["message"]
                     assert "Access-Control-Allow-Origin" not in reply.headers
     assert client.asked == []

@@ -186,9 +186,9 @@ async def test_prompt_logprobs_have_the_format_of_vllm():
         _, chat = await post(server.http, "/v1/chat/completions", {"messages": MESSAGES, **body})
         _, text = await post(server.http, "/v1/completions", {"prompt": [ids, ids], **body})
         assert [entry["prompt_logprobs"] for entry in text["choices"]] == [chat["prompt_logprobs"]] * 2
-        first, *rest = chat["prompt_logprobs"]
-        assert first is None and len(rest) == len(scores)
-        for id, score, candidates in zip(ids[1:], scores, rest, strict=True):
+        first, *later_entries = chat["prompt_logprobs"]
+        assert first is None and len(later_entries) == len(scores)
+        for id, score, candidates in zip(ids[1:], scores, later_entries, strict=True):
             assert candidates[str(id)]["logprob"] == pytest.approx(score, abs=1e-5)
             assert candidates[str(id)]["decoded_token"] == decode([id]) and 2 <= len(candidates) <= 3
             ranked = {entry["rank"]: entry["logprob"] for entry in candidates.values()}

@@ -141,8 +141,8 @@ async def test_the_key_is_accepted_in_every_header_and_in_the_path_and_wrong_key
         assert (await post(session, f"{path}/chat/completions", body))[0] == 200
         assert (await post(session, f"{path}/messages", body))[0] == 200
         assert (await post(session, "/v1/messages", body, headers={"x-api-key": key}))[0] == 200
-        both = {"Authorization": "Bearer of somebody else", "x-api-key": key}
-        assert (await post(session, "/v1/messages", body, headers=both))[0] == 200
+        two_keys = {"Authorization": "Bearer of somebody else", "x-api-key": key}
+        assert (await post(session, "/v1/messages", body, headers=two_keys))[0] == 200
         async with session.get(f"{path}/models") as reply:
             assert (await reply.json())["data"][0]["id"] == "rove"
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {key}"}):

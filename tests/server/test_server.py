@@ -161,8 +161,8 @@ async def test_a_stream_is_sent_incrementally():
         stream = await sdk.completions.create(model="toy", prompt="a", stream=True)
         assert (await anext(stream)).choices[0].text == "hello"
         go_on.set()
-        rest = [chunk.choices[0] async for chunk in stream]
-    assert ("".join(choice.text for choice in rest), rest[-1].finish_reason) == (" there", "stop")
+        later_chunks = [chunk.choices[0] async for chunk in stream]
+    assert ("".join(choice.text for choice in later_chunks), later_chunks[-1].finish_reason) == (" there", "stop")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -393,10 +393,10 @@ async def test_openai_client_raises_overlong_prompt_error_for_a_full_context():
         await client.close()
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer sécret", "secret", "Basic secret", "Bearer"])
-async def test_requests_without_the_api_key_are_refused(given: str | None):
+@pytest.mark.parametrize("sent_key", [None, "Bearer wrong", "Bearer sécret", "secret", "Basic secret", "Bearer"])
+async def test_requests_without_the_api_key_are_refused(sent_key: str | None):
     client = Answerer()
-    headers = {} if given is None else {"Authorization": given}
+    headers = {} if sent_key is None else {"Authorization": sent_key}
     async with http(client, api_key="secret") as (session, _):
         status, answer = await post(session, "/v1/chat/completions", {"messages": HI}, headers=headers)
         assert (status, answer["error"]["code"]) == (401, "invalid_api_key")

@@ -210,11 +210,11 @@ def with_values(shift: float) -> list[Outcome]:
 
 def test_every_value_of_both_is_compared_the_reward_first_then_by_weight():
     comparison = compare(with_values(0.0), with_values(0.5))
-    assert [one.name for one in comparison.others] == ["win", "format", "cost", "turns"]
-    assert [one.weight for one in comparison.others] == [1.0, 0.2, -0.1, 0.0]
-    assert [one.direction for one in comparison.others] == [0, 0, 1, 1]
+    assert [row.name for row in comparison.others] == ["win", "format", "cost", "turns"]
+    assert [row.weight for row in comparison.others] == [1.0, 0.2, -0.1, 0.0]
+    assert [row.direction for row in comparison.others] == [0, 0, 1, 1]
     other_comparison = compare(with_values(0.0), with_values(0.5), "turns")
-    assert [one.name for one in other_comparison.others] == ["reward", "win", "format", "cost"]
+    assert [row.name for row in other_comparison.others] == ["reward", "win", "format", "cost"]
     assert other_comparison.main == comparison.others[-1]
 
 

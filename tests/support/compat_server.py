@@ -23,7 +23,7 @@ def text_of(message: Message) -> str:
 
 
 def calls(*wanted: tuple[str, Any]) -> Message:
-    made = [
+    tool_calls = [
         {
             "id": f"call_{i}",
             "type": "function",
@@ -31,20 +31,20 @@ def calls(*wanted: tuple[str, Any]) -> Message:
         }
         for i, (name, args) in enumerate(wanted)
     ]
-    return {"content": None, "tool_calls": made}
+    return {"content": None, "tool_calls": tool_calls}
 
 
-def boxed_math(last: str, turn: int, again: int) -> Any:
+def boxed_math(last: str, turn: int, repeats: int) -> Any:
     answers = {
         "1/2": "<think>sum</think>It is \\boxed{0.75}",
         "2^5": "\\boxed{\\frac{64}{2}}",
-        "Solve": "x is 2, no box" if again else "\\boxed{x=2}",
-        "7 * 6": "\\boxed{41} or \\boxed{42" if again else "\\boxed{41}, no, \\boxed{42}",
+        "Solve": "x is 2, no box" if repeats else "\\boxed{x=2}",
+        "7 * 6": "\\boxed{41} or \\boxed{42" if repeats else "\\boxed{41}, no, \\boxed{42}",
     }
-    return next(said for key, said in answers.items() if key in last)
+    return next(reply for key, reply in answers.items() if key in last)
 
 
-def judge(last: str, turn: int, again: int) -> Any:
+def judge(last: str, turn: int, repeats: int) -> Any:
     if last.startswith("Polite?"):
         return "yes" if "please" in last else "no"
     truth = last.split("Ground truth answer:\n```\n")[1].split("\n```")[0]
@@ -52,22 +52,22 @@ def judge(last: str, turn: int, again: int) -> Any:
     return "Yes." if truth.lower() in response.lower() else "no"
 
 
-def judge_qa(last: str, turn: int, again: int) -> Any:
-    said = {"Faust": "Johann Wolfgang von Goethe, please", "France": "Lyon", "planet": "It is Jupiter"}
-    return "I do not know" if again else next(words for key, words in said.items() if key in last)
+def judge_qa(last: str, turn: int, repeats: int) -> Any:
+    replies = {"Faust": "Johann Wolfgang von Goethe, please", "France": "Lyon", "planet": "It is Jupiter"}
+    return "I do not know" if repeats else next(words for key, words in replies.items() if key in last)
 
 
-def guess_number(last: str, turn: int, again: int) -> Any:
+def guess_number(last: str, turn: int, repeats: int) -> Any:
     if "game 3" in last:
         return "I give up"
-    if again and turn == 0:
+    if repeats and turn == 0:
         return "no number" if "game 1" in last else "<guess>\n 2 \n</guess>"
     low_high = {"higher": "7", "lower": "2"}
     word = next((word for word in low_high if word in last), None)
     return f"<guess>{low_high[word]}</guess>" if word else "So: <guess>5</guess>"
 
 
-def calculator_tools(last: str, turn: int, again: int) -> Any:
+def calculator_tools(last: str, turn: int, repeats: int) -> Any:
     if "2 times" in last:
         return calls(("calculate", {"a": 2, "b": 21, "operation": "multiply"}))
     if "is pi" in last:
@@ -83,7 +83,7 @@ def calculator_tools(last: str, turn: int, again: int) -> Any:
     return f"I was told: {last}"
 
 
-def notes_store(last: str, turn: int, again: int) -> Any:
+def notes_store(last: str, turn: int, repeats: int) -> Any:
     if "Write milk" in last:
         return calls(("write", {"key": "milk", "text": "two bottles"}), ("read", {"key": "milk"}))
     if "not there" in last:
@@ -93,48 +93,48 @@ def notes_store(last: str, turn: int, again: int) -> Any:
     return f"It says: {last}"
 
 
-def mcp_sums(last: str, turn: int, again: int) -> Any:
+def mcp_sums(last: str, turn: int, repeats: int) -> Any:
     if last == "Add 2 and 3.":
         return calls(("add", {"a": 2, "b": 3}))
     return calls(("fail", {}), ("nothing", {})) if last == "Fail." else f"Told {last}."
 
 
-def gym_walk(last: str, turn: int, again: int) -> Any:
-    return "far away" if again and turn == 1 else " 2 " if "at 3" not in last else "1"
+def gym_walk(last: str, turn: int, repeats: int) -> Any:
+    return "far away" if repeats and turn == 1 else " 2 " if "at 3" not in last else "1"
 
 
-def mixed_group(last: str, turn: int, again: int) -> Any:
+def mixed_group(last: str, turn: int, repeats: int) -> Any:
     return {"1 + 2?": "3", "3 + 4?": "8", "Ask for salt.": "Salt, please"}.get(last, "Tea!")
 
 
-def image_count(last: str, turn: int, again: int) -> Any:
+def image_count(last: str, turn: int, repeats: int) -> Any:
     return "1"
 
 
-def debate_g1(last: str, turn: int, again: int) -> Any:
+def debate_g1(last: str, turn: int, repeats: int) -> Any:
     return "Agreed, dogs it is" if "dogs" in last else f"Point {turn} about tea and more"
 
 
-def group_rank(last: str, turn: int, again: int) -> Any:
-    return "la" if last == "Sing." else "word " * (again + 1)
+def group_rank(last: str, turn: int, repeats: int) -> Any:
+    return "la" if last == "Sing." else "word " * (repeats + 1)
 
 
-def xml_fields(last: str, turn: int, again: int) -> Any:
-    said = {
+def xml_fields(last: str, turn: int, repeats: int) -> Any:
+    replies = {
         "2+2?": "<reasoning>\nsum\n</reasoning>\n<answer>\n4\n</answer>",
         "Draft?": "<reasoning>a</reasoning><answer>6</answer> no <answer>7</answer>",
         "Code?": "<code>x</code> and <answer> x",
         "Plain?": "p",
     }
-    return said.get(last, "<answer>4</answer>")
+    return replies.get(last, "<answer>4</answer>")
 
 
-def think_info(last: str, turn: int, again: int) -> Any:
-    said = {"Even?": "<think>two</think>It is 2.", "Odd?": "<think>hm It is 5.", "None?": "<think></think>"}
-    return "<think>a</think><think>b</think> 3" if again else said[last]
+def think_info(last: str, turn: int, repeats: int) -> Any:
+    replies = {"Even?": "<think>two</think>It is 2.", "Odd?": "<think>hm It is 5.", "None?": "<think></think>"}
+    return "<think>a</think><think>b</think> 3" if repeats else replies[last]
 
 
-def user_simulator(last: str, turn: int, again: int) -> Any:
+def user_simulator(last: str, turn: int, repeats: int) -> Any:
     if "bike" in last:
         return "A fine bike"
     if "fine" in last:
@@ -142,23 +142,23 @@ def user_simulator(last: str, turn: int, again: int) -> Any:
     return f"Reply {turn}.{len(last) % 7}"
 
 
-def columns_classes(last: str, turn: int, again: int) -> Any:
-    return f"Here!\nl{last[10]}" if "0" in last or again else f"l{last[10]}!\nno"
+def columns_classes(last: str, turn: int, repeats: int) -> Any:
+    return f"Here!\nl{last[10]}" if "0" in last or repeats else f"l{last[10]}!\nno"
 
 
-def window_chat(last: str, turn: int, again: int) -> Any:
+def window_chat(last: str, turn: int, repeats: int) -> Any:
     return f"({turn}) {last}"
 
 
-def failure_modes(last: str, turn: int, again: int) -> Any:
+def failure_modes(last: str, turn: int, repeats: int) -> Any:
     if "Check" in last:
         return calls(("check", {"value": -1 if "-1" in last else 1}))
     return {"Too long.": 400, "Cut off.": ("I was going to", "length")}.get(last, "ok")
 
 
-def tictactoe_course(last: str, turn: int, again: int) -> Any:
+def tictactoe_course(last: str, turn: int, repeats: int) -> Any:
     free = [c for c in last.split("\n", 1)[-1] if c.isdigit()]
-    if again and turn == 1:
+    if repeats and turn == 1:
         return "<move>9</move>"
     return f"<think>{turn}</think><move>{free[0] if free else 0}</move>"
 
@@ -166,20 +166,20 @@ def tictactoe_course(last: str, turn: int, again: int) -> Any:
 # Of the packages of `compat_packages_012`
 
 
-def capital_judge(last: str, turn: int, again: int) -> Any:
-    said = {"France": "<think>easy</think><answer>Paris, please</answer>", "Peru": "<answer>Quito</answer> please"}
-    return next((words for key, words in said.items() if key in last and not again), "no tags, please")
+def capital_judge(last: str, turn: int, repeats: int) -> Any:
+    replies = {"France": "<think>easy</think><answer>Paris, please</answer>", "Peru": "<answer>Quito</answer> please"}
+    return next((words for key, words in replies.items() if key in last and not repeats), "no tags, please")
 
 
-def grade(last: str, turn: int, again: int) -> Any:
+def grade(last: str, turn: int, repeats: int) -> Any:
     return f"  {min(10, len(last) // 9)}/10\n" if "x x" in last else "no grade "
 
 
-def graded_judge(last: str, turn: int, again: int) -> Any:
+def graded_judge(last: str, turn: int, repeats: int) -> Any:
     return "x " * int(last.split()[1])
 
 
-def order_tools(last: str, turn: int, again: int) -> Any:
+def order_tools(last: str, turn: int, repeats: int) -> Any:
     if "apples" in last:
         return calls(("add_item", {"name": "apple", "count": 2}), ("check_out", {"address": "Main Street"}))
     if "pear" in last:
@@ -189,23 +189,23 @@ def order_tools(last: str, turn: int, again: int) -> Any:
     return "hello" if turn == 0 else f"Done: {last}"
 
 
-def reward_lists(last: str, turn: int, again: int) -> Any:
-    return last.split()[1] if not again else f"i say {last}"
+def reward_lists(last: str, turn: int, repeats: int) -> Any:
+    return last.split()[1] if not repeats else f"i say {last}"
 
 
-def think_math(last: str, turn: int, again: int) -> Any:
+def think_math(last: str, turn: int, repeats: int) -> Any:
     answers = {
-        "1/2": "<think>sum</think>It is \\boxed{0.75}" if not again else "It is \\boxed{0.75}",
-        "2^5": "<think>a</think>\\boxed{\\frac{64}{2}}" if not again else "so <think>a</think>\\boxed{32}",
-        "Solve": "<think>b</think>x=2" if not again else "<think>b</think>x is 2, no box",
-        "7 * 6": "<think>c</think>\\boxed{41}, no, \\boxed{42}" if not again else "<think>c</think>",
+        "1/2": "<think>sum</think>It is \\boxed{0.75}" if not repeats else "It is \\boxed{0.75}",
+        "2^5": "<think>a</think>\\boxed{\\frac{64}{2}}" if not repeats else "so <think>a</think>\\boxed{32}",
+        "Solve": "<think>b</think>x=2" if not repeats else "<think>b</think>x is 2, no box",
+        "7 * 6": "<think>c</think>\\boxed{41}, no, \\boxed{42}" if not repeats else "<think>c</think>",
     }
-    return next(said for key, said in answers.items() if key in last)
+    return next(reply for key, reply in answers.items() if key in last)
 
 
-def counted_tools(last: str, turn: int, again: int) -> Any:
+def counted_tools(last: str, turn: int, repeats: int) -> Any:
     if last.startswith("Double 4"):
-        return calls(("double", {"number": 4}), ("double", {"number": 8})) if not again else "It is 8."
+        return calls(("double", {"number": 4}), ("double", {"number": 8})) if not repeats else "It is 8."
     if last.startswith("Halve"):
         return calls(("halve", {"number": 9}))
     if last.startswith("Double x") or "number" in last:
@@ -213,25 +213,27 @@ def counted_tools(last: str, turn: int, again: int) -> Any:
     return f"It is {last}."
 
 
-def shipped_tools(last: str, turn: int, again: int) -> Any:
+def shipped_tools(last: str, turn: int, repeats: int) -> Any:
     if last.startswith("Calculate"):
         return calls(("calculator", {"expression": last.removeprefix("Calculate ").removesuffix(".")}))
     if last.startswith("Run"):
         return (
-            calls(("python", {"code": "a, b = 3, 4\na, b"})) if not again else calls(("python", {"code": "print(3)\n"}))
+            calls(("python", {"code": "a, b = 3, 4\na, b"}))
+            if not repeats
+            else calls(("python", {"code": "print(3)\n"}))
         )
     return "done"
 
 
-def twenty_questions(last: str, turn: int, again: int) -> Any:
+def twenty_questions(last: str, turn: int, repeats: int) -> Any:
     if "pet" in last:
         return "Is it a cat?"
     if turn == 2 and "Hint 2" in last:
-        return "An oak?" if not again else "I give up"
+        return "An oak?" if not repeats else "I give up"
     return f"Is it number {turn}?"
 
 
-def account_tools(last: str, turn: int, again: int) -> Any:
+def account_tools(last: str, turn: int, repeats: int) -> Any:
     if last == "Put 5 in.":
         return calls(("deposit", {"amount": 5}))
     if "twice" in last:
@@ -239,11 +241,11 @@ def account_tools(last: str, turn: int, again: int) -> Any:
     return "ok"
 
 
-def task_group(last: str, turn: int, again: int) -> Any:
-    return {"1 + 2?": "3", "3 + 4?": "8"}.get(last, "two words" if not again else "one")
+def task_group(last: str, turn: int, repeats: int) -> Any:
+    return {"1 + 2?": "3", "3 + 4?": "8"}.get(last, "two words" if not repeats else "one")
 
 
-def dialogue(last: str, turn: int, again: int) -> Any:
+def dialogue(last: str, turn: int, repeats: int) -> Any:
     return f"move {turn}"
 
 
@@ -298,17 +300,17 @@ class ScriptedServer:
         body = json.loads(await request.read())
         messages = [{k: v for k, v in message.items() if v is not None} for message in body["messages"]]
         body["messages"] = messages
-        again = self._again(body)
+        repeats = self._again(body)
         asked = {name: body.get(name) for name in ("model", "messages", "tools")}
         asked["sampling"] = {name: value for name, value in body.items() if name not in asked and name != "n"}
         self.asked.append(asked)
         turn = sum(message["role"] == "assistant" for message in messages)
-        said = globals()[body["model"]](text_of(messages[-1]), turn, again)
-        if said == 400:
+        reply = globals()[body["model"]](text_of(messages[-1]), turn, repeats)
+        if reply == 400:
             error = {"message": "This model's maximum context length is 8 tokens.", "code": "context_length_exceeded"}
             return web.json_response({"error": error}, status=400)
-        said, finish = said if isinstance(said, tuple) else (said, "stop")
-        message = said if isinstance(said, dict) else {"content": said}
+        reply, finish = reply if isinstance(reply, tuple) else (reply, "stop")
+        message = reply if isinstance(reply, dict) else {"content": reply}
         words = len(text_of(message).split())
         choice = {
             "index": 0,
@@ -319,9 +321,9 @@ class ScriptedServer:
 
     async def _complete(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
-        again = self._again(body)
+        repeats = self._again(body)
         self.asked.append({"model": body["model"], "prompt": body["prompt"]})
-        text = f" the {len(body['prompt'])}th time{' again' * again}."
+        text = f" the {len(body['prompt'])}th time{' again' * repeats}."
         choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
         return web.json_response(self._answer("text_completion", body["model"], choice, 1, len(text.split())))
 

@@ -42,12 +42,12 @@ def with_openai(url: str, folder: str) -> None:
     client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
     named: Any = {"type": "function", "function": {"name": "book"}}
     for choice in (named, "required"):
-        asked: Any = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL, OTHER], "tool_choice": choice}
-        made = client.chat.completions.create(**asked, parallel_tool_calls=False)
-        (call,) = made.choices[0].message.tool_calls or []
-        assert made.choices[0].finish_reason == "tool_calls"
+        request: Any = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL, OTHER], "tool_choice": choice}
+        result = client.chat.completions.create(**request, parallel_tool_calls=False)
+        (call,) = result.choices[0].message.tool_calls or []
+        assert result.choices[0].finish_reason == "tool_calls"
         check_trip(json.loads(call.function.arguments))
-        with client.chat.completions.stream(**asked, parallel_tool_calls=False) as stream:
+        with client.chat.completions.stream(**request, parallel_tool_calls=False) as stream:
             final = stream.get_final_completion()
         check_trip(json.loads(final.choices[0].message.tool_calls[0].function.arguments))
     text = client.completions.create(model="tiny", prompt="0 1 2", echo=True, logprobs=1, max_tokens=0)
@@ -72,14 +72,14 @@ def with_anthropic(url: str, folder: str) -> None:
 
     client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY, max_retries=0)
     tool: Any = {"name": "book", "description": "Book a trip.", "input_schema": TRIP}
-    asked: Any = {"model": "tiny", "messages": MESSAGES, "tools": [tool]}
-    counted = client.messages.count_tokens(**asked)
+    request: Any = {"model": "tiny", "messages": MESSAGES, "tools": [tool]}
+    counted = client.messages.count_tokens(**request)
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "book"}):
-        made = client.messages.create(**asked, tool_choice=choice, max_tokens=200)
-        (block,) = made.content
-        assert (made.stop_reason, made.usage.input_tokens) == ("tool_use", counted.input_tokens)
+        result = client.messages.create(**request, tool_choice=choice, max_tokens=200)
+        (block,) = result.content
+        assert (result.stop_reason, result.usage.input_tokens) == ("tool_use", counted.input_tokens)
         check_trip(block.input)
-        with client.messages.stream(**asked, tool_choice=choice, max_tokens=200) as stream:
+        with client.messages.stream(**request, tool_choice=choice, max_tokens=200) as stream:
             check_trip(stream.get_final_message().content[0].input)
 
 
@@ -87,7 +87,7 @@ def with_litellm(url: str, folder: str) -> None:
     import litellm
 
     for choice in ("required", {"type": "function", "function": {"name": "book"}}):
-        made: Any = litellm.completion(
+        result: Any = litellm.completion(
             model="openai/tiny",
             api_base=url,
             api_key=KEY,
@@ -96,11 +96,11 @@ def with_litellm(url: str, folder: str) -> None:
             tool_choice=choice,
             parallel_tool_calls=False,
         )
-        check_trip(json.loads(made.choices[0].message.tool_calls[0].function.arguments))
-    made = litellm.completion(
+        check_trip(json.loads(result.choices[0].message.tool_calls[0].function.arguments))
+    result = litellm.completion(
         model="hosted_vllm/tiny", api_base=url, messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2
     )
-    assert made.choices[0].logprobs["content"]
+    assert result.choices[0].logprobs["content"]
 
 
 def with_langchain(url: str, folder: str) -> None:
@@ -120,14 +120,14 @@ def with_langchain(url: str, folder: str) -> None:
         days: int = Field(ge=1, le=7)
 
     model = ChatOpenAI(base_url=url, api_key=KEY, model="tiny", max_retries=0, use_responses_api=False)
-    made = model.bind_tools([book], tool_choice="any").invoke(QUESTION)
-    assert made.tool_calls and made.tool_calls[0]["name"] == "book", made
-    assert " days in " in book.invoke(made.tool_calls[0]["args"])
+    result = model.bind_tools([book], tool_choice="any").invoke(QUESTION)
+    assert result.tool_calls and result.tool_calls[0]["name"] == "book", result
+    assert " days in " in book.invoke(result.tool_calls[0]["args"])
     trip = model.with_structured_output(Trip, method="function_calling").invoke(QUESTION)
     assert isinstance(trip, Trip), trip
     responses = ChatOpenAI(base_url=url, api_key=KEY, model="tiny", max_retries=0, use_responses_api=True)
-    made = responses.bind_tools([book], tool_choice="any").invoke(QUESTION)
-    check_trip(made.tool_calls[0]["args"])
+    result = responses.bind_tools([book], tool_choice="any").invoke(QUESTION)
+    check_trip(result.tool_calls[0]["args"])
 
 
 def with_pydantic_ai(url: str, folder: str) -> None:
@@ -141,9 +141,9 @@ def with_pydantic_ai(url: str, folder: str) -> None:
         days: int = Field(ge=1, le=7)
 
     model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=url, api_key=KEY))
-    made = Agent(model, output_type=Trip, retries=0).run_sync(QUESTION)
-    assert isinstance(made.output, Trip), made
-    assert made.usage.requests == 1, made.usage
+    result = Agent(model, output_type=Trip, retries=0).run_sync(QUESTION)
+    assert isinstance(result.output, Trip), result
+    assert result.usage.requests == 1, result.usage
 
 
 def with_instructor(url: str, folder: str) -> None:
@@ -230,7 +230,7 @@ def with_lm_eval(url: str, folder: str) -> None:
             "doc_to_target": "{{answer}}",
             "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
         }
-        found = simple_evaluate(
+        results = simple_evaluate(
             model="local-completions",
             model_args={
                 "model": "tiny",
@@ -244,8 +244,8 @@ def with_lm_eval(url: str, folder: str) -> None:
             log_samples=True,
             bootstrap_iters=0,
         )
-    assert 0 <= found["results"]["counting"]["acc,none"] <= 1, found["results"]
-    samples = found["samples"]["counting"]
+    assert 0 <= results["results"]["counting"]["acc,none"] <= 1, results["results"]
+    samples = results["samples"]["counting"]
     assert len(samples) == len(rows)
     for sample in samples:
         for choice, resps in zip(sample["doc"]["choices"], sample["filtered_resps"], strict=True):
@@ -263,10 +263,10 @@ def continuation_logprob(url: str, context: str, continuation: str) -> float:
         with urlopen(request, timeout=60) as reply:
             return json.loads(reply.read())
 
-    before = len(post("/tokenize", {"prompt": context})["tokens"])
+    token_count = len(post("/tokenize", {"prompt": context})["tokens"])
     ids = post("/tokenize", {"prompt": context + continuation})["tokens"]
     response = post("/generate", {"prompt_ids": ids, "max_tokens": 0, "prompt_logprobs": 0})
-    return sum(response["choices"][0]["prompt_logprobs"][before - 1 :])
+    return sum(response["choices"][0]["prompt_logprobs"][token_count - 1 :])
 
 
 def with_openai_agents(url: str, folder: str) -> None:
@@ -290,8 +290,8 @@ def with_openai_agents(url: str, folder: str) -> None:
             model_settings=agents.ModelSettings(tool_choice="required", parallel_tool_calls=False),
             tool_use_behavior="stop_on_first_tool",
         )
-        made = asyncio.run(agents.Runner.run(agent, QUESTION, max_turns=2))
-        assert made.final_output in ("Booked Rome", "Booked Oslo"), made.final_output
+        result = asyncio.run(agents.Runner.run(agent, QUESTION, max_turns=2))
+        assert result.final_output in ("Booked Rome", "Booked Oslo"), result.final_output
 
 
 def with_langgraph(url: str, folder: str) -> None:
@@ -313,8 +313,8 @@ def with_langgraph(url: str, folder: str) -> None:
     graph.add_edge(START, "model")
     graph.add_edge("model", "tools")
     graph.add_edge("tools", END)
-    made = graph.compile().invoke({"messages": [HumanMessage(QUESTION)]})
-    assert made["messages"][-1].content in ("Booked Rome", "Booked Oslo"), made
+    result = graph.compile().invoke({"messages": [HumanMessage(QUESTION)]})
+    assert result["messages"][-1].content in ("Booked Rome", "Booked Oslo"), result
 
 
 CLIENTS = {

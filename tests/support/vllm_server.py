@@ -142,9 +142,9 @@ class FakeVLLM:
         engine = self.engine
         if body.get("model") is not None:
             engine = self.adapted or self._adapt(self.adapters[body["model"]])
-        asked = body["sampling_params"]
-        sampling = SamplingParams(**{k: v for k, v in asked.items() if k not in NOT_OURS})
-        more = {"stop_token_ids": asked.get("stop_token_ids"), "prompt_logprobs": asked.get("prompt_logprobs")}
+        params = body["sampling_params"]
+        sampling = SamplingParams(**{k: v for k, v in params.items() if k not in NOT_OURS})
+        more = {"stop_token_ids": params.get("stop_token_ids"), "prompt_logprobs": params.get("prompt_logprobs")}
         sampling = SamplingParams.from_args({k: getattr(sampling, k) for k in sampling.__struct_fields__}, more)
         generation = await engine.generate(body["token_ids"], sampling, len(self.asked))
         if "raw_logprobs" in self.faults:
@@ -162,22 +162,22 @@ class FakeVLLM:
         return {"choices": [choice], "prompt_logprobs": _prompt(body["token_ids"], generation)}
 
 
-def _content(made: Generation) -> list[dict[str, Any]]:
+def _content(generation: Generation) -> list[dict[str, Any]]:
     """Of each token, and the likeliest in its place: the sampled one first."""
     found = []
-    for i, (token, logprob) in enumerate(zip(made.ids, made.logprobs, strict=True)):
+    for i, (token, logprob) in enumerate(zip(generation.ids, generation.logprobs, strict=True)):
         one = {"token_id": token, "logprob": logprob}
-        others = [(t, p) for t, p in (made.top_logprobs[i] if made.top_logprobs else []) if t != token]
+        others = [(t, p) for t, p in (generation.top_logprobs[i] if generation.top_logprobs else []) if t != token]
         found.append({**one, "top_logprobs": [one, *({"token_id": t, "logprob": p} for t, p in others)]})
     return found
 
 
-def _prompt(ids: list[int], made: Generation) -> list[Any] | None:
-    if made.prompt_logprobs is None:
+def _prompt(ids: list[int], generation: Generation) -> list[Any] | None:
+    if generation.prompt_logprobs is None:
         return None
-    tops = made.prompt_top_logprobs or [[]] * len(made.prompt_logprobs)
+    tops = generation.prompt_top_logprobs or [[]] * len(generation.prompt_logprobs)
     places = []
-    for token, logprob, top in zip(ids[1:], made.prompt_logprobs, tops, strict=True):
+    for token, logprob, top in zip(ids[1:], generation.prompt_logprobs, tops, strict=True):
         places.append({str(t): {"logprob": p} for t, p in [(token, logprob), *top]})
     return [None, *places]
 

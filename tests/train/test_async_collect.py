@@ -113,14 +113,14 @@ async def collect(
     return collected, saved_state
 
 
-def example_ids(made: list[CollectedStep]) -> list[int]:
-    return [r.example_id for step in made for r in step.records if r.rollout_index == 0]
+def example_ids(steps: list[CollectedStep]) -> list[int]:
+    return [r.example_id for step in steps for r in step.records if r.rollout_index == 0]
 
 
-def max_token_ages(made: list[CollectedStep]) -> list[int]:
+def max_token_ages(steps: list[CollectedStep]) -> list[int]:
     """Return the age in policy versions of the oldest token of each step."""
     ages = []
-    for collected in made:
+    for collected in steps:
         step = collected.records[0].step
         assert step is not None and {r.step for r in collected.records} == {step}
         ages.append(
@@ -129,16 +129,16 @@ def max_token_ages(made: list[CollectedStep]) -> list[int]:
     return ages
 
 
-def assert_complete(path: Path, made: list[CollectedStep], config: Any) -> None:
+def assert_complete(path: Path, steps: list[CollectedStep], config: Any) -> None:
     """Assert that each group is complete, in one step, under a unique key, and stored in the run folder."""
-    for step in made:
+    for step in steps:
         assert len(step.records) % GROUP_SIZE == 0
         keys = Counter(record.example_key for record in step.records)
         assert set(keys.values()) == {GROUP_SIZE}
-    seeds = Counter(record.seed for step in made for record in step.records)
+    seeds = Counter(record.seed for step in steps for record in step.records)
     assert set(seeds.values()) == {1}
     stored = Counter((r.step, r.example_key, r.rollout_index) for r in rollouts_of(path))
-    assert stored == Counter((r.step, r.example_key, r.rollout_index) for step in made for r in step.records)
+    assert stored == Counter((r.step, r.example_key, r.rollout_index) for step in steps for r in step.records)
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
@@ -152,7 +152,7 @@ def test_no_rollout_is_lost_repeated_or_too_old_at_any_speed(
     collected, _ = asyncio.run(
         collect(path, config, client, letters_env(rows), learning=lambda step: rng.randrange(learning + 1))
     )
-    assert [len(one.records) for one in collected] == [GROUP_SIZE * GROUPS] * config.steps
+    assert [len(collected_step.records) for collected_step in collected] == [GROUP_SIZE * GROUPS] * config.steps
     assert max(max_token_ages(collected)) <= most
     assert client.most <= config.batch_size
     assert_complete(path, collected, config)
@@ -209,14 +209,19 @@ async def test_no_group_is_started_while_a_full_step_waits_for_the_trainer(tmp_p
 async def test_repeated_examples_get_unique_keys_and_examples_keep_their_order(tmp_path: Path):
     collected, _ = await collect(tmp_path, collector_settings(max_off_policy_steps=4), Answers(), letters_env(2))
     assert_complete(tmp_path, collected, None)
-    names = {record.example_key for one in collected for record in one.records}
+    names = {record.example_key for collected_step in collected for record in collected_step.records}
     assert any("@" in name for name in names) and any("#2" in name for name in names)
     curriculum = collector_settings(curriculum__column="info.level", steps=4)
     rows = [{"question": f"q{n}", "info": {"level": -n}} for n in range(12)]
     rubric = vf.Rubric()
     rubric.add_reward_func(letters, weight=1.0)
     collected, _ = await collect(tmp_path / "c", curriculum, Answers(), vf.SingleTurnEnv(dataset=rows, rubric=rubric))
-    assert [sorted(example_ids([one])) for one in collected] == [[9, 10, 11], [6, 7, 8], [3, 4, 5], [0, 1, 2]]
+    assert [sorted(example_ids([collected_step])) for collected_step in collected] == [
+        [9, 10, 11],
+        [6, 7, 8],
+        [3, 4, 5],
+        [0, 1, 2],
+    ]
 
 
 async def test_dynamic_sampling_does_not_count_zero_advantage_groups(tmp_path: Path):
@@ -225,12 +230,14 @@ async def test_dynamic_sampling_does_not_count_zero_advantage_groups(tmp_path: P
 
     config = collector_settings(filter__dynamic_sampling_rounds=2, steps=5)
     collected, _ = await collect(tmp_path, config, Answers(), letters_env(8, reward))
-    for one in collected:
-        assert one.metrics["groups/all"] - one.metrics["groups/zero_spread"] == GROUPS
-        assert one.metrics["groups/resampled"] == one.metrics["groups/zero_spread"]
-    assert sum(one.metrics["groups/resampled"] for one in collected) >= 10
+    for collected_step in collected:
+        assert collected_step.metrics["groups/all"] - collected_step.metrics["groups/zero_spread"] == GROUPS
+        assert collected_step.metrics["groups/resampled"] == collected_step.metrics["groups/zero_spread"]
+    assert sum(collected_step.metrics["groups/resampled"] for collected_step in collected) >= 10
     collected, _ = await collect(tmp_path / "flat", config, Answers(), letters_env(8, lambda completion: 0.5))
-    assert {one.metrics["groups/all"] for one in collected} == {3.0 * GROUPS}  # they count after the last round
+    assert {collected_step.metrics["groups/all"] for collected_step in collected} == {
+        3.0 * GROUPS
+    }  # they count after the last round
     assert_complete(tmp_path / "flat", collected, config)
 
 
@@ -242,7 +249,11 @@ async def test_a_failed_rollout_affects_no_other_and_a_step_of_failures_raises(t
 
     always_fails = False
     collected, _ = await collect(tmp_path / "some", collector_settings(), Answers(), letters_env(5, failing_reward))
-    assert sum(one.metrics["rollouts/failed"] for one in collected) == GROUP_SIZE * example_ids(collected).count(1) > 0
+    assert (
+        sum(collected_step.metrics["rollouts/failed"] for collected_step in collected)
+        == GROUP_SIZE * example_ids(collected).count(1)
+        > 0
+    )
     assert_complete(tmp_path / "some", collected, None)
     always_fails = True
     with pytest.raises(RunError, match=r"every rollout of step 1 failed.*not today"):
@@ -270,8 +281,8 @@ async def test_cancellation_stops_all_tasks_and_keeps_finished_rollouts(tmp_path
     task = asyncio.create_task(collect(tmp_path, collector_settings(), client))
     for _ in range(100):
         await asyncio.sleep(0)
-    before = asyncio.all_tasks()
-    assert client.busy > 0 and len(before) > 2
+    earlier_tasks = asyncio.all_tasks()
+    assert client.busy > 0 and len(earlier_tasks) > 2
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled() and client.busy == 0
@@ -296,7 +307,9 @@ def test_a_resumed_collector_repeats_no_finished_rollout(
     collected = [*first, *rest]
     assert_complete(path, collected, config)
     assert max(max_token_ages(collected)) <= config.max_off_policy_steps
-    tokens_by_rollout = {(r.step, r.seed): [turn.tokens for turn in r.steps] for one in rest for r in one.records}
+    tokens_by_rollout = {
+        (r.step, r.seed): [turn.tokens for turn in r.steps] for collected_step in rest for r in collected_step.records
+    }
     assert all(
         tokens_by_rollout[record.step, record.seed] == [turn.tokens for turn in record.steps] for record in finished
     )

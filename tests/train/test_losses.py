@@ -414,10 +414,10 @@ def test_all_losses_and_aggregations_differ():
     sampler = (logprobs - tensor([0.25, -0.5, 6.0, 0.1])).tolist()
     tokens = loss_tokens(sampler, [1.0, -1.0, 1.0, 1.0], [0, 0, 1, 2])
     results = {name: (make_loss(name)(logprobs, tokens).tolist(), choose_aggregation(name)) for name in NAMES}
-    for one, other in itertools.combinations(NAMES, 2):
-        assert results[one] != results[other]
-    for one, other in itertools.combinations(AGGREGATIONS, 2):
-        assert token_weights(one, [3, 1], constant=5) != token_weights(other, [3, 1], constant=5)
+    for first_loss, second_loss in itertools.combinations(NAMES, 2):
+        assert results[first_loss] != results[second_loss]
+    for first_loss, second_loss in itertools.combinations(AGGREGATIONS, 2):
+        assert token_weights(first_loss, [3, 1], constant=5) != token_weights(second_loss, [3, 1], constant=5)
 
 
 @each_row("ceiling", [1.0, 0.2, 0.0, -3.0, math.nan])

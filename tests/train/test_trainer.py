@@ -222,12 +222,12 @@ def test_a_step_moves_log_probabilities_in_the_direction_of_the_advantages():
     sequences = ragged_sequences(4)
     [batch] = micro_batches(sequences, 10_000)
     with torch.no_grad():
-        before = token_logprobs(loaded.model, batch)[0]
-    batch = batch._replace(logprobs=before)
+        old_logprobs = token_logprobs(loaded.model, batch)[0]
+    batch = batch._replace(logprobs=old_logprobs)
     metrics = Trainer(loaded.model, 1e-3).step([batch], LOSS, count_trained_tokens(sequences))
     assert metrics["ratio/mean"] == pytest.approx(1, abs=1e-5)
     with torch.no_grad():
-        change = token_logprobs(loaded.model, batch)[0] - before
+        change = token_logprobs(loaded.model, batch)[0] - old_logprobs
     assert (change * batch.advantages).sum() > 0
 
 
@@ -263,11 +263,11 @@ def test_the_gradient_is_clipped_to_the_maximum_norm():
 def test_weight_decay_applies_only_to_matrices():
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 0.1, weight_decay=0.5)
-    before = {name: p.detach().clone() for name, p in loaded.model.named_parameters()}
+    old_weights = {name: p.detach().clone() for name, p in loaded.model.named_parameters()}
     sequences = [TrainingSequence([1, 2], [False, True], [0.0, -1.0], [0.0, 0.0])]
     trainer.step(micro_batches(sequences, 10), LOSS, 1)
     for name, p in loaded.model.named_parameters():
-        torch.testing.assert_close(p.detach(), before[name] * (0.95 if p.ndim > 1 else 1.0))
+        torch.testing.assert_close(p.detach(), old_weights[name] * (0.95 if p.ndim > 1 else 1.0))
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -276,15 +276,15 @@ def test_a_non_finite_gradient_raises_and_does_not_change_the_weights(poison: fl
     trainer = Trainer(loaded.model, 1e-3)
     sequences = ragged_sequences(4)
     trainer.step(micro_batches(sequences, 10_000), LOSS, count_trained_tokens(sequences))
-    before = [p.detach().clone() for p in loaded.model.parameters()]
+    old_weights = [p.detach().clone() for p in loaded.model.parameters()]
     moments = [s["exp_avg"].clone() for s in trainer.optimizer.state.values()]
     with_poison = [*sequences, TrainingSequence([1, 2], [False, True], [0.0, -1.0], [0.0, poison])]
     with pytest.raises(TrainingError, match="gradient"):
         trainer.step(micro_batches(with_poison, 100), LOSS, count_trained_tokens(with_poison))
-    assert all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), before, strict=True))
+    assert all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), old_weights, strict=True))
     assert all(torch.equal(s["exp_avg"], m) for s, m in zip(trainer.optimizer.state.values(), moments, strict=True))
     trainer.step(micro_batches(sequences, 10_000), LOSS, count_trained_tokens(sequences))  # the trainer can continue
-    assert not all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), before, strict=True))
+    assert not all(torch.equal(p, b) for p, b in zip(loaded.model.parameters(), old_weights, strict=True))
 
 
 def test_the_validation_loss_is_a_mean_over_tokens_without_gradients():

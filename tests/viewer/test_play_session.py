@@ -79,7 +79,7 @@ async def wait_for(state: Request, wanted: Callable[[dict[str, Any]], Any]) -> d
 async def test_a_game_against_a_scripted_policy_is_saved_as_training_data(tmp_path: Path):
     env, player = tictactoe_and_policy()
     async with play_games(env, "opponent", player, tmp_path / "kept") as (state, act):
-        game = await wait_for(state, lambda now: now["prompt"])
+        game = await wait_for(state, lambda game_state: game_state["prompt"])
         assert "is not a legal move" in (await act("move", 400, number=game["number"], text="9"))["error"]
         assert "not your turn" in (await act("move", 400, number=game["number"] + 1, text="0"))["error"]
         assert "has not ended" in (await act("again", 400))["error"]
@@ -91,14 +91,14 @@ async def test_a_game_against_a_scripted_policy_is_saved_as_training_data(tmp_pa
             ]
             assert set(legal_moves) == {word for word in game["prompt"]["view"].split() if word.isdigit()}
             await act("move", number=game["number"], text=legal_moves[0])
-            game = await wait_for(state, lambda now: now["over"] or now["prompt"])
+            game = await wait_for(state, lambda game_state: game_state["over"] or game_state["prompt"])
         assert game["scores"]["metrics"]["lost"] == 0.0  # the model's policy is optimal
         assert game["messages"][-1]["content"].split("\n")[0] in ("You win.", "Draw.")
         assert game["renderings"][str(len(game["messages"]) - 1)]["rows"][0][0][1] in ("free", "first", "second")
         assert (await act("keep"))["kept"] == (await act("keep"))["kept"] == str(tmp_path / "kept")
         assert "no role 'umpire'" in (await act("again", 400, role="umpire"))["error"]
         await act("again")
-        next_state = await wait_for(state, lambda now: now["prompt"])
+        next_state = await wait_for(state, lambda game_state: game_state["prompt"])
         assert not next_state["over"] and next_state["role"] == "opponent"
     [row] = RunRows(Run(tmp_path / "kept"))
     [saved] = Run(tmp_path / "kept").rollouts()
@@ -114,17 +114,17 @@ async def test_a_person_can_play_the_models_role(tmp_path: Path):
     rubric = vf.Rubric([lambda completion, answer: float(completion[-1]["content"] == answer)])
     env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}], rubric=rubric)
     async with play_games(env, "model", None, tmp_path / "kept") as (state, act):
-        game = await wait_for(state, lambda now: now["prompt"])
+        game = await wait_for(state, lambda game_state: game_state["prompt"])
         assert (game["prompt"]["legal"], game["messages"][-1]["content"]) == (None, "2 + 2?")
         assert "characters" in (await act("move", 400, number=game["number"], text=""))["error"]
         await act("move", number=game["number"], text="4")
-        assert (await wait_for(state, lambda now: now["over"]))["scores"]["reward"] == 1.0
+        assert (await wait_for(state, lambda game_state: game_state["over"]))["scores"]["reward"] == 1.0
 
 
 async def test_the_role_can_be_changed_between_games(tmp_path: Path):
     env, player = tictactoe_and_policy()
     async with play_games(env, "model", player, tmp_path / "kept", ["think", "move"]) as (state, act):
-        game = await wait_for(state, lambda now: now["prompt"])
+        game = await wait_for(state, lambda game_state: game_state["prompt"])
         assert (game["fields"], game["answer_field"], game["model_roles"]) == (
             ["think", "move"],
             "move",
@@ -133,10 +133,10 @@ async def test_the_role_can_be_changed_between_games(tmp_path: Path):
         while not game["over"]:  # the rubric scores the person's messages as the model's
             [*_, (free, _)] = [cell for row in game["prompt"]["board"]["rows"] for cell in row if cell[1] == "free"]
             await act("move", number=game["number"], text=f"<think></think><move>{free}</move>")
-            game = await wait_for(state, lambda now: now["over"] or now["prompt"])
+            game = await wait_for(state, lambda game_state: game_state["over"] or game_state["prompt"])
         assert (game["scores"]["rewards"]["format"], game["scores"]["rewards"]["invalid_move"]) == (1.0, 0.0)
         await act("again", role="none")
-        game = await wait_for(state, lambda now: now["over"] and now["role"] == "none")
+        game = await wait_for(state, lambda game_state: game_state["over"] and game_state["role"] == "none")
         assert game["scores"]["metrics"]["lost"] == 0.0  # the optimal policy played for the model
 
 
@@ -146,7 +146,7 @@ async def test_a_person_can_watch_and_failures_are_reported(tmp_path: Path):
 
     env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}], rubric=vf.Rubric([lambda completion: 1.0]))
     async with play_games(env, "none", vf.ScriptedClient(crash), tmp_path / "kept") as (state, _):
-        game = await wait_for(state, lambda now: now["over"])
+        game = await wait_for(state, lambda game_state: game_state["over"])
         assert (game["error"]["message"], game["scores"], game["prompt"]) == ("out of ideas", None, None)
 
 

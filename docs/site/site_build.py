@@ -79,6 +79,8 @@ def link_changer(page: Path, target: Path) -> Callable[[re.Match[str]], str]:
             if linked.is_dir():
                 return text
             raise SystemExit(f"{page.relative_to(ROOT)}: the link {address} leads nowhere")
+        if there.parts[0] == "files" and there.suffix == ".md":  # a report that is no page of the site
+            return text
         if there.parts[0] == "files" or there.suffix != ".md":
             copy(linked, there)
         relative = os.path.relpath(there, target.parent)

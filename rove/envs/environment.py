@@ -22,6 +22,7 @@ from rove.envs.options import EvaluateOptions, GenerateOptions
 from rove.rubrics import Rubric, RubricGroup
 from rove.rubrics.parser import Parser
 from rove.statistics.result import EvaluationResult
+from rove.utils.event_loop import outside_event_loop
 from rove.utils.functions import maybe_await
 
 
@@ -301,12 +302,12 @@ class Environment(ABC):
     def generate_sync(
         self, client: AnyClient, model: str = "", **options: Unpack[GenerateOptions]
     ) -> list[RolloutRecord]:
-        """Call `generate` from synchronous code."""
-        return asyncio.run(self.generate(client, model, **options))
+        """Call `generate` from synchronous code, also in a notebook."""
+        return outside_event_loop(lambda: asyncio.run(self.generate(client, model, **options)))
 
     def evaluate_sync(self, client: AnyClient, model: str = "", **options: Unpack[EvaluateOptions]) -> EvaluationResult:
-        """Call `evaluate` from synchronous code."""
-        return asyncio.run(self.evaluate(client, model, **options))
+        """Call `evaluate` from synchronous code, also in a notebook."""
+        return outside_event_loop(lambda: asyncio.run(self.evaluate(client, model, **options)))
 
     def rollout_slot(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that is held during one rollout; it may wait until the environment has capacity."""

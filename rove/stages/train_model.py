@@ -194,6 +194,8 @@ def prepare(
     name = request.folder_name(seed)
     folder = Path(run_dir) if run_dir else RUNS / (f"{name}-smoke" if smoke else name)
     path = Path(file) if file else folder / RECIPE
+    if file and not path.is_file():
+        raise ConfigError(f"the recipe {path} does not exist; leave it out, and rove chooses one")
     is_new = not path.exists() or (not file and is_outdated(request, folder))
     if is_new:
         write_recipe(request, folder, reporter, device)

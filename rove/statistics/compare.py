@@ -27,11 +27,14 @@ from rove.statistics.intervals import (
     sample_variance,
     widened_t,
 )
+from rove.statistics.result import EvaluationResult
 from rove.statistics.summary import TOLERANCE, Column, Columns
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+CompareSource = str | Path | Run | EvaluationResult | Iterable[Outcome | RolloutRecord]
+"""What `compare` takes: a run folder, a run, the result of an evaluation that wrote one, or rollouts."""
 REWARD = "reward"
 NUMBER_COLUMNS = 53
 """Columns of a comparison's table for numbers, the direction and borders."""
@@ -162,9 +165,28 @@ def run_names(a: Path, b: Path) -> tuple[str, str]:
     return (name_a, name_b) if name_a != name_b else (str(a), str(b))
 
 
+def _as_run(source: CompareSource) -> Run | Iterable[Outcome | RolloutRecord]:
+    if isinstance(source, (str, Path)):
+        return Run(source)
+    if isinstance(source, EvaluationResult):
+        if source.run is None:
+            raise ConfigError("the result has no run folder; evaluate with run= or run_dir=, or pass rollouts")
+        return source.run
+    return source
+
+
+def _check_environments(run_a: Run, run_b: Run) -> None:
+    names = [run.config()["config"].get("env") for run in (run_a, run_b)]
+    if None not in names and names[0] != names[1]:
+        raise ConfigError(
+            f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
+            "about the models. Compare runs of one environment, or pass their rollouts: rove.Run(FOLDER).outcomes()"
+        )
+
+
 def compare(
-    a: str | Path | Run | Iterable[Outcome | RolloutRecord],
-    b: str | Path | Run | Iterable[Outcome | RolloutRecord],
+    a: CompareSource,
+    b: CompareSource,
     value: str = REWARD,
     *,
     names: tuple[str, str] | None = None,
@@ -186,7 +208,7 @@ def compare(
     Donner 2008).
 
     Args:
-        a: The baseline: a run folder, a run, or rollouts.
+        a: The baseline: a run folder, a run, a result of `rove.evaluate`, or rollouts.
         b: The run to compare with it.
         value: "reward", or the name of a reward function or metric of both runs.
         names: Names of the runs in the verdict. Default: the names of two run folders, "A" and "B" for rollouts.
@@ -196,15 +218,14 @@ def compare(
         >>> print(rove.compare("runs/before", "runs/after"))
 
     Raises:
-        ConfigError: A run has no scored rollout, or one of them lacks the value.
+        ConfigError: A run has no scored rollout, one of them lacks the value, or the runs are of different environments.
         RunError: There is no run in a folder.
     """
-    run_a = Run(a) if isinstance(a, (str, Path)) else a
-    run_b = Run(b) if isinstance(b, (str, Path)) else b
-    if names is None:
-        names = ("A", "B")
-        if isinstance(run_a, Run) and isinstance(run_b, Run):
-            names = run_names(run_a.path, run_b.path)
+    run_a = _as_run(a)
+    run_b = _as_run(b)
+    if isinstance(run_a, Run) and isinstance(run_b, Run):
+        names = names or run_names(run_a.path, run_b.path)
+    names = names or ("A", "B")
     rollouts = [scored_outcomes(source) if isinstance(source, Run) else source for source in (run_a, run_b)]
     side_a, side_b = sides = _Side(rollouts[0]), _Side(rollouts[1])
     for side, name in zip(sides, names):
@@ -214,6 +235,8 @@ def compare(
             raise ConfigError(f"{name} has no value '{value}'; {nearest(value, {REWARD, *side.functions})}")
     in_a, in_b = side_a.means(value), side_b.means(value)
     shared = in_a.keys() & in_b.keys()
+    if not shared and isinstance(run_a, Run) and isinstance(run_b, Run):
+        _check_environments(run_a, run_b)
     moved = [Mover(key, side_b.ids[key], in_a[key], in_b[key]) for key in shared]
     # By key at last: `shared` is a set, and equal runs must print equal lists.
     moved.sort(key=lambda mover: (-abs(mover.b - mover.a), mover.example_id, mover.example_key))

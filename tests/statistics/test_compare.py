@@ -411,3 +411,20 @@ def test_run_folders_are_compared_by_their_names_and_printed_as_text(tmp_path, m
     assert max(map(len, text.splitlines())) <= 100 or "is better" in text.splitlines()[0]
     with pytest.raises(rove.RunError, match="nowhere"):
         rove.compare("runs/nowhere", "runs/after")
+
+
+def test_runs_of_different_environments_are_not_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"num_examples": 2, "rollouts_per_example": 1, "reporter": rove.SilentReporter()}
+    first = rove.evaluate_model("scripted:teacher", "tictactoe", run_dir="runs/a", **settings)
+    second = rove.evaluate_model("scripted:copycat", "reverse_text", run_dir="runs/b", **settings)
+    with pytest.raises(ConfigError, match="different environments, 'tictactoe' and 'reverse_text'"):
+        rove.compare(first, second)
+    assert rove.compare(first, first).ties == 2
+
+
+async def test_synchronous_methods_work_while_an_event_loop_runs():
+    env = rove.SingleTurnEnv(dataset=[{"question": "1", "answer": "1"}], rubric=rove.Rubric([lambda answer: 1.0]))
+    client = rove.ScriptedClient(lambda messages, state, rng: "1")
+    assert env.evaluate_sync(client).reward.mean == 1.0
+    assert env.generate_sync(client)[0].reward == 1.0

@@ -151,7 +151,7 @@ def test_the_manifest_lists_the_tools_of_an_mcp_server(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path, "mcp"))
     assert built.manifest.tools == ["find"]
     assert built.manifest.policies == {
-        "guesser": PolicyScores(reward=0.4, n=5),
+        "guesser": PolicyScores(reward=0.0, n=5),
         "oracle": PolicyScores(reward=1.0, n=5),
     }
     assert built.warnings == []

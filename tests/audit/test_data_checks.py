@@ -101,7 +101,7 @@ def test_round_trip() -> None:
 
 
 @each_row(
-    ("template", "answer", "shown", "is_found"),
+    ("template", "answer", "shown_text", "is_found"),
     [
         ("How much is {} and 5?", "sum{}", "", False),
         ("The gold answer is: sum{}. How much?", "sum{}", "", True),

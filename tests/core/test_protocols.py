@@ -26,7 +26,7 @@ def test_later_arguments_override_earlier_ones_in_any_form():
 
 
 @each_row(
-    ("given", "logprobs"),
+    ("arguments", "logprobs"),
     [
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": 4}, 4),
@@ -51,7 +51,7 @@ def test_token_ids_of_a_logit_bias_may_be_strings():
 
 
 @each_row(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"temperature": -0.1}, "temperature is -0.1; expected a number, 0"),
         ({"temperature": float("nan")}, "temperature is nan"),

@@ -183,7 +183,7 @@ def test_relative_links_lead_to_existing_files(path: str) -> None:
 
 
 @each_row(
-    ("shown", "printed", "same"),
+    ("excerpt", "printed", "same"),
     [
         ("a\nb", "a\nb\n", True),
         ("b", "a\nb\n", True),

@@ -335,7 +335,7 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
 
 
 @each_row(
-    ("how", "tools", "message"),
+    ("format_name", "tools", "message"),
     [
         ("lfm2", [tool("a+b")], r"cannot write the name 'a\+b'"),
         ("lfm2", [tool("f", {"type": "object", "properties": {"a b": {}}})], "cannot write the name 'a b'"),

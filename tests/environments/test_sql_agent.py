@@ -95,7 +95,7 @@ def test_reading_written_rows_gives_equal_rows(rows):
 
 
 @each_row(
-    ("said", "rows", "equal"),
+    ("reply", "rows", "equal"),
     [
         ("12.35", [(12.3456,)], True),
         ("12.36", [(12.3456,)], False),

@@ -244,7 +244,7 @@ def test_another_world_has_other_questions():
 
 
 @each_row(
-    ("said", "right"),
+    ("reply", "right"),
     [
         ("River Cael", "the River Cael"),
         ("cael", "the River Cael"),
@@ -268,7 +268,7 @@ def test_equivalent_answers_are_accepted(reply, right):
 
 
 @each_row(
-    ("said", "right"),
+    ("reply", "right"),
     [
         (None, "873"),
         ("", "873"),

@@ -72,7 +72,7 @@ def test_the_number_of_colored_letters_is_the_number_in_both_words(guess, word):
 
 
 @each_row(
-    ("guess", "word", "told"),
+    ("guess", "word", "expected"),
     [
         ("eerie", "there", "y.y.g"),
         ("geese", "eagle", "yy..g"),

@@ -435,7 +435,7 @@ async def test_a_timeout_while_the_endpoint_is_unresponsive_is_an_error():
 
 
 @each_row(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"agent": three_turn_agent, "command": "true"}, "both agent and command"),
         ({"agent": three_turn_agent, "agent_sampling": ["temprature"]}, "did you mean 'temperature'"),

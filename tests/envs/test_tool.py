@@ -218,7 +218,7 @@ def test_descriptions_bound_values_and_hidden_arguments_are_part_of_the_identity
 
 
 @each_row(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (call("ad"), "there is no tool 'ad'; did you mean 'add'?"),
         (call("add", '{"a": 1'), "the arguments of add are not JSON (Input data was truncated)"),

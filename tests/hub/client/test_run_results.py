@@ -98,7 +98,7 @@ def test_the_code_digest_of_a_wheel_equals_that_of_the_loaded_package(tmp_path: 
 
 
 @each_row(
-    ("given", "kept"),
+    ("value", "masked"),
     [
         ({"api_key": "x", "HF_TOKEN": "y", "password": "z"}, {"api_key": "***", "HF_TOKEN": "***", "password": "***"}),
         (

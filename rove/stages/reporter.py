@@ -296,8 +296,26 @@ class JsonLinesReporter:
         yield TaskProgress(title, total, show, done)
 
 
-class SilentReporter(Reporter):
+class SilentReporter:
     """Shows nothing."""
+
+    def title(self, text: str) -> None:
+        """Do nothing."""
+
+    def note(self, text: str, *, important: bool = False) -> None:
+        """Do nothing."""
+
+    def warning(self, text: str) -> None:
+        """Do nothing."""
+
+    def hints(self, *texts: str) -> None:
+        """Do nothing."""
+
+    def sample(self, record: RolloutRecord, title: str) -> None:
+        """Do nothing."""
+
+    def table(self, table: Table) -> None:
+        """Do nothing."""
 
     def working(self, text: str) -> AbstractContextManager[None]:
         """Do nothing."""

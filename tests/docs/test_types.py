@@ -25,6 +25,10 @@ PAGES = [
 FILE_NAME = re.compile(r"# ([\w./-]+\.py)(?:: replace (\w+))?\n")
 
 
+NOTEBOOKS = {"6_stages"}
+"""Pages whose Python blocks share their names, as the cells of a notebook do."""
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's project beside a virtual environment in which rove is installed."""
@@ -67,7 +71,7 @@ def write_pages(folder: Path) -> list[str]:
     """
     written: list[str] = []
     for page in PAGES:
-        doctests = ""
+        doctests = notebook = ""
         for number, (language, flags, content) in enumerate(blocks((ROOT / page).read_text(encoding="utf-8"))):
             if language != "python" or flags == "no-run":
                 continue
@@ -77,15 +81,22 @@ def write_pages(folder: Path) -> list[str]:
                 )
                 continue
             name = FILE_NAME.match(content)
+            if name is None and page.stem in NOTEBOOKS:
+                notebook += content
+                continue
             path = folder / page.stem / (name[1] if name else f"script_{number}.py")
             path.parent.mkdir(parents=True, exist_ok=True)
+            if name and name[2] and not path.exists():  # a page of the first hour changes the file of an earlier page
+                [earlier] = folder.glob(f"*/{name[1]}")
+                shutil.copy(earlier, path)
             path.write_text(replaced(path, name[2], content) if name and name[2] else content, encoding="utf-8")
             written.append(str(path.relative_to(folder)))
-        if doctests:
-            path = folder / page.stem / "doctests.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(doctests, encoding="utf-8")
-            written.append(str(path.relative_to(folder)))
+        for file_name, content in (("doctests.py", doctests), ("notebook.py", notebook)):
+            if content:
+                path = folder / page.stem / file_name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content, encoding="utf-8")
+                written.append(str(path.relative_to(folder)))
     return sorted(set(written))
 
 

@@ -195,11 +195,11 @@ def passes_on(text: str) -> bool:
 
 def templates() -> list[Template]:
     """Return all templates with text of their own, once each per error class."""
-    found: dict[tuple[str, str], Template] = {}
-    for one in raise_sites():
-        if not passes_on(one.text):
-            found.setdefault((one.error, one.text), one)
-    return sorted(found.values(), key=lambda one: (one.error, one.module, one.text))
+    unique: dict[tuple[str, str], Template] = {}
+    for template in raise_sites():
+        if not passes_on(template.text):
+            unique.setdefault((template.error, template.text), template)
+    return sorted(unique.values(), key=lambda template: (template.error, template.module, template.text))
 
 
 BEGINNING = """# Errors by text

@@ -254,14 +254,14 @@ class Request(msgspec.Struct, frozen=True):
     """Called on the event loop with each sampled token, before `on_text`, by clients that have tokens."""
 
 
-def checked_template_kwargs(given: JsonObject | None) -> JsonObject | None:
+def checked_template_kwargs(variables: JsonObject | None) -> JsonObject | None:
     """Return the variables of a chat template; None if there are none."""
-    reserved = sorted(_RENDERER_ARGUMENTS & (given or {}).keys())
+    reserved = sorted(_RENDERER_ARGUMENTS & (variables or {}).keys())
     if reserved:
         raise ConfigError(
             f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"
         )
-    return given or None
+    return variables or None
 
 
 class Response(msgspec.Struct, frozen=True):

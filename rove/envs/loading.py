@@ -125,7 +125,9 @@ def as_environment(value: object, prefix: str = "this is") -> Environment:
     convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
     env = value if convert is None else convert()
     if not isinstance(env, Environment):
-        raise ConfigError(f"{prefix} a {type(env).__name__}, expected a rove Environment")
+        hint = ": rove.load_environment(NAME) returns one, and rove.evaluate_model takes names"
+        hint = hint if isinstance(value, str) and prefix == "this is" else ""
+        raise ConfigError(f"{prefix} a {type(env).__name__}, expected a rove Environment{hint}")
     return env
 
 

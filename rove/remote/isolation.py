@@ -86,9 +86,9 @@ def open_on_this_machine(
 ) -> Environment:
     """Load an environment in this process or in a worker process."""
     limits: Arguments = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
-    away = find_external_environment(env_id, env_dir)
-    if away is not None:
-        return away.load(env_args or {}, python=isolation.python, **limits)
+    external = find_external_environment(env_id, env_dir)
+    if external is not None:
+        return external.load(env_args or {}, python=isolation.python, **limits)
     if not isolation.on or is_question_file(env_id):  # a file of questions has no code
         return load_environment(env_id, env_dir, **(env_args or {}))
     alias = active_import_alias()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from rove.core.config import convert, merge
+from rove.core.errors import ConfigError
 from rove.core.plain import JsonObject
 from rove.envs.environment import Environment
 from rove.envs.loading import as_environment
+from rove.stages.clients import SCRIPTED
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -29,9 +32,29 @@ def settings_from(kind: type[S], config: S | None, changes: Mapping[str, object]
     return convert(kind, merge(values, plain))
 
 
+def environment_name(env: object) -> str:
+    """Return the name of an environment that is started in other processes.
+
+    Raises:
+        ConfigError: It is not a name or a path.
+    """
+    if isinstance(env, (str, Path)):
+        return str(env)
+    raise ConfigError(
+        f"env is a {type(env).__name__}; expected the name or the path of an environment, because it is loaded in other "
+        "processes: save it as environments/NAME.py, with a function load_environment, and pass NAME"
+    )
+
+
 def name_and_environment(env: str | Environment) -> tuple[str, Environment | None]:
-    """Return the name of an environment, and the environment itself unless only its name is given."""
+    """Return the name of an environment, and the environment itself unless only its name is given.
+
+    Raises:
+        ConfigError: It is the name of a model, or no environment.
+    """
     if isinstance(env, str):
+        if env.startswith(SCRIPTED):
+            raise ConfigError(f"env is '{env}', which names a model; expected an environment: the model comes first")
         return env, None
     loaded = as_environment(env)
     return loaded.env_id or type(loaded).__name__, loaded

@@ -13,7 +13,7 @@ from rove.audit.judge import JudgeModel
 from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonMapping
 from rove.envs.loading import environment_file
-from rove.stages.arguments import settings_from
+from rove.stages.arguments import environment_name, settings_from
 from rove.stages.clients import make_client
 from rove.stages.naming import run_folder
 from rove.stages.reporter import ConsoleReporter, Reporter
@@ -58,7 +58,7 @@ def audit_environment(
     if learn:
         folder = run_folder(run_dir, env, "audit", identity={"env_args": env_args or {}, "seed": options.seed})
         learner = {"folder": folder, "seed": options.seed, "device": device}
-    name, folder_of_env = located(env, None if env_dir is None else str(env_dir))
+    name, folder_of_env = located(environment_name(env), None if env_dir is None else str(env_dir))
     return outside_event_loop(lambda: run_audit(name, folder_of_env, env_args or {}, options, used, learner, judge))
 
 

@@ -111,7 +111,7 @@ def start_run(config: EvalConfig, identity: JsonMapping, run: Run, reporter: Rep
     run.start("eval", plain, identity, config.overwrite)
     finished = len(run.scored_lines())
     if finished:
-        reporter.note(f"{run.path} already has {finished} rollouts; running those that are missing or failed")
+        reporter.note(f"{run.path} already has {finished} rollouts; only missing and failed ones are run")
 
 
 class EvalProgress:
@@ -180,6 +180,11 @@ def evaluate_model(
         ConfigError: A setting is unknown, out of range, or contradicts another; or there is no such model or environment.
         RunError: The run folder cannot be used.
     """
+    if model is not None and not isinstance(model, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"model is a {type(model).__name__}; expected its name, such as 'scripted:teacher' or a folder. "
+            "For a client of your own, call rove.evaluate(env, client)"
+        )
     name, loaded = (None, None) if env is None else name_and_environment(env)
     env_args = None if loaded is None else loaded.env_args
     # False is no setting of the caller, and would override `config`.

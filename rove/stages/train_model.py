@@ -14,6 +14,7 @@ from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
+from rove.stages.arguments import environment_name
 from rove.stages.naming import RUNS
 from rove.stages.pipeline import Pipeline, Row, results_table
 from rove.stages.recipe import Recipe, read_recipe
@@ -156,7 +157,7 @@ def train_model(
         TrainingError: Loss or gradient were not finite in too many steps in a row.
     """
     request = TrainRequest(
-        env,
+        environment_name(env),
         model=None if model is None else str(model),
         env_args=dict(env_args or {}),
         env_dir=None if env_dir is None else str(env_dir),
@@ -226,7 +227,8 @@ def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
     if not (recipe.folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
         write_evidence(recipe, reporter)
     diagnoser = Diagnoser(pipeline)
-    pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
+    if not smoke:
+        pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
     rows = pipeline.run()
     show_results(pipeline)
     reporter.note(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}")

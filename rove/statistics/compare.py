@@ -175,6 +175,20 @@ def _as_run(source: CompareSource) -> Run | Iterable[Outcome | RolloutRecord]:
     return source
 
 
+def _read_sides(
+    a: Run | Iterable[Outcome | RolloutRecord],
+    b: Run | Iterable[Outcome | RolloutRecord],
+    names: tuple[str, str] | None,
+) -> tuple[tuple[_Side, _Side], tuple[str, str]]:
+    """Return the values of both runs, and the names of the runs."""
+    side_a, side_b = (_Side(scored_outcomes(source) if isinstance(source, Run) else source) for source in (a, b))
+    if isinstance(a, Run) and isinstance(b, Run):
+        if not side_a.ids.keys() & side_b.ids.keys():
+            _check_environments(a, b)
+        names = names or run_names(a.path, b.path)
+    return (side_a, side_b), names or ("A", "B")
+
+
 def _check_environments(run_a: Run, run_b: Run) -> None:
     names = [run.config()["config"].get("env") for run in (run_a, run_b)]
     if None not in names and names[0] != names[1]:
@@ -221,22 +235,14 @@ def compare(
         ConfigError: A run has no scored rollout, one of them lacks the value, or the runs are of different environments.
         RunError: There is no run in a folder.
     """
-    run_a = _as_run(a)
-    run_b = _as_run(b)
-    if isinstance(run_a, Run) and isinstance(run_b, Run):
-        names = names or run_names(run_a.path, run_b.path)
-    names = names or ("A", "B")
-    rollouts = [scored_outcomes(source) if isinstance(source, Run) else source for source in (run_a, run_b)]
-    side_a, side_b = sides = _Side(rollouts[0]), _Side(rollouts[1])
-    for side, name in zip(sides, names):
+    (side_a, side_b), names = _read_sides(_as_run(a), _as_run(b), names)
+    for side, name in zip((side_a, side_b), names):
         if not side.keys:
             raise ConfigError(f"{name} has no scored rollout; a comparison needs at least one in each run")
         if value != REWARD and value not in side.functions:
             raise ConfigError(f"{name} has no value '{value}'; {nearest(value, {REWARD, *side.functions})}")
     in_a, in_b = side_a.means(value), side_b.means(value)
     shared = in_a.keys() & in_b.keys()
-    if not shared and isinstance(run_a, Run) and isinstance(run_b, Run):
-        _check_environments(run_a, run_b)
     moved = [Mover(key, side_b.ids[key], in_a[key], in_b[key]) for key in shared]
     # By key at last: `shared` is a set, and equal runs must print equal lists.
     moved.sort(key=lambda mover: (-abs(mover.b - mover.a), mover.example_id, mover.example_key))
@@ -262,7 +268,7 @@ def compare(
         down=down[:movers],
         needed_examples=needed,
         others=differences,
-        notes=_notes(sides, names, bool(shared), only),
+        notes=_notes((side_a, side_b), names, bool(shared), only),
     )
 
 
@@ -524,7 +530,7 @@ def comparison_table(comparison: Comparison, width: int = 98) -> Table:
     examples = "the examples of both" if comparison.paired else "different examples"
     title = f"means over {examples}; a direction if the interval excludes 0"
     values = (comparison.main, *comparison.others)
-    noted = caveats({"caveat": one.caveat} for one in values)
+    noted = caveats({"caveat": difference.caveat} for difference in values)
     table = TextTable(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
     table.add_column("", style="bold", overflow="fold")
     run_width = min(name_width(width), max(map(len, comparison.names)))
@@ -533,14 +539,14 @@ def comparison_table(comparison: Comparison, width: int = 98) -> Table:
     table.add_column("difference", justify="right", no_wrap=True)
     table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for one in values:
-        name, *cells = comparison_row(one)
+    for difference in values:
+        name, *cells = comparison_row(difference)
         table.add_row(folded(name, width - NUMBER_COLUMNS - 2 * run_width), *cells)
     return table
 
 
-def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
+def comparison_row(difference: Difference) -> tuple[str, str, str, str, str, str]:
     """Return name, both means, difference, interval and direction ("higher", "lower" or "") of a compared value."""
-    direction = {1: "higher", 0: "", -1: "lower"}[one.direction]
-    reach = interval({"low": one.low, "high": one.high, "caveat": one.caveat})
-    return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction
+    direction = {1: "higher", 0: "", -1: "lower"}[difference.direction]
+    reach = interval({"low": difference.low, "high": difference.high, "caveat": difference.caveat})
+    return difference.name, number(difference.a), number(difference.b), signed(difference.difference), reach, direction

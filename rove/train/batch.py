@@ -185,9 +185,9 @@ def _cut_packed(samples: Sequence[TrainingSequence], most: int) -> Iterator[list
             yield piece
             piece, count, shared = [], 0, 0
         prefix = piece[-1].indices[:shared] if piece else np.empty(0, dtype=np.int64)
-        rest = np.arange(count, count + len(ids) - shared)
-        piece.append(_PackedSequence(sequence, np.concatenate([prefix, rest]), shared))
-        count += len(rest)
+        new_indices = np.arange(count, count + len(ids) - shared)
+        piece.append(_PackedSequence(sequence, np.concatenate([prefix, new_indices]), shared))
+        count += len(new_indices)
         previous_ids = ids
     if piece:
         yield piece

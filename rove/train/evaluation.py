@@ -192,12 +192,12 @@ class HeldOutEvaluations:
         due = self.configs if last else self.due(step)
         metrics = await self.measure(step, due)
         check_measured(goal.metric, due, metrics)
-        others = [config for config in self.configs if config not in due]
+        not_due = [config for config in self.configs if config not in due]
         measured_row = {**row, **metrics}
         ends_here = goal.metric in measured_row and stop_reason([*history, measured_row], goal) is not None
-        if others and ends_here:
+        if not_due and ends_here:
             seconds = metrics.get("time/evaluation", 0.0)
-            metrics |= await self.measure(step, others)
+            metrics |= await self.measure(step, not_due)
             metrics["time/evaluation"] += seconds
         return metrics
 

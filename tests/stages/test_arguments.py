@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -59,3 +60,17 @@ def test_a_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match="pip install pandas"):
         result.to_pandas()
+
+
+def test_objects_in_place_of_names_and_swapped_arguments_are_explained() -> None:
+    env = rove.load_environment("tictactoe")
+    with pytest.raises(ConfigError, match="env is 'scripted:teacher', which names a model"):
+        rove.evaluate_model("tictactoe", "scripted:teacher")
+    with pytest.raises(ConfigError, match=r"model is a \w+; expected its name.*rove.evaluate\(env, client\)"):
+        rove.evaluate_model(env, "tictactoe")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="loaded in other processes"):
+        rove.train_model(env)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="loaded in other processes"):
+        rove.audit_environment(env)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="rove.evaluate_model takes names"):
+        asyncio.run(rove.evaluate("tictactoe", rove.make_client("scripted:teacher", env)))  # pyright: ignore[reportArgumentType]

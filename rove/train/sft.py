@@ -116,7 +116,7 @@ def _save_final(run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
     """Save the best weights as the final model and complete the run."""
     # SFT ends some measurements after the best weights, when the loss no longer falls.
     restore_weights(run.path / "checkpoints" / "best", loaded)
-    final = run.save_final(loaded.save)
+    final = run.save_final(loaded.save_final)
     run.finish(summary)
     return final
 

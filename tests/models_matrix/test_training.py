@@ -1,0 +1,164 @@
+"""Every family: SFT and RL that are stopped and resumed, and the result in plain transformers. Run by `make test-models`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import environment
+from safetensors.torch import load_file
+from tiny_families import FAMILIES, save_published
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rove.core.config import convert
+from rove.engine.engine import Engine
+from rove.envs.loading import load_environment
+from rove.models.load import load_model
+from rove.runs.run import Run
+from rove.train.config import RLConfig, SFTConfig
+from rove.train.rl import train_rl
+from rove.train.sft import train_sft
+
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
+
+ROWS = [
+    [{"role": "user", "content": f" {number}"}, {"role": "assistant", "content": f"say {number}"}]
+    for number in range(12)
+]
+ENVIRONMENT = """
+import rove as vf
+
+
+def letters(completion: vf.Messages) -> float:
+    text = "".join(message["content"] for message in completion if message["role"] == "assistant")
+    return sum("a" <= letter <= "z" for letter in text) / max(1, len(text))
+
+
+class ThreeTurns(vf.MultiTurnEnv):
+    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs) -> str:
+        return "you say"
+
+
+def load_environment() -> vf.Environment:
+    rubric = vf.Rubric()
+    rubric.add_reward_func(letters, weight=1.0)
+    return ThreeTurns(dataset=[{"question": f"say {number}"} for number in range(4)], rubric=rubric, max_turns=3)
+"""
+PROMPT = torch.arange(5, 25)[None]
+
+
+class Killed(Exception):
+    """Simulates `kill -9`."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the family's published model, in bf16."""
+    path = tmp_path_factory.mktemp(family) / "published"
+    save_published(family, path, dtype=torch.bfloat16)
+    return path
+
+
+@pytest.fixture(scope="session")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the environment of the RL runs, whose evaluations load it by name."""
+    path = tmp_path_factory.mktemp("environments")
+    environment(path, "matrix_letters", ENVIRONMENT)
+    return path
+
+
+def train_with_sft(model: Path, environments: Path, run_folder: Path, kill_at: int | None = None) -> None:
+    config = convert(
+        SFTConfig,
+        {
+            "data": "rows",
+            "model": str(model),
+            "batch_size": 4,
+            "epochs": 2,
+            "warmup_steps": 1,
+            "validate_every": 1,
+            "threads": 1,
+        },
+    )
+
+    def on_step(step: int, total: int, metrics: Mapping[str, float]) -> None:
+        if step == kill_at:
+            raise Killed
+
+    with Run(run_folder) as run:
+        run.start("sft", {}, {})
+        train_sft(config, ROWS, load_model(model, "cpu"), run, on_step)
+
+
+def train_with_rl(model: Path, environments: Path, run_folder: Path, kill_at: int | None = None) -> None:
+    config = convert(
+        RLConfig,
+        {
+            "env": "matrix_letters",
+            "model": str(model),
+            "steps": 2,
+            "batch_size": 8,
+            "rollouts_per_example": 4,
+            "warmup_steps": 1,
+            "max_tokens": 4,
+            "checkpoint_every": 1,
+            "env_dir": str(environments),
+            "evaluation": [{"env": "matrix_letters", "every": 1, "num_examples": 2, "max_tokens": 4}],
+            "keep_best": "eval/matrix_letters/reward/mean",
+            "threads": 1,
+        },
+    )
+
+    def on_step(step: int, metrics: Mapping[str, float]) -> None:
+        if step == kill_at:
+            raise Killed
+
+    with Run(run_folder) as run:
+        run.start("rl", {}, {})
+        asyncio.run(
+            train_rl(config, load_environment("matrix_letters", environments), load_model(model, "cpu"), run, on_step)
+        )
+
+
+def check_result(folder: Path, final: Path) -> None:
+    """Check that the result is a model like the published one, and that transformers alone and rove compute the same with it."""
+    published, trained = (load_file(path / "model.safetensors") for path in (folder, final))
+    assert trained.keys() <= published.keys()
+    assert {tensor.dtype for tensor in trained.values()} <= {tensor.dtype for tensor in published.values()}
+    assert json.loads((final / "config.json").read_bytes())["dtype"] == "bfloat16"
+    model, report = AutoModelForCausalLM.from_pretrained(final, dtype=torch.float32, output_loading_info=True)
+    assert not any(report.values())
+    assert AutoTokenizer.from_pretrained(final).chat_template
+    loaded = load_model(final, "cpu")
+    with torch.inference_mode():
+        logits = model.eval()(input_ids=PROMPT, use_cache=False).logits
+        torch.testing.assert_close(loaded.model(input_ids=PROMPT, use_cache=False).logits, logits, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("train", [train_with_sft, train_with_rl], ids=["sft", "rl"])
+def test_a_stopped_run_ends_with_the_weights_of_an_uninterrupted_one(
+    train: Any, folder: Path, environments: Path, tmp_path: Path
+):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(folder, environments, whole)
+    with pytest.raises(Killed):
+        train(folder, environments, stopped, kill_at=1)
+    train(folder, environments, stopped)
+    results = [load_file(run / "final/model.safetensors") for run in (whole, stopped)]
+    assert results[0].keys() == results[1].keys()
+    assert not [name for name, tensor in results[0].items() if not torch.equal(tensor, results[1][name])]
+    check_result(folder, stopped / "final")
+    loaded = load_model(folder, "cpu")
+    Engine(loaded.model, []).update_weights(1, stopped / "final")
+    expected = load_model(stopped / "final", "cpu").model.state_dict()
+    assert not [name for name, tensor in loaded.model.state_dict().items() if not torch.equal(tensor, expected[name])]

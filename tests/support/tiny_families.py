@@ -197,7 +197,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": LINEAR_ATTENTION,
     "qwen3_moe": EXPERTS,
     "qwen3_next": {**EXPERTS, **LINEAR_ATTENTION, "shared_expert_intermediate_size": 32},
-    "recurrent_gemma": {"lru_width": 32, "attention_window_size": 16},
+    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16},
     "seed_oss": {},
     "smollm3": {"no_rope_layers": [1, 0], "use_sliding_window": False},
     "stablelm": {},
@@ -224,7 +224,10 @@ def tiny_config(family: str, tokenizer: Any) -> Any:
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
     }
-    settings = {**SIZES, **vocabulary, **FAMILIES[family]}
+    # A configuration keeps settings that it does not have, and Mamba would get attention heads.
+    published = AutoConfig.for_model(family)
+    sizes = {name: value for name, value in SIZES.items() if hasattr(published, name)}
+    settings = {**sizes, **vocabulary, **FAMILIES[family]}
     if "text_config" in settings:
         settings["text_config"] = {**settings["text_config"], **vocabulary}
     settings = {name: value for name, value in settings.items() if value is not None or name in vocabulary}

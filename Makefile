@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients test-all coverage check docs docs-pictures settings-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-clients test-all coverage check docs docs-pictures settings-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -18,7 +18,7 @@ test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whol
 	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal --timeout 600 $(ARGS)
 
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries an eighth
-	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q --timeout 1800 $(ARGS)
+	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real and not matrix" -q --timeout 1800 $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
 	$(BIN)/ruff format --check rove environments examples tests benchmarks shim docs/site
@@ -29,6 +29,9 @@ check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
 
 test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
 	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real
+
+test-models: $(STAMP)  ## every family of models: SFT and RL, stopped and resumed, and the result in transformers; ARGS="-k qwen3" for some
+	$(BIN)/python -m pytest -m matrix -q -n 2 --dist loadscope --timeout 600 $(ARGS) tests/models_matrix
 
 docs: $(STAMP)  ## the documentation site, into build/site
 	$(BIN)/python docs/site/site_build.py

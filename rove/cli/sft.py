@@ -114,7 +114,7 @@ def _config_type() -> type[SFTConfig]:
 @click.option(
     "--max-length",
     type=in_range(PositiveInt),
-    help="Truncate longer sequences at the end, in tokens.  [default: the model's context]",
+    help="Maximum tokens of a sequence; see --overlong.  [default: the model's context]",
 )
 @click.option("--epochs", type=in_range(PositiveInt), help="Maximum passes over the data.  [default: 10]")
 @click.option("--batch-size", type=in_range(PositiveInt), help="Conversations per step.  [default: 32]")

@@ -28,7 +28,8 @@ from rove.engine.runners import FastRunner, Runner, SlowRunner
 from rove.engine.sampler import Sampler, score_tokens
 from rove.engine.scheduler import SequenceState
 from rove.engine.stop_checker import StopChecker
-from rove.models.load import context_of, copy_weights, read_weights
+from rove.models.load import context_of, copy_weights
+from rove.models.weights import read_weights
 from rove.rendering.renderer import Renderer
 
 
@@ -286,7 +287,9 @@ class Engine:
                 "the engine with in_flight_updates=True"
             )
         if weights is not None:
-            copy_weights(self.model, weights if isinstance(weights, Mapping) else read_weights(weights))
+            if not isinstance(weights, Mapping):
+                weights = read_weights(weights, self.model)
+            copy_weights(self.model, weights)
         for seq in active:
             if seq.adapter is None:  # tokens of an adapter carry the adapter's version
                 seq.request.close_version_span(self.policy_version)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,6 +30,7 @@ from rove.models.folder_check import check_folder
 from rove.models.linear import use_fast_linear
 from rove.models.pretrained import model_path
 from rove.models.recompute import use_recomputing_layers
+from rove.models.weights import cast_files, file_dtypes, folder_hint
 from rove.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class LoadedModel(NamedTuple):
     """Identity of its weights (see `digest_model`); "" if it was not loaded."""
     adapter: Adapter | None = None
     """The adapter that is trained and saved; None: the whole model."""
+    file_dtypes: Mapping[str, torch.dtype] | None = None
+    """Type of each weight in the folder that it was loaded from, by the names there. The weights themselves are fp32."""
 
     @property
     def context(self) -> int:
@@ -98,7 +100,7 @@ class LoadedModel(NamedTuple):
         return context_of(self.model)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights (not copies) that `save` writes, by their names in the file; tied weights under each name."""
+        """Return the weights (not copies) that `save` writes, tied weights under each name; a model's by its own names."""
         return self.model.state_dict() if self.adapter is None else self.adapter.tensors()
 
     def save(self, path: Path) -> None:
@@ -108,9 +110,21 @@ class LoadedModel(NamedTuple):
             self.tokenizer.save_pretrained(path)
         else:
             self.adapter.save(path)
-        mode = next(path.glob("*config.json")).stat().st_mode & 0o777
-        for file in path.glob("*.safetensors"):  # safetensors writes them readable by the owner only
-            file.chmod(mode)
+        _make_readable(path)
+
+    def save_final(self, path: Path) -> None:
+        """Write the result of a training: as `save`, but with weights of the types that the model was loaded from."""
+        self.save(path)
+        if self.adapter is None and self.file_dtypes:
+            cast_files(path, self.file_dtypes)
+            _make_readable(path)
+
+
+def _make_readable(folder: Path) -> None:
+    """Let the users who can read a model's configuration read its weights; safetensors makes them readable by the owner only."""
+    mode = next(folder.glob("*config.json")).stat().st_mode & 0o777
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
 
 
 def context_of(model: Any) -> int:
@@ -172,7 +186,13 @@ def load_model(
         ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
-    return prepared._replace(name=digest_model(path))
+    return prepared._replace(name=digest_model(path), file_dtypes=file_dtypes(_folder_of(path)))
+
+
+def _folder_of(path: str | Path) -> Path:
+    """Return the folder of a model: `path` itself, or that of the local Hugging Face cache."""
+    cached = None if Path(path).is_dir() else try_to_load_from_cache(str(path), "config.json")
+    return Path(cached).parent if isinstance(cached, str) else Path(path)
 
 
 def _is_of_folder(error: BaseException) -> bool:
@@ -207,7 +227,7 @@ def check_model(path: str | Path) -> None:
     if adapter_base(folder) is not None:
         return
     if folder.is_dir() and not (folder / "config.json").exists():
-        raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
+        raise ConfigError(f"{folder} is not a model folder: it has no config.json{folder_hint(folder)}")
     if not folder.is_dir() and not _is_cached(str(path)):
         raise ConfigError(
             f"no model '{path}': expected a folder, a name of `rove model list`, or the name of a model in the local Hugging "
@@ -236,7 +256,7 @@ def load_adapter(
     folder = Path(path).expanduser()
     base = adapter_base(folder)
     if base is None:
-        raise ConfigError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}{_hint(folder)}")
+        raise ConfigError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}{folder_hint(folder)}")
     try:
         loaded = load_model(base, device, dtype, trust_remote_code)
     except ConfigError as error:
@@ -252,19 +272,6 @@ def check_peft() -> None:
     """Check that PEFT is installed."""
     if find_spec("peft") is None:
         raise missing_train_package("peft", "a LoRA adapter (lora.rank, or a model folder with an adapter)")
-
-
-def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a folder's safetensors files by parameter name, on the CPU."""
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
-        raise ConfigError(
-            f"{path} holds no weights; expected a model folder with .safetensors files{_hint(Path(path))}"
-        )
-    weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        weights |= load_file(file)
-    return weights
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -287,22 +294,25 @@ def disable_adapters(model: Any) -> None:
 
 
 def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy weights into a model's parameters: all, or only the `trainable_parameters`.
+    """Copy weights into a model: all of its parameters, or only the `trainable_parameters`.
 
-    A tied parameter may appear under each of its names, as in a `state_dict()`, if the tensors are equal.
+    A tied parameter may appear under each of its names, as in a `state_dict()`, if the tensors are equal. Buffers of a
+    `state_dict()` may be there or not.
     """
-    parameters = dict(model.named_parameters())
     weights = _without_tied(model, weights)
-    if weights.keys() == trainable_parameters(model).keys():
-        parameters = {name: parameters[name] for name in weights}
-    if parameters.keys() != weights.keys():
-        raise ConfigError(f"weights do not match the model: {sorted(parameters.keys() ^ weights.keys())[:5]} …")
-    misshapen = [name for name, parameter in parameters.items() if weights[name].shape != parameter.shape]
+    parameters = dict(model.named_parameters())
+    targets = {name: tensor for name, tensor in _without_tied(model, model.state_dict()).items() if name in weights}
+    is_partial = weights.keys() == trainable_parameters(model).keys()
+    missing = set() if is_partial else parameters.keys() - weights.keys()
+    wrong = missing | (weights.keys() - targets.keys())
+    if wrong:
+        raise ConfigError(f"weights do not match the model: {sorted(wrong)[:5]} …")
+    misshapen = [name for name, tensor in targets.items() if weights[name].shape != tensor.shape]
     if misshapen:
         raise ConfigError(f"weights do not match the model: other shapes of {misshapen[:5]}")
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+        for name, tensor in targets.items():
+            tensor.copy_(weights[name])
 
 
 def _without_tied(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -360,11 +370,3 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     if eos is not None:  # one id, or several: Llama 3 ends a turn with another token than a text
         stop_ids += [eos] if isinstance(eos, int) else eos
     return LoadedModel(model, tokenizer, Renderer(tokenizer, stop_ids))
-
-
-def _hint(folder: Path) -> str:
-    # A run folder was given, whose weights are in these folders.
-    for name in ("final", "checkpoints/best"):
-        if (folder / name / "config.json").exists() or (folder / name / ADAPTER_CONFIG).exists():
-            return f"; did you mean {folder / name}?"
-    return ""

@@ -93,8 +93,12 @@ def run_sft(
     config.check()
     ranks = ranks or SINGLE_PROCESS
     data = SFTData(config.data if source is None else source, config)
-    # "all" is left out, because runs of older versions do not have the setting.
-    bookkeeping = BOOKKEEPING | {"loss_on"} if config.loss_on == "all" else BOOKKEEPING
+    # The defaults are left out, because runs of older versions do not have these settings.
+    bookkeeping = BOOKKEEPING
+    if config.loss_on == "all":
+        bookkeeping = bookkeeping | {"loss_on"}
+    if config.overlong == "truncate":
+        bookkeeping = bookkeeping | {"overlong"}
     identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run:

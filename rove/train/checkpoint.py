@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from rove.core.digest import CHECKSUMS, changed_files
-from rove.core.errors import RunError
+from rove.core.errors import ConfigError, RunError
 from rove.core.plain import JsonMapping, is_mapping
 from rove.models.load import LoadedModel, copy_weights, trainable_parameters
+from rove.models.weights import WEIGHT_INDEX, read_files, read_weights
 from rove.runs.run import Progress, Run
 from rove.runs.schema import decoded, decoded_row
 from rove.train.sharding import (
@@ -97,19 +97,13 @@ def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> Js
 
 def restore_weights(path: Path, loaded: LoadedModel) -> None:
     """Copy the weights of a checkpoint into the model in place."""
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            weights.update(load_file(file, device=str(loaded.model.device)))
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{file} cannot be read ({error})") from error
+    try:
+        weights = read_weights(path, loaded.model) if loaded.adapter is None else read_files(path)
+    except ConfigError as error:
+        raise RunError(str(error)) from error
     targets = loaded.tensors()
-    written = {targets[name].data_ptr() for name in weights if name in targets}  # of tied weights the file holds one
-    missing = [name for name in targets if name not in weights]
-    wrong = [name for name in missing if targets[name].data_ptr() not in written]
-    for name, tensor in weights.items():
-        if name not in targets or targets[name].shape != tensor.shape:
-            wrong.append(name)
+    wrong = sorted(targets.keys() ^ weights.keys())
+    wrong += [name for name in targets if name in weights and targets[name].shape != weights[name].shape]
     if wrong:
         raise RunError(f"{path} holds another model: {', '.join(wrong[:3])} … missing, unknown or of another shape")
     with torch.no_grad():
@@ -119,7 +113,6 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
 
 DAMAGED = ".damaged"
 """Suffix of a damaged checkpoint that was renamed."""
-WEIGHT_INDEX = "model.safetensors.index.json"
 
 
 def recover(run: Run) -> list[str]:

@@ -600,15 +600,15 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     data: str
     """Data to train on: a run folder with rollouts, or a file of messages (.jsonl, .ndjson, .json, or .parquet)."""
     min_reward: FiniteFloat | None = None
-    """Minimum reward of the rollouts to train on (in a file: of the column `reward`); by default, all scored rollouts are
-    used."""
+    """Minimum reward of the rollouts to train on (in a file: of the column `reward`); by default, all scored ones are used."""
     max_examples: CountOrAll = -1
     """Maximum number of rollouts, or rows of a file, to train on."""
     loss_on: str = "all"
-    """Assistant messages to train on: "all", "last" (the last of each conversation), or "completion" (those of the
-    completion, not those of the prompt)."""
+    """Assistant messages to train on: "all", "last" (of each conversation), or "completion" (not those of the prompt)."""
     max_length: PositiveInt | None = None
-    """Maximum tokens of a sequence; a longer sequence is truncated at the end. By default, the context of the model."""
+    """Maximum tokens of a sequence, at most the context of the model, which is the default."""
+    overlong: str = "truncate"
+    """Conversations beyond `max_length`: "truncate" cuts sequences at the end, "drop" leaves the conversations out."""
     epochs: PositiveInt = 10
     """Maximum number of passes over the data; training stops earlier if the validation loss no longer falls."""
     batch_size: PositiveInt = 32
@@ -622,8 +622,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     validation_fraction: InnerFraction = 0.05
     """Fraction of the examples to hold out for validation; at least one example is held out."""
     validate_every: PositiveInt = 50
-    """Number of optimizer steps between two measurements of the validation loss; a checkpoint is saved at each
-    measurement."""
+    """Number of optimizer steps between two measurements of the validation loss; each measurement saves a checkpoint."""
     patience: PositiveInt = 4
     """Stop after this many measurements without a new best `keep_best` or a fall of the validation loss by 0.1%."""
     keep_best: str = VALIDATION_LOSS
@@ -634,8 +633,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     env_args: Arguments = {}
     """Arguments for the environment, in addition to those that the run in `data` used."""
     final_eval_rollouts: NonNegativeInt = 64
-    """Number of evaluation rollouts after training for the trained model and for each scripted policy; 0 skips this
-    evaluation."""
+    """Number of evaluation rollouts after training for the trained model and for each scripted policy; 0: no evaluation."""
 
     def check(self) -> None:
         """Check the settings before any work is done.
@@ -644,6 +642,8 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
             ConfigError: Settings contradict each other, or one has no effect.
         """
         self._check_shared()
+        if self.overlong not in ("truncate", "drop"):
+            raise ConfigError(f"overlong is '{self.overlong}'; expected truncate or drop")
         if self.loss_on not in LOSS_ON:
             raise ConfigError(f"loss_on is '{self.loss_on}'; {nearest(self.loss_on, LOSS_ON)}")
         check_evaluations(self.evaluation)

@@ -337,7 +337,7 @@ def _save_final(run: Run, loaded: LoadedModel, history: History, goal: Goal) -> 
     """Save the last or the best weights as the result of the run."""
     if goal.metric is not None:
         restore_weights(run.path / "checkpoints" / "best", loaded)
-    final = run.save_final(loaded.save)
+    final = run.save_final(loaded.save_final)
     last = history[-1]
     run.finish({"steps": last["step"], "last": last, **outcome(history, goal)})
     return final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,11 @@ from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_r
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
 from rove.train.sequences import TrainingSequence
-from rove.train.sft_data import SFTData, SFTSource, split, tokenize
+from rove.train.sft_data import SFTData, SFTSource, TokenizedConversation, overlong_notices, split, tokenize
 from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
+
+logger = logging.getLogger(__name__)
 
 OBJECTIVE = Objective(cross_entropy)
 
@@ -67,6 +70,8 @@ def train_sft(
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     data = data if isinstance(data, SFTData) else SFTData(data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
+    for notice in overlong_notices(tokenized, config, loaded.context):
+        logger.warning(notice)
     training, held_out = split(tokenized, config)
     evaluations = _evaluations(config, loaded, run, on_progress)
     step = resume(group, run)
@@ -101,10 +106,18 @@ def train_sft(
         group.close()
         callbacks.close()
     counts: JsonObject = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
-    truncated = sum(conversation.truncated for conversation in tokenized)
-    if truncated:
-        counts["truncated_tokens"] = truncated
+    counts |= _overlong_counts(tokenized, config)
     return _save_final(run, loaded, {**counts, **_best(history, goal)})
+
+
+def _overlong_counts(tokenized: Sequence[TokenizedConversation], config: SFTConfig) -> dict[str, int]:
+    """Return the fields of the summary about conversations that are longer than a sequence may be."""
+    truncated_tokens = [conversation.truncated for conversation in tokenized if conversation.truncated]
+    if not truncated_tokens:
+        return {}
+    if config.overlong == "drop":
+        return {"overlong_conversations": len(truncated_tokens)}
+    return {"truncated_tokens": sum(truncated_tokens)}
 
 
 def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: OnProgress) -> HeldOutEvaluations:
@@ -116,7 +129,7 @@ def _save_final(run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
     """Save the best weights as the final model and complete the run."""
     # SFT ends some measurements after the best weights, when the loss no longer falls.
     restore_weights(run.path / "checkpoints" / "best", loaded)
-    final = run.save_final(loaded.save)
+    final = run.save_final(loaded.save_final)
     run.finish(summary)
     return final
 

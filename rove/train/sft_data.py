@@ -149,7 +149,7 @@ class TokenizedConversation(NamedTuple):
     sequences: list[TrainingSequence]
     """Sequences with trained tokens, none longer than the limit."""
     truncated: int
-    """Number of tokens beyond the limit."""
+    """Number of tokens beyond the limit; they are not trained on."""
 
 
 def tokenize(
@@ -159,11 +159,11 @@ def tokenize(
     context: int,
     on_progress: OnProgress = ignore,
 ) -> list[TokenizedConversation]:
-    """Return conversations as token sequences, truncated at the end to `config.max_length` tokens (default: `context`).
+    """Return conversations as token sequences; those beyond the limit are truncated at the end, or have no sequences.
 
     As in TRL, a sequence without a trained token is left out.
     """
-    limit = config.max_length or context
+    limit = sequence_limit(config, context)
     tokenized: list[TokenizedConversation] = []
     for conversation in counted(conversations, "conversations tokenized", on_progress):
         try:
@@ -172,9 +172,38 @@ def tokenize(
             source = f"{conversation.place}: " if conversation.place else ""
             raise ConfigError(f"{source}{error}") from error
         truncated_tokens = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
+        if truncated_tokens and config.overlong == "drop":
+            sequences = []
         trained = [sequence.truncated(limit) for sequence in sequences if any(sequence.mask[:limit])]
         tokenized.append(TokenizedConversation(conversation, trained, truncated_tokens))
     return tokenized
+
+
+def sequence_limit(config: SFTConfig, context: int) -> int:
+    """Return the maximum number of tokens of a sequence."""
+    limit = config.max_length or context
+    # Beyond its context, a model with learned positions (GPT-2, OPT) raised an IndexError in the middle of the training, and a
+    # model with rotary positions (Llama) was trained beyond its context without a message.
+    if limit > context:
+        raise ConfigError(
+            f"max_length is {limit:,}, but the context of the model has {context:,} tokens; set max_length to at most "
+            f"{context:,}, or leave it out"
+        )
+    return limit
+
+
+def overlong_notices(tokenized: Sequence[TokenizedConversation], config: SFTConfig, context: int) -> list[str]:
+    """Return a sentence about the conversations beyond the limit, if there are any."""
+    tokens = [conversation.truncated for conversation in tokenized if conversation.truncated]
+    if not tokens:
+        return []
+    limit = sequence_limit(config, context)
+    source = "the context of the model" if limit == context else "max_length"
+    subject = f"{len(tokens):,} of {len(tokenized):,} conversations are longer than {limit:,} tokens ({source})"
+    if config.overlong == "drop":
+        return [f"{subject}: they are left out"]
+    advice = 'overlong = "drop" leaves these conversations out'
+    return [f"{subject}: their last {sum(tokens):,} tokens are not trained on; {advice}"]
 
 
 def _sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:

@@ -13,7 +13,7 @@ from rove.rendering.renderer import Renderer
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import SFTConfig
 from rove.train.sequences import TrainingSequence
-from rove.train.sft_data import SFTData, SFTSource, split, tokenize
+from rove.train.sft_data import SFTData, SFTSource, sequence_limit, split, tokenize
 
 SHOWN = 3
 """Number of conversations that are rendered."""
@@ -80,9 +80,17 @@ def preview_sft(
     trainable = [conversation for conversation in tokenized if conversation.sequences]
     sequences = list(chain.from_iterable(conversation.sequences for conversation in trainable))
     lengths = [len(sequence.ids) for sequence in sequences]
+    limit = sequence_limit(config, loaded.context)
     dropped = dict(data.dropped)
-    if len(trainable) < len(tokenized):
-        dropped["have no tokens to train on"] = len(tokenized) - len(trainable)
+    truncated_tokens = sum(conversation.truncated for conversation in tokenized)
+    num_left_out = len(tokenized) - len(trainable)
+    if config.overlong == "drop" and truncated_tokens:
+        num_overlong = sum(conversation.truncated > 0 for conversation in tokenized)
+        dropped[f"are longer than {limit:,} tokens"] = num_overlong
+        num_left_out -= num_overlong
+        truncated_tokens = 0
+    if num_left_out:
+        dropped["have no tokens to train on"] = num_left_out
     return SFTPreview(
         data=data.name,
         training=len(training),
@@ -93,8 +101,8 @@ def preview_sft(
         min_tokens=min(lengths),
         median_tokens=statistics.median(lengths),
         max_tokens=max(lengths),
-        max_length=config.max_length or loaded.context,
-        truncated_tokens=sum(conversation.truncated for conversation in tokenized),
+        max_length=limit,
+        truncated_tokens=truncated_tokens,
         dropped=dropped,
         shown=[
             RenderedConversation(conversation.place, _rendered(loaded.renderer, sequences))

@@ -20,6 +20,7 @@ TARGETS = (
     "test-broad",
     "test-slow",
     "test-real",
+    "test-models",
     "test-ray",
     "test-mcp",
     "test-integrations",

@@ -19,6 +19,7 @@ from rove.runs.run import Run
 from rove.train.message_files import conversation_from_row
 from rove.train.sequences import TrainingSequence
 from rove.train.sft_data import SFTData, split, tokenize
+from rove.train.sft_preview import preview_sft
 from tests.train.test_sft import lawful, settings, train, weights_of
 
 TEMPLATE = (
@@ -158,6 +159,29 @@ def test_long_sequences_are_truncated_at_the_end_and_left_out_without_a_trained_
     assert dropped.sequences == []
     with pytest.raises(ConfigError, match="0 of 3 conversations have tokens to train on within max_length"):
         split(tokenize(renderer, conversations, settings(max_length=2), 1024), settings(max_length=2))
+
+
+def test_overlong_conversations_are_counted_before_training_and_can_be_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = [[UserMessage("hello"), AssistantMessage("world")]] * 3 + [
+        [UserMessage("hello"), AssistantMessage("world " * 20)]
+    ]
+    config = settings(epochs=1, max_length=12, overlong="drop")
+    train(tmp_path, config, rows)
+    assert "1 of 4 conversations are longer than 12 tokens (max_length): they are left out" in caplog.text
+    summary = Run(tmp_path).summary() or {}
+    assert summary["overlong_conversations"] == 1 and "truncated_tokens" not in summary
+    preview = preview_sft(config, tiny_model(), rows)
+    assert preview.dropped == {"are longer than 12 tokens": 1} and preview.truncated_tokens == 0
+    with pytest.raises(ConfigError, match="overlong is 'cut'; expected truncate or drop"):
+        settings(overlong="cut").check()
+
+
+def test_a_max_length_beyond_the_context_is_an_error():
+    conversations = [conversation_from_row("row 1", [UserMessage("a"), AssistantMessage("b")])]
+    with pytest.raises(ConfigError, match=r"max_length is 1,025, but the context of the model has 1,024 tokens"):
+        tokenize(tiny_model().renderer, conversations, settings(max_length=1025), 1024)
 
 
 def test_the_summary_counts_truncated_tokens(tmp_path: Path):

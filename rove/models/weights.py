@@ -1,0 +1,174 @@
+"""Weights in model folders: their names, and their types.
+
+transformers 5 computes with other weights than it writes: `save_pretrained` gives them the names and shapes of the published
+model (for Mixtral, a matrix per expert instead of one for all experts), and `from_pretrained` converts them back. Names in a
+file are therefore never compared with those of a model; see docs/decisions/weight_names.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging
+
+from rove.core.digest import ADAPTER_CONFIG
+from rove.core.errors import ConfigError
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""Types of weights that a trained model is written in, by their names in safetensors files."""
+WEIGHT_INDEX = "model.safetensors.index.json"
+
+
+def read_files(folder: str | Path) -> dict[str, torch.Tensor]:
+    """Return the tensors in the safetensors files of a folder by their names there, on the CPU."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise ConfigError(
+            f"{folder} holds no weights; expected a model folder with .safetensors files{folder_hint(Path(folder))}"
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}); copy or save it again") from error
+    return tensors
+
+
+def read_weights(folder: str | Path, model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights in a model folder by the names of `model.state_dict()`, on the CPU; tied weights under each name.
+
+    transformers converts them, as it does when it loads the folder.
+    """
+    # transformers changes the configuration and the dictionary that it is given.
+    config, file_weights = copy.deepcopy(model.config), read_files(folder)
+    # Forked: missing weights, which are an error below, would be drawn at random.
+    with torch.random.fork_rng(devices=[]), _quiet():
+        converted, report = type(model).from_pretrained(
+            None,
+            config=config,
+            state_dict=file_weights,
+            dtype=model.dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    misshapen = [name for name, *_ in report["mismatched_keys"]]
+    wrong = sorted({*report["missing_keys"], *report["unexpected_keys"], *misshapen})
+    wrong += report["error_msgs"]
+    if wrong:
+        raise ConfigError(
+            f"{folder} holds another model: {', '.join(wrong[:3])} … missing, unknown or of another shape; expected the weights "
+            f"of a {type(model).__name__} of the same sizes"
+        )
+    return converted.state_dict()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Return a context without transformers' own report of weights that do not match."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def file_dtypes(folder: Path) -> dict[str, torch.dtype]:
+    """Return the type of each weight in a model folder by its name there.
+
+    Returns:
+        {} for a quantized model, which is trained and written without its quantization.
+    """
+    dtypes: dict[str, torch.dtype] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (not a dict)
+                dtype = tensors.get_slice(name).get_dtype()
+                if dtype.startswith(("F", "BF")) and dtype not in DTYPES:
+                    return {}
+                if dtype in DTYPES:
+                    dtypes[name] = DTYPES[dtype]
+    return dtypes
+
+
+def cast_files(folder: Path, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Convert the weights in a model folder, in place.
+
+    Args:
+        dtypes: Type of each weight by its name in the file. Others get the type that most of them have.
+    """
+    sizes: Counter[torch.dtype] = Counter()
+    for file in folder.glob("*.safetensors"):
+        sizes += _count_types(file, dtypes)
+    if not sizes:
+        return
+    [(main_dtype, _)] = sizes.most_common(1)
+    total_bytes = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        total_bytes += _cast_file(file, dtypes, main_dtype)
+    _record_dtype(folder / "config.json", main_dtype)
+    index = folder / WEIGHT_INDEX
+    if index.exists():
+        content = json.loads(index.read_bytes())
+        content["metadata"]["total_size"] = total_bytes
+        _write_json(index, content)
+
+
+def _count_types(file: Path, dtypes: Mapping[str, torch.dtype]) -> Counter[torch.dtype]:
+    """Return the number of elements of each type."""
+    sizes: Counter[torch.dtype] = Counter()
+    with safe_open(file, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118  (not a dict)
+            if name in dtypes:
+                sizes[dtypes[name]] += prod(tensors.get_slice(name).get_shape())
+    return sizes
+
+
+def _cast_file(file: Path, dtypes: Mapping[str, torch.dtype], main_dtype: torch.dtype) -> int:
+    """Convert the weights in a file; return their bytes."""
+    weights: dict[str, torch.Tensor] = {}
+    with safe_open(file, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118  (not a dict)
+            tensor = tensors.get_tensor(name)
+            dtype = dtypes.get(name, main_dtype) if tensor.is_floating_point() else tensor.dtype
+            # A copy: the file that the tensor is mapped from is replaced below.
+            weights[name] = tensor.to(dtype, copy=True)
+    draft = file.with_suffix(".draft")
+    save_file(weights, draft, metadata={"format": "pt"})
+    os.replace(draft, file)
+    return sum(tensor.nbytes for tensor in weights.values())
+
+
+def _record_dtype(file: Path, dtype: torch.dtype) -> None:
+    """Set the type in a model's configuration, and in those of its parts."""
+    content = json.loads(file.read_bytes())
+    name = str(dtype).removeprefix("torch.")
+    content["dtype"] = name
+    for part in content.values():
+        if isinstance(part, dict) and "dtype" in part:
+            part["dtype"] = name
+    _write_json(file, content)
+
+
+def _write_json(file: Path, content: Mapping[str, object]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def folder_hint(folder: Path) -> str:
+    """Return the end of an error message: the model folder inside of a run folder, if that was given."""
+    for name in ("final", "checkpoints/best"):
+        if (folder / name / "config.json").exists() or (folder / name / ADAPTER_CONFIG).exists():
+            return f"; did you mean {folder / name}?"
+    return ""

@@ -17,7 +17,8 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
-from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, settled_characters
+from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
+from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
@@ -70,6 +71,7 @@ class Renderer:
         self._texts: dict[Hashable, str] = {}
         self._encoded: dict[Hashable, list[int]] = {}
         self._decoded: dict[Hashable, str] = {}
+        self._tool_support: dict[str, ToolSupport] = {}
 
     @property
     def template(self) -> str:
@@ -80,7 +82,24 @@ class Renderer:
     @property
     def tool_format(self) -> Format | None:
         """Tool-call format of the model; None if its template has no known format."""
-        return format_of(self.template)
+        return self.tool_support.format
+
+    @property
+    def tool_support(self) -> ToolSupport:
+        """What the chat template does with tools, found by rendering a call once."""
+        template = self.template
+        if template not in self._tool_support:
+            self._tool_support[template] = self._detect_tool_support(template)
+        return self._tool_support[template]
+
+    def _detect_tool_support(self, template: str) -> ToolSupport:
+        if not template:
+            return ToolSupport(None, "there is none")
+
+        def render(messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+
+        return detect_tool_support(render, template)
 
     def text(
         self,
@@ -95,8 +114,8 @@ class Renderer:
         """
         if tools and self.tool_format is None:
             raise ConfigError(
-                "tools are given, but the model's chat template has no known tool-call format "
-                "(Hermes/Qwen3, Llama 3, LFM2, Mistral; not XML, as of Qwen3-Coder); use another model or remove the tools"
+                "tools are given, but the model's chat template has no known tool-call format: "
+                f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model or remove the tools"
             )
         if not self.template:
             raise ConfigError(
@@ -120,9 +139,11 @@ class Renderer:
         return (self.template, content) if len(content) <= MAX_CACHED_LENGTH else None
 
     def _render(self, messages: Sequence[JsonMapping], tools: Any, variables: JsonMapping) -> str:
-        prepared = [self._as_rendered(message) for message in messages]
+        schemas = schemas_of(tools) if tools else NO_SCHEMAS
+        prepared = [self._as_rendered(message, schemas) for message in messages]
+        tool_variable = {self.tool_support.variable: tools} if tools else {"tools": None}
         try:
-            return self.tokenizer.apply_chat_template(prepared, tools=tools or None, tokenize=False, **variables)
+            return self.tokenizer.apply_chat_template(prepared, tokenize=False, **tool_variable, **variables)
         except Exception as error:  # templates can raise any error
             roles = [message["role"] for message in messages]
             raise ConfigError(
@@ -251,7 +272,7 @@ class Renderer:
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
-            content, calls = read_calls(text, self.tool_format, names, prompt_length, is_cut)
+            content, calls = read_calls(text, self.tool_format, names, prompt_length, is_cut, schemas_of(tools))
             if calls:
                 return AssistantMessage(content or None, tool_calls=calls, **{SAMPLED: text})
         return AssistantMessage(text)
@@ -313,15 +334,15 @@ class Renderer:
             branch_text = prompt + answer
         return branches
 
-    def _as_rendered(self, message: Mapping[str, object]) -> JsonMapping:
+    def _as_rendered(self, message: Mapping[str, object], schemas: Schemas) -> JsonMapping:
         """Return a message in the form that makes the template render its calls as the model writes them."""
         message = self._normalized(message)
         calls = calls_of(message)
         if not calls or message["role"] != "assistant":
             return message
         tool_format, sampled = self.tool_format, message.get(SAMPLED)
-        if tool_format is not None and isinstance(sampled, str):
-            content, written = read_calls(sampled, tool_format, [call.name for call in calls])
+        if tool_format is not None and isinstance(sampled, str) and self.tool_support.keeps_text:
+            content, written = read_calls(sampled, tool_format, [call.name for call in calls], schemas=schemas)
             if content == text_of(message) and calls_of({"tool_calls": written}) == calls:
                 return {"role": "assistant", "content": sampled}  # unedited
         if tool_format is not None and "tool_calls" not in self.template:

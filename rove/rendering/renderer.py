@@ -17,6 +17,7 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
+from rove.rendering.reasoning import OPENED, ReasoningForm, detect_reasoning_form, in_form, sampled_after_opened
 from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
 from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
 
@@ -72,6 +73,7 @@ class Renderer:
         self._encoded: dict[Hashable, list[int]] = {}
         self._decoded: dict[Hashable, str] = {}
         self._tool_support: dict[str, ToolSupport] = {}
+        self._reasoning_forms: dict[str, ReasoningForm] = {}
 
     @property
     def template(self) -> str:
@@ -95,11 +97,19 @@ class Renderer:
     def _detect_tool_support(self, template: str) -> ToolSupport:
         if not template:
             return ToolSupport(None, "there is none")
+        return detect_tool_support(self._render_probe, template)
 
-        def render(messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
-            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+    @property
+    def _reasoning_form(self) -> ReasoningForm:
+        template = self.template
+        if template not in self._reasoning_forms:
+            self._reasoning_forms[template] = (
+                detect_reasoning_form(self._render_probe) if "think" in template else "text"
+            )
+        return self._reasoning_forms[template]
 
-        return detect_tool_support(render, template)
+    def _render_probe(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
 
     def text(
         self,
@@ -141,6 +151,10 @@ class Renderer:
     def _render(self, messages: Sequence[JsonMapping], tools: Any, variables: JsonMapping) -> str:
         schemas = schemas_of(tools) if tools else NO_SCHEMAS
         prepared = [self._as_rendered(message, schemas) for message in messages]
+        prepared = [
+            in_form(message, self._reasoning_form) if message["role"] == "assistant" else message
+            for message in prepared
+        ]
         tool_variable = {self.tool_support.variable: tools} if tools else {"tools": None}
         try:
             return self.tokenizer.apply_chat_template(prepared, tokenize=False, **tool_variable, **variables)
@@ -402,10 +416,9 @@ def _unrendered(prompt: str, message: Mapping[str, object]) -> str:
 
     DeepSeek-R1's template opens a thought in the prompt and leaves out the thoughts of finished messages.
     """
-    content, reasoning = text_of(message), message.get("reasoning_content")
-    if isinstance(reasoning, str) and reasoning and prompt.rstrip().endswith("<think>"):
-        return f"{reasoning}\n</think>\n\n{content}"
-    return content
+    if OPENED.search(prompt):
+        return sampled_after_opened(text_of(message), message.get("reasoning_content"))
+    return text_of(message)
 
 
 @cache

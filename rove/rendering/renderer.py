@@ -111,6 +111,14 @@ class Renderer:
     def _render_probe(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
         return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
 
+    def check_tools(self, tools: object) -> None:
+        """Raise a `ConfigError` with the reason if there are tools and the chat template cannot use them."""
+        if tools and self.tool_format is None:
+            raise ConfigError(
+                "tools are given, but the model's chat template has no known tool-call format: "
+                f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model or remove the tools"
+            )
+
     def text(
         self,
         messages: Sequence[Mapping[str, object]],
@@ -122,11 +130,7 @@ class Renderer:
 
         The role "developer" becomes "system" if the template does not know it.
         """
-        if tools and self.tool_format is None:
-            raise ConfigError(
-                "tools are given, but the model's chat template has no known tool-call format: "
-                f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model or remove the tools"
-            )
+        self.check_tools(tools)
         if not self.template:
             raise ConfigError(
                 "the model has no chat template, so it cannot read messages; use text completion: "

@@ -19,6 +19,8 @@ reasoning as `reasoning_content` (Qwen3.8)."""
 Render = Callable[[Sequence[JsonMapping], JsonMapping], str]
 OPENED = re.compile(r"<think>\s*\Z")
 """The end of a prompt that opens the reasoning."""
+OPENED_REASONING = "opened_reasoning"
+"""Key of an assistant message: the opening tag that its prompt ended with, so that parsers see a complete block."""
 _USER = {"role": "user", "content": "question of the probe"}
 _REPLY = "thought of the probe\n</think>\n\nanswer of the probe"
 
@@ -37,6 +39,12 @@ def detect_reasoning_form(render: Render) -> ReasoningForm:
     except Exception:  # templates can raise any error
         return "text"
     return "text"
+
+
+def complete_text(message: JsonMapping, text: str) -> str:
+    """Return the text of a message with the opening tag of its reasoning, if its prompt ended with the tag."""
+    opened = message.get(OPENED_REASONING)
+    return opened + text if isinstance(opened, str) else text
 
 
 def in_form(message: JsonMapping, form: ReasoningForm) -> JsonMapping:

@@ -70,4 +70,14 @@ def sampled_after_opened(content: str, reasoning: object) -> str:
     opened = re.match(r"\s*<think>\n?", content)
     if opened:
         content = content[opened.end() :]
-    return content if "</think>" in content else f"\n</think>\n\n{content}"
+    return content if "</think>" in content else _NO_REASONING + content
+
+
+_NO_REASONING = "\n</think>\n\n"
+_EMPTY = re.compile(r"\s*<think>\s*</think>\s*")
+
+
+def after_empty_reasoning(rendered: str) -> str | None:
+    """Return what a model would sample for a rendered message after the tag that its prompt opened; None if it has reasoning."""
+    empty = _EMPTY.match(rendered)
+    return None if empty is None else _NO_REASONING + rendered[empty.end() :]

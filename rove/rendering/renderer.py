@@ -17,7 +17,14 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
-from rove.rendering.reasoning import OPENED, ReasoningForm, detect_reasoning_form, in_form, sampled_after_opened
+from rove.rendering.reasoning import (
+    OPENED,
+    ReasoningForm,
+    after_empty_reasoning,
+    detect_reasoning_form,
+    in_form,
+    sampled_after_opened,
+)
 from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
 from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
 
@@ -402,7 +409,7 @@ class Renderer:
     ) -> str:
         """Return the text that the model would sample for the last message, with the end-of-turn token."""
         whole = self.text(messages, tools, generation_prompt=False, template_kwargs=template_kwargs)
-        answer = whole[len(prompt) :] if whole.startswith(prompt) else _unrendered(prompt, messages[-1])
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else self._unrendered(prompt, whole, messages[-1])
         eos = self.tokenizer.eos_token_id
         stop_ids = sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))
         ends = [self.decode([stop]) for stop in stop_ids]
@@ -414,15 +421,22 @@ class Renderer:
         # Phi-3 writes its end of text after the end of the last turn; sampling ends before.
         return turn if turn.endswith(tuple(ends)) else answer[:position] + end
 
+    def _unrendered(self, prompt: str, whole: str, message: Mapping[str, object]) -> str:
+        """Return the text of a message whose rendering does not continue the prompt.
 
-def _unrendered(prompt: str, message: Mapping[str, object]) -> str:
-    """Return the text of a message whose rendering does not continue the prompt.
-
-    DeepSeek-R1's template opens a thought in the prompt and leaves out the thoughts of finished messages.
-    """
-    if OPENED.search(prompt):
-        return sampled_after_opened(text_of(message), message.get("reasoning_content"))
-    return text_of(message)
+        Nemotron 3 writes <think></think> for no reasoning, and DeepSeek-R1 nothing, although their prompts open it. DeepSeek-R1
+        also leaves out the reasoning of finished messages.
+        """
+        opened = OPENED.search(prompt)
+        if opened is not None and whole.startswith(prompt[: opened.start()]):
+            closed = after_empty_reasoning(whole[opened.start() :])
+            if closed is not None:
+                return closed
+        text = text_of(message)
+        calls = calls_of(message)
+        if calls and self.tool_format is not None:
+            text += self.tool_format.write(calls)
+        return text if opened is None else sampled_after_opened(text, message.get("reasoning_content"))
 
 
 @cache

@@ -219,3 +219,19 @@ def test_reasoning_that_the_prompt_opened_is_continued_in_the_next_turn(form: st
     [(ids, mask)] = renderer.training_branches([user, message])
     trained = renderer.decode([id for id, is_trained in zip(ids, mask, strict=True) if is_trained])
     assert trained == "so\n</think>\n\nyes<|end|>"
+
+
+def test_calls_without_reasoning_are_trained_with_a_closed_block():
+    """Nemotron 3 writes <think></think> before them, although its prompt opens the block with a line break."""
+    body = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}" + SHOWN + "{% for call in m.tool_calls "
+    )
+    body += (
+        "or [] %}{% set function = call.function %}" + QWEN_CALL + "{% endfor %}{% else %}{{ m.content }}{% endif %}"
+    )
+    renderer = renderer_of(HEAD + body + "<|end|>{% endfor %}" + THINKING_TAIL)
+    message = {"role": "assistant", "content": "", "tool_calls": chat_calls(Call("f", {"count": 1}))}
+    [(ids, mask)] = renderer.training_branches([UserMessage("hi"), message], TOOLS)
+    trained = renderer.decode([id for id, is_trained in zip(ids, mask, strict=True) if is_trained])
+    assert trained.startswith("\n</think>\n\n<tool_call>") and trained.endswith("</tool_call><|end|>")
+    assert calls_of(renderer.message(trained.removesuffix("<|end|>"), TOOLS)) == [Call("f", {"count": 1})]

@@ -48,16 +48,16 @@ def complete_text(message: JsonMapping, text: str) -> str:
 
 
 def in_form(message: JsonMapping, form: ReasoningForm) -> JsonMapping:
-    """Return an assistant message in a form of its reasoning; as it is if no reasoning without its opening tag is in its text."""
+    """Return an assistant message in a form of its reasoning; as it is if its text has no reasoning, or the form keeps it."""
     content = message.get("content")
     if form == "text" or not isinstance(content, str) or "</think>" not in content or message.get("reasoning_content"):
         return message
     reasoning, _, answer = content.partition("</think>")
-    if "<think>" in reasoning:
-        return message
     if form == "tagged":
-        return {**message, "content": f"<think>\n{content}"}
-    return {**message, "content": answer.lstrip("\n"), "reasoning_content": reasoning.strip("\n")}
+        return message if "<think>" in reasoning else {**message, "content": f"<think>\n{content}"}
+    # Data for SFT may have both tags; a template that expects a field would write its own tags around them.
+    reasoning = reasoning.lstrip().removeprefix("<think>").strip("\n")
+    return {**message, "content": answer.lstrip("\n"), "reasoning_content": reasoning}
 
 
 def sampled_after_opened(content: str, reasoning: object) -> str:

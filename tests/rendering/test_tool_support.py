@@ -219,6 +219,9 @@ def test_reasoning_that_the_prompt_opened_is_continued_in_the_next_turn(form: st
     [(ids, mask)] = renderer.training_branches([user, message])
     trained = renderer.decode([id for id, is_trained in zip(ids, mask, strict=True) if is_trained])
     assert trained == "so\n</think>\n\nyes<|end|>"
+    if form != "text":
+        both_tags = renderer.text([user, {"role": "assistant", "content": "<think>\nso\n</think>\n\nyes"}])
+        assert both_tags == renderer.text([user, message])
 
 
 def test_calls_without_reasoning_are_trained_with_a_closed_block():

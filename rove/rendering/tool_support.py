@@ -82,9 +82,19 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
         render: Renders with the template.
         template: Source of the template.
     """
-    variable = next((name for name in TOOL_VARIABLES if _shows_tool(render, name)), None)
+    problem = "it ignores tools, so the model would not see them"
+    variable = None
+    for name in TOOL_VARIABLES:
+        try:
+            text = render([_USER], {name: [_TOOL], "add_generation_prompt": True})
+        except Exception as error:  # templates can raise any error
+            problem = f"it rejects tools: {type(error).__name__}: {error}"
+            break
+        if NAME in text:
+            variable = name
+            break
     if variable is None:
-        return ToolSupport(None, "it ignores tools, so the model would not see them")
+        return ToolSupport(None, problem)
     variables: JsonObject = {variable: [_TOOL], "add_generation_prompt": False}
     if "tool_calls" not in template:
         return _support_of_text(render, template, variables, variable)
@@ -100,13 +110,6 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
     if _shows_result(render, _CALLING, variables):
         return ToolSupport(tool_format, "", variable, keeps_text=False)
     return ToolSupport(None, f"it writes calls ({tool_format.name}), but not the results of tools")
-
-
-def _shows_tool(render: Render, variable: str) -> bool:
-    try:
-        return NAME in render([_USER], {variable: [_TOOL], "add_generation_prompt": True})
-    except Exception:  # templates can raise any error
-        return False
 
 
 def _support_of_text(render: Render, template: str, variables: JsonMapping, variable: str) -> ToolSupport:

@@ -112,6 +112,10 @@ def test_the_calls_that_a_template_writes_are_read_and_kept_over_turns(name: str
     ("template", "problem"),
     [
         (template_of(HERMES_CALL, head=""), "ignores tools"),
+        (
+            template_of(HERMES_CALL, head="{% if tools %}{{ raise_exception('no tools') }}{% endif %}"),
+            "rejects tools: .*no tools",
+        ),
         (template_of("<|tool_call>call:{{ function.name }}{}<tool_call|>"), "in the format of Gemma 4"),
         (template_of("<|channel|>commentary to=functions.{{ function.name }}"), "in the format of gpt-oss"),
         (template_of("<|tool_calls_section_begin|>functions.{{ function.name }}:0"), "in the format of Kimi"),

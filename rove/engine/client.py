@@ -12,7 +12,11 @@ from rove.core.protocols import Generation, InferenceEngine, Request, Response, 
 from rove.engine.constraints import tool_call_grammar
 from rove.engine.engine import Engine
 from rove.models.load import LoadedModel
+from rove.rendering.reasoning import OPENED, OPENED_REASONING
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
+
+PROMPT_END_TOKENS = 8
+"""Tokens at the end of a prompt that show whether it opens the reasoning: a tag and a line break."""
 
 
 class ClientEngine(InferenceEngine, Protocol):
@@ -127,8 +131,13 @@ class EngineClient(Generic[AnEngine]):
         # A required call that is complete must not be lost because the length limit cut the next one.
         is_cut = request.tool_choice is not None and generation.finish_reason == "length"
         if text is None:
-            return self.renderer.read(ids, request.tools, len(prompt_ids), is_cut)
-        return self.renderer.message(text, request.tools, len(prompt_ids), is_cut)
+            message = self.renderer.read(ids, request.tools, len(prompt_ids), is_cut)
+        else:
+            message = self.renderer.message(text, request.tools, len(prompt_ids), is_cut)
+        opened = OPENED.search(self.renderer.decode(prompt_ids[-PROMPT_END_TOKENS:]))
+        if opened:
+            message[OPENED_REASONING] = opened[0]
+        return message
 
     async def close(self) -> None:
         """Free cached keys and values."""

@@ -23,6 +23,7 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
 from rove.rendering.python_calls import NAME
+from rove.rendering.tag_calls import argument_schema, json_types
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
@@ -214,6 +215,19 @@ class _Lark:
         token = self._special_token(text)
         return self.literal(text) if token is None else f"<[{token}]>"
 
+    def text_until(self, end: str) -> str:
+        """Return an expression for any text without `</`, and the mark after it.
+
+        The text and an ordinary mark are one regular expression: llguidance matches the longest text, which would include the
+        beginning of the mark.
+        """
+        text = r"([^<]|<+[^<\/])*"
+        token = self._special_token(end)
+        if token is not None:
+            return f"/{text}/ <[{token}]>"
+        mark = re.sub(r"[^A-Za-z0-9_]", _code_point, end)
+        return f"/{text}{mark}/"
+
     def rule(self, body: str) -> str:
         """Add a rule; returns its name."""
         name = f"r{len(self.rules)}"
@@ -292,7 +306,61 @@ def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRul
 
 def _python_call(lark: _Lark, function: JsonMapping) -> str:
     """Return a call with named arguments in the schema's order; values are JSON, which the parser accepts within Python."""
-    name, schema = _checked_name(function["name"]), _schema(function)
+
+    def argument(key: str, schema: JsonMapping) -> str:
+        return f"{lark.literal(f'{_checked_name(key)}=')} {lark.json(schema)}"
+
+    begin = lark.literal(f"{_checked_name(function['name'])}(")
+    return f"{begin} {_named_arguments(lark, function, argument, lark.literal(', '))} {lark.literal(')')}"
+
+
+def _qwen_xml(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
+    def argument(key: str, schema: JsonMapping) -> str:
+        begin = lark.literal(f"<parameter={_checked_name(key)}>\n")
+        return f"{begin} {_untyped_value(lark, schema, NEWLINE + '</parameter>' + NEWLINE)}"
+
+    calls: list[str] = []
+    for function in functions:
+        name = lark.literal(f"\n<function={_checked_name(function['name'])}>\n")
+        arguments = _named_arguments(lark, function, argument)
+        end = lark.literal("</function>\n")
+        calls.append(f"{lark.mark('<tool_call>')} {name} {arguments} {end} {lark.mark('</tool_call>')}")
+    return "", lark.literal("\n"), "", calls
+
+
+def _glm(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
+    def argument(key: str, schema: JsonMapping) -> str:
+        name = f"{lark.mark('<arg_key>')} {lark.literal(_checked_name(key))} {lark.mark('</arg_key>')}"
+        value = f"{lark.mark('<arg_value>')} {_untyped_value(lark, schema, '</arg_value>')}"
+        return f"{name} {lark.literal(NEWLINE)} {value} {lark.literal(NEWLINE)}"
+
+    calls: list[str] = []
+    for function in functions:
+        name = lark.literal(_checked_name(function["name"]) + "\n")
+        arguments = _named_arguments(lark, function, argument)
+        calls.append(f"{lark.mark('<tool_call>')} {name} {arguments} {lark.mark('</tool_call>')}")
+    return "", lark.literal("\n"), "", calls
+
+
+NEWLINE = "\n"
+
+
+def _untyped_value(lark: _Lark, schema: JsonMapping, end: str) -> str:
+    """Return an expression for a value in tags and its closing tag. A string stands there without quotes."""
+    value = argument_schema(schema, schema)
+    if json_types(value) != {"string"}:
+        return f"{lark.json(schema)} {lark.mark(end)}"
+    options = [value["const"]] if "const" in value else value.get("enum")
+    if options is None:
+        return lark.text_until(end)
+    return f"({' | '.join(map(lark.literal, options))}) {lark.mark(end)}"
+
+
+def _named_arguments(
+    lark: _Lark, function: JsonMapping, argument: Callable[[str, JsonMapping], str], separator: str = ""
+) -> str:
+    """Return an expression for the arguments of a call in the schema's order, each as `argument` writes it."""
+    name, schema = function["name"], _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
     if missing := _undescribed(schema):
@@ -304,7 +372,7 @@ def _python_call(lark: _Lark, function: JsonMapping) -> str:
         )
     # A reference inside an argument's schema points to the definitions at the root, so each argument carries them.
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    # Built from the last argument to the first: the rules for the arguments that may follow, without and with a comma before.
+    # Built from the last argument to the first: the rules for the arguments that may follow, without and with a separator before.
     # A rule per argument keeps the grammar linear in their number; all subsets written out would be exponential.
     first_rest, later_rest = "", ""
     for key, value in reversed(properties.items()):
@@ -315,14 +383,13 @@ def _python_call(lark: _Lark, function: JsonMapping) -> str:
                 )
             continue
         value_schema = {} if value is True else value
-        argument = f"{lark.literal(f'{_checked_name(key)}=')} {lark.json({**value_schema, **definitions})}"
-        with_argument = lark.rule(f"{argument} {later_rest}")
-        after_comma = f"{lark.literal(', ')} {with_argument}"
+        with_argument = lark.rule(f"{argument(key, {**value_schema, **definitions})} {later_rest}")
+        after_separator = f"{separator} {with_argument}"
         if key in required:
-            first_rest, later_rest = with_argument, after_comma
+            first_rest, later_rest = with_argument, after_separator
         else:
-            first_rest, later_rest = f"({with_argument} | {first_rest})", f"({after_comma} | {later_rest})"
-    return f"{lark.literal(f'{name}(')} {first_rest} {lark.literal(')')}"
+            first_rest, later_rest = f"({with_argument} | {first_rest})", f"({after_separator} | {later_rest})"
+    return first_rest
 
 
 def _checked_name(name: str) -> str:
@@ -341,4 +408,6 @@ _WRITERS: dict[str, Callable[[_Lark, Sequence[JsonMapping]], CallRules]] = {
     "lfm2": _pythonic,
     "mistral": _mistral,
     "mistral_named": _mistral_named,
+    "qwen_xml": _qwen_xml,
+    "glm": _glm,
 }

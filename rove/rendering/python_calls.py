@@ -36,14 +36,24 @@ _STRING = re.compile(
     r"""(?P<prefix>[rRuU]?)(?:'''(?:\\.|(?!''').)*'''|\"""(?:\\.|(?!\""").)*\"""|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""",
     re.DOTALL,
 )
+_RAW_STRING = re.compile(
+    r"""'(?P<raw>.*?)'(?=\s*(?:\)\s*(?:\]|,\s*[\w.-]+\()|,\s*[\w.-]+=|,\s*['"\[{\d-]|\]|\}|:))|"(?:\\.|[^"\\])*\"""",
+    re.DOTALL,
+)
+"""A string that may contain its own quote `'`, up to one that the end of a call, a list or a dict, or another item follows."""
 _NUMBER = re.compile(r"[+-]?(?:\.\d|\d)[\w.]*(?:(?<=[eE])[+-]\d+)?")
-_CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 """Python's constants, and JSON's, which models mix in."""
 
 
-def read_call_list(text: str, start: int = 0) -> tuple[list[Call], int]:
-    """Return the calls in the list `[f(a=1), …]` that starts at `start`, and the position after it."""
-    reader = _Reader(text, start)
+def read_call_list(text: str, start: int = 0, has_raw_strings: bool = False) -> tuple[list[Call], int]:
+    """Return the calls in the list `[f(a=1), …]` that starts at `start`, and the position after it.
+
+    Args:
+        has_raw_strings: Whether strings may contain their own quote: LFM2.5's template writes `'` + value + `'` for any value.
+            A string then ends at a quote before the end of the call or before the next argument.
+    """
+    reader = _Reader(text, start, _RAW_STRING if has_raw_strings else _STRING)
     reader.expect("[")
     calls = reader.items("]", reader.call)
     if not calls:
@@ -88,9 +98,10 @@ def write_call_list(calls: Sequence[Call]) -> str:
 class _Reader:
     """Reads calls and literals from a position on."""
 
-    def __init__(self, text: str, start: int):
+    def __init__(self, text: str, start: int, string: re.Pattern[str] = _STRING):
         self.text = text
         self.at = start
+        self._string_pattern = string
 
     def skip(self, mark: str) -> bool:
         """Skip spaces and a mark, and return whether the mark is there."""
@@ -145,14 +156,14 @@ class _Reader:
             return self._tuple()
         if self.skip("{"):
             return self._dict()
-        if _STRING.match(self.text, self.at):
+        if self._string_pattern.match(self.text, self.at):
             return self._strings()
         if _NUMBER.match(self.text, self.at):
             return _number(self._match(_NUMBER, "a number"))
         word = self._match(NAME, "a value")
-        if word not in _CONSTANTS:
+        if word not in CONSTANTS:
             raise MalformedCall(f"not a literal: {word}")
-        return _CONSTANTS[word]
+        return CONSTANTS[word]
 
     def _tuple(self) -> object:
         start = self.at
@@ -174,9 +185,10 @@ class _Reader:
     def _strings(self) -> str:
         """Return the string at the position, joined with the strings that follow it, as Python joins them."""
         joined = ""
-        while match := _STRING.match(self.text, self.at):
+        while match := self._string_pattern.match(self.text, self.at):
             self.at = match.end()
-            joined += _string(match[0])
+            raw = match.groupdict().get("raw")
+            joined += _string(match[0]) if raw is None else raw
             self._skip_space()
         return joined
 

@@ -17,7 +17,16 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
-from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, settled_characters
+from rove.rendering.reasoning import (
+    OPENED,
+    ReasoningForm,
+    after_empty_reasoning,
+    detect_reasoning_form,
+    in_form,
+    sampled_after_opened,
+)
+from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
+from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
@@ -70,6 +79,8 @@ class Renderer:
         self._texts: dict[Hashable, str] = {}
         self._encoded: dict[Hashable, list[int]] = {}
         self._decoded: dict[Hashable, str] = {}
+        self._tool_support: dict[str, ToolSupport] = {}
+        self._reasoning_forms: dict[str, ReasoningForm] = {}
 
     @property
     def template(self) -> str:
@@ -80,7 +91,40 @@ class Renderer:
     @property
     def tool_format(self) -> Format | None:
         """Tool-call format of the model; None if its template has no known format."""
-        return format_of(self.template)
+        return self.tool_support.format
+
+    @property
+    def tool_support(self) -> ToolSupport:
+        """What the chat template does with tools, found by rendering a call once."""
+        template = self.template
+        if template not in self._tool_support:
+            self._tool_support[template] = self._detect_tool_support(template)
+        return self._tool_support[template]
+
+    def _detect_tool_support(self, template: str) -> ToolSupport:
+        if not template:
+            return ToolSupport(None, "there is none")
+        return detect_tool_support(self._render_probe, template)
+
+    @property
+    def _reasoning_form(self) -> ReasoningForm:
+        template = self.template
+        if template not in self._reasoning_forms:
+            self._reasoning_forms[template] = (
+                detect_reasoning_form(self._render_probe) if "think" in template else "text"
+            )
+        return self._reasoning_forms[template]
+
+    def _render_probe(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+
+    def check_tools(self, tools: object) -> None:
+        """Raise a `ConfigError` with the reason if there are tools and the chat template cannot use them."""
+        if tools and self.tool_format is None:
+            raise ConfigError(
+                "tools are given, but the model's chat template has no known tool-call format: "
+                f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model or remove the tools"
+            )
 
     def text(
         self,
@@ -93,11 +137,7 @@ class Renderer:
 
         The role "developer" becomes "system" if the template does not know it.
         """
-        if tools and self.tool_format is None:
-            raise ConfigError(
-                "tools are given, but the model's chat template has no known tool-call format "
-                "(Hermes/Qwen3, Llama 3, LFM2, Mistral; not XML, as of Qwen3-Coder); use another model or remove the tools"
-            )
+        self.check_tools(tools)
         if not self.template:
             raise ConfigError(
                 "the model has no chat template, so it cannot read messages; use text completion: "
@@ -120,9 +160,15 @@ class Renderer:
         return (self.template, content) if len(content) <= MAX_CACHED_LENGTH else None
 
     def _render(self, messages: Sequence[JsonMapping], tools: Any, variables: JsonMapping) -> str:
-        prepared = [self._as_rendered(message) for message in messages]
+        schemas = schemas_of(tools) if tools else NO_SCHEMAS
+        prepared = [self._as_rendered(message, schemas) for message in messages]
+        prepared = [
+            in_form(message, self._reasoning_form) if message["role"] == "assistant" else message
+            for message in prepared
+        ]
+        tool_variable = {self.tool_support.variable: tools} if tools else {"tools": None}
         try:
-            return self.tokenizer.apply_chat_template(prepared, tools=tools or None, tokenize=False, **variables)
+            return self.tokenizer.apply_chat_template(prepared, tokenize=False, **tool_variable, **variables)
         except Exception as error:  # templates can raise any error
             roles = [message["role"] for message in messages]
             raise ConfigError(
@@ -251,7 +297,7 @@ class Renderer:
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
-            content, calls = read_calls(text, self.tool_format, names, prompt_length, is_cut)
+            content, calls = read_calls(text, self.tool_format, names, prompt_length, is_cut, schemas_of(tools))
             if calls:
                 return AssistantMessage(content or None, tool_calls=calls, **{SAMPLED: text})
         return AssistantMessage(text)
@@ -313,15 +359,15 @@ class Renderer:
             branch_text = prompt + answer
         return branches
 
-    def _as_rendered(self, message: Mapping[str, object]) -> JsonMapping:
+    def _as_rendered(self, message: Mapping[str, object], schemas: Schemas) -> JsonMapping:
         """Return a message in the form that makes the template render its calls as the model writes them."""
         message = self._normalized(message)
         calls = calls_of(message)
         if not calls or message["role"] != "assistant":
             return message
         tool_format, sampled = self.tool_format, message.get(SAMPLED)
-        if tool_format is not None and isinstance(sampled, str):
-            content, written = read_calls(sampled, tool_format, [call.name for call in calls])
+        if tool_format is not None and isinstance(sampled, str) and self.tool_support.keeps_text:
+            content, written = read_calls(sampled, tool_format, [call.name for call in calls], schemas=schemas)
             if content == text_of(message) and calls_of({"tool_calls": written}) == calls:
                 return {"role": "assistant", "content": sampled}  # unedited
         if tool_format is not None and "tool_calls" not in self.template:
@@ -363,7 +409,7 @@ class Renderer:
     ) -> str:
         """Return the text that the model would sample for the last message, with the end-of-turn token."""
         whole = self.text(messages, tools, generation_prompt=False, template_kwargs=template_kwargs)
-        answer = whole[len(prompt) :] if whole.startswith(prompt) else _unrendered(prompt, messages[-1])
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else self._unrendered(prompt, whole, messages[-1])
         eos = self.tokenizer.eos_token_id
         stop_ids = sorted(self.stop_ids, key=lambda stop: (stop != eos, stop))
         ends = [self.decode([stop]) for stop in stop_ids]
@@ -375,16 +421,22 @@ class Renderer:
         # Phi-3 writes its end of text after the end of the last turn; sampling ends before.
         return turn if turn.endswith(tuple(ends)) else answer[:position] + end
 
+    def _unrendered(self, prompt: str, whole: str, message: Mapping[str, object]) -> str:
+        """Return the text of a message whose rendering does not continue the prompt.
 
-def _unrendered(prompt: str, message: Mapping[str, object]) -> str:
-    """Return the text of a message whose rendering does not continue the prompt.
-
-    DeepSeek-R1's template opens a thought in the prompt and leaves out the thoughts of finished messages.
-    """
-    content, reasoning = text_of(message), message.get("reasoning_content")
-    if isinstance(reasoning, str) and reasoning and prompt.rstrip().endswith("<think>"):
-        return f"{reasoning}\n</think>\n\n{content}"
-    return content
+        Nemotron 3 writes <think></think> for no reasoning, and DeepSeek-R1 nothing, although their prompts open it. DeepSeek-R1
+        also leaves out the reasoning of finished messages.
+        """
+        opened = OPENED.search(prompt)
+        if opened is not None and whole.startswith(prompt[: opened.start()]):
+            closed = after_empty_reasoning(whole[opened.start() :])
+            if closed is not None:
+                return closed
+        text = text_of(message)
+        calls = calls_of(message)
+        if calls and self.tool_format is not None:
+            text += self.tool_format.write(calls)
+        return text if opened is None else sampled_after_opened(text, message.get("reasoning_content"))
 
 
 @cache

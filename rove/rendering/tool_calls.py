@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, write_call_list
+from rove.rendering.tag_calls import GLM_FORM, QWEN_FORM, parse_tags, typed_arguments, write_glm, write_qwen
 
 Parsed = tuple[str, list[Call]]
 """The text outside the calls, and the calls."""
@@ -35,6 +37,15 @@ class Format(NamedTuple):
     """What ends each call."""
     list_end: str = ""
     """What ends a list of calls, if the format has lists."""
+    written: re.Pattern[str] | None = None
+    """Pattern of a call as the model's template writes it, for a format whose parser also reads calls of other formats."""
+    is_untyped: bool = False
+    """Whether `parse` returns every value as text, because only the tool's schema tells a number from its digits."""
+
+
+Schemas = Mapping[str, JsonMapping]
+"""The schema of the arguments of each tool, by the tool's name."""
+NO_SCHEMAS: Schemas = MappingProxyType({})
 
 
 _XML_CALL = re.compile(r"<(?:function|parameter|invoke|arg_key|arg_value)(?:=|>| name=)")
@@ -66,7 +77,12 @@ def _has_other_calls(template: str) -> bool:
 
 
 def read_calls(
-    text: str, tool_format: Format, names: Collection[str] = (), prompt_length: int = 0, is_cut: bool = False
+    text: str,
+    tool_format: Format,
+    names: Collection[str] = (),
+    prompt_length: int = 0,
+    is_cut: bool = False,
+    schemas: Schemas = NO_SCHEMAS,
 ) -> tuple[str, list[JsonObject]]:
     """Return the text of a response outside its calls, and the calls in chat form.
 
@@ -75,15 +91,16 @@ def read_calls(
     Args:
         is_cut: Whether the response was cut at its length limit. Its complete calls are then returned, and what follows them,
             the beginning of another call, is dropped.
+        schemas: Schemas of the tools' arguments, for formats whose values have no types.
     """
     if is_cut:
         ends = [match.end() for match in re.finditer(re.escape(tool_format.call_end), text)]
         attempts = 1 + MAX_CUT_CHARS // max(1, len(text))
         for end in reversed(ends[-attempts:]):
-            content, calls = _read_calls(text[:end] + tool_format.list_end, tool_format, names, prompt_length)
+            content, calls = _read_calls(text[:end] + tool_format.list_end, tool_format, names, prompt_length, schemas)
             if calls:
                 return content, calls
-    return _read_calls(text, tool_format, names, prompt_length)
+    return _read_calls(text, tool_format, names, prompt_length, schemas)
 
 
 MAX_CUT_CHARS = 1_000_000
@@ -93,7 +110,7 @@ Each possible end is tried, the last one first, and every attempt parses the res
 
 
 def _read_calls(
-    text: str, tool_format: Format, names: Collection[str], prompt_length: int
+    text: str, tool_format: Format, names: Collection[str], prompt_length: int, schemas: Schemas
 ) -> tuple[str, list[dict[str, object]]]:
     for end in _thought_ends(text):
         if not tool_format.starts.search(text[end:]):
@@ -104,6 +121,8 @@ def _read_calls(
                 continue
             if tool_format.bare and any(call.name not in names for call in calls):  # JSON that is an answer, not a call
                 continue
+            if tool_format.is_untyped:
+                calls = [Call(call.name, typed_arguments(call.arguments, schemas.get(call.name))) for call in calls]
             converted = [_chat_form(call, f"{prompt_length} {i} {text}") for i, call in enumerate(calls)]
         except (MalformedCall, RecursionError):
             continue
@@ -121,6 +140,9 @@ def unparsed_call_format(text: str) -> Format | None:
             # The last of the formats with the same marker: Mistral's older one, whose calls are JSON.
             if 0 <= start <= first_start:
                 first_format, first_start = tool_format, start
+    for tool_format in TAG_FORMATS:  # they share the marker of Hermes
+        if first_format is not None and tool_format.starts.match(answer, first_start):
+            return tool_format
     return first_format
 
 
@@ -290,13 +312,20 @@ def _parse_pythonic(text: str) -> Parsed:
     calls, content, position = [], "", 0
     while (start := text.find("<|tool_call_start|>", position)) >= 0:
         content += text[position:start]
-        listed, end = read_call_list(text, start + len("<|tool_call_start|>"))  # strings may contain the end marker
+        listed, end = _listed_calls(text, start + len("<|tool_call_start|>"))
         close = re.compile(r"\s*<\|tool_call_end\|>").match(text, end)
         if close is None:
             raise MalformedCall("not closed")
         calls += listed
         position = close.end()
     return content + text[position:], calls
+
+
+def _listed_calls(text: str, start: int) -> tuple[list[Call], int]:
+    try:
+        return read_call_list(text, start)  # strings may contain the end marker
+    except MalformedCall:
+        return read_call_list(text, start, has_raw_strings=True)
 
 
 def _write_pythonic(calls: Sequence[Call]) -> str:
@@ -352,8 +381,25 @@ FORMATS = (
         call_end=")",
         list_end="]<|tool_call_end|>",
     ),
-    Format("mistral_named", _parse_mistral, _write_mistral_named, re.compile(r"\[ARGS\]"), _MISTRAL, ("[TOOL_CALLS]",)),
-    Format("mistral", _parse_mistral, _write_mistral, _MISTRAL, _MISTRAL, ("[TOOL_CALLS]",), list_end="]"),
+    Format(
+        "mistral_named",
+        _parse_mistral,
+        _write_mistral_named,
+        re.compile(r"\[ARGS\]"),
+        _MISTRAL,
+        ("[TOOL_CALLS]",),
+        written=re.compile(r"\[TOOL_CALLS\]\s*[^\s\[].*\[ARGS\]", re.DOTALL),
+    ),
+    Format(
+        "mistral",
+        _parse_mistral,
+        _write_mistral,
+        _MISTRAL,
+        _MISTRAL,
+        ("[TOOL_CALLS]",),
+        list_end="]",
+        written=re.compile(r"\[TOOL_CALLS\]\s*\["),
+    ),
     Format(
         "llama3",
         _parse_llama,
@@ -362,6 +408,43 @@ FORMATS = (
         re.compile(r"<\|python_tag\|>|\A\s*\{"),
         ("<|python_tag|>",),
         bare=True,
+        written=re.compile(r'"parameters"'),
     ),
 )
 """Known formats, in the order in which `format_of` tries them."""
+
+_NO_TEMPLATE = re.compile(r"(?!)")
+TAG_FORMATS = (
+    Format(
+        "qwen_xml",
+        lambda text: parse_tags(text, QWEN_FORM),
+        write_qwen,
+        _NO_TEMPLATE,
+        re.compile(r"<tool_call>\s*<function="),
+        ("<tool_call>",),
+        call_end="</tool_call>",
+        is_untyped=True,
+    ),
+    Format(
+        "glm",
+        lambda text: parse_tags(text, GLM_FORM),
+        write_glm,
+        _NO_TEMPLATE,
+        re.compile(r"<tool_call>\s*[^\s<>{}\[\]\"]+\s*(?:<arg_key>|</tool_call>)"),
+        ("<tool_call>",),
+        call_end="</tool_call>",
+        is_untyped=True,
+    ),
+)
+"""Formats with tags for each argument. `format_of` does not know them: `rove.rendering.tool_support` detects them."""
+ALL_FORMATS = (*FORMATS, *TAG_FORMATS)
+
+
+def schemas_of(tools: object) -> Schemas:
+    """Return the schemas of the arguments of tools in chat form."""
+    schemas: dict[str, JsonMapping] = {}
+    for tool in tools if isinstance(tools, Sequence) else ():
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            schemas[function["name"]] = function.get("parameters") or {}
+    return schemas

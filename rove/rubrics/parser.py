@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rove.core.errors import ConfigError, nearest
-from rove.core.messages import Messages, as_messages, text_of
+from rove.core.messages import Message, Messages, as_messages, text_of
 from rove.core.plain import JsonMapping
+from rove.rendering.reasoning import OPENED_REASONING, complete_text
 
 Completion = str | Iterable[JsonMapping]
 """The messages of a model (dicts or `Message`), or a text, which counts as one assistant message."""
@@ -97,8 +98,11 @@ class Parser:
         return format_reward
 
     def get_assistant_messages(self, completion: Completion) -> Messages:
-        """Return the messages of the model."""
-        return _messages_by_role("assistant", completion)
+        """Return the messages of the model.
+
+        If the prompt of a message opened the reasoning, as Qwen3.5's chat template does, the text begins with that tag.
+        """
+        return [_with_opening_tag(message) for message in _messages_by_role("assistant", completion)]
 
     def get_system_messages(self, completion: Completion) -> Messages:
         """Return the system messages."""
@@ -115,6 +119,12 @@ class Parser:
 
 def _messages_by_role(role: str, completion: Completion) -> Messages:
     return [message for message in as_messages(completion, role="assistant") if message["role"] == role]
+
+
+def _with_opening_tag(message: Message) -> Message:
+    if message.get(OPENED_REASONING) is None:
+        return message
+    return Message({**message, "content": complete_text(message, text_of(message))})
 
 
 class ThinkParser(Parser):

@@ -54,8 +54,8 @@ def make_client(
         reporter: Shows the device of a model folder.
 
     Raises:
-        ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, or a device is given for a
-            model that this machine does not compute.
+        ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, a device is given for a
+            model that this machine does not compute, or the environment has tools that the folder's chat template cannot use.
         MissingKeyError: OpenAI's endpoint has no key, or the named variable is not set.
     """
     model = str(model)
@@ -64,7 +64,9 @@ def make_client(
         return _scripted(model, env)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if base_url is None and endpoint is None and is_folder(model):
-        return embedded(model, trust_remote_code, device, reporter)
+        client = embedded(model, trust_remote_code, device, reporter)
+        client.renderer.check_tools(getattr(env, "tool_defs", None))  # otherwise, every rollout would fail
+        return client
     # A device that is silently ignored would let users believe that their GPU computes.
     refuse_device(device, f"{model} runs at an endpoint")
     if endpoint is not None:

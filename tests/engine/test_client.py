@@ -290,3 +290,14 @@ async def test_prompt_logprobs_are_returned():
     assert response.tokens is not None
     assert response.prompt_logprobs == pytest.approx(client.engine.score(response.tokens.prompt_ids), abs=1e-5)
     assert [len(top) for top in response.prompt_top_logprobs or []] == [2] * (len(response.tokens.prompt_ids) - 1)
+
+
+async def test_a_reply_to_a_prompt_that_opens_the_reasoning_is_marked():
+    loaded = tiny_model()
+    loaded.tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+    )
+    client = EngineClient.from_model(loaded)
+    response = await client.respond(Request(MESSAGES, SamplingParams(max_tokens=4)))
+    assert response.message["opened_reasoning"] == "<think>\n"

@@ -20,7 +20,7 @@ from rove.engine.client import EngineClient
 from rove.engine.constraints import Constraint, constraint_for, tool_call_grammar
 from rove.engine.sampler import Sampler, SamplerRow
 from rove.engine.stop_checker import StopChecker
-from rove.rendering.tool_calls import FORMATS, Call, Format, read_calls
+from rove.rendering.tool_calls import ALL_FORMATS, FORMATS, TAG_FORMATS, Call, Format, read_calls, schemas_of
 
 SCHEMA = {
     "type": "object",
@@ -239,7 +239,7 @@ TOOLS = [
     tool("resign"),
     tool("other", {"type": "object", "properties": {"a": {"enum": [1]}}}),
 ]
-FORMAT_CASES = [pytest.param(call_format, id=call_format.name) for call_format in FORMATS]
+FORMAT_CASES = [pytest.param(call_format, id=call_format.name) for call_format in ALL_FORMATS]
 
 
 def grammar_text(loaded: Any, call_format: Format, *names: str, parallel: bool = False, tools: Any = None) -> str:
@@ -258,7 +258,7 @@ def accepts(loaded: Any, constraint: Constraint, text: str) -> bool:
 def test_random_weights_write_calls_that_match_the_schema(loaded: Any, call_format: Format, seed: int):
     sampling = structured_sampling(grammar=grammar_text(loaded, call_format))
     text, _ = generate(loaded, sampling, seed)
-    other_text, calls = read_calls(text, call_format, ["move", "resign", "other"])
+    other_text, calls = read_calls(text, call_format, ["move", "resign", "other"], schemas=schemas_of(TOOLS))
     assert (other_text, len(calls)) == ("", 1), text
     for call in calls:
         arguments = json.loads(call["function"]["arguments"])
@@ -285,6 +285,27 @@ def test_calls_as_models_write_them_are_accepted(loaded: Any, call_format: Forma
     assert not accepts(loaded, build_constraint(loaded, named), call_format.write(calls[1:2]))
     for wrong in (Call("move", {}), Call("move", {"square": 9}), Call("move", {"square": 1, "more": 2}), Call("x", {})):
         assert not accepts(loaded, build_constraint(loaded, several), call_format.write([wrong])), wrong
+
+
+TALK: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "mode": {"enum": ["a", "b c"]}, "size": {"type": "number"}},
+    "required": ["text"],
+}
+
+
+@pytest.mark.parametrize("call_format", [pytest.param(call_format, id=call_format.name) for call_format in TAG_FORMATS])
+def test_strings_in_tags_are_forced_without_quotes(loaded: Any, call_format: Format):
+    tools = [tool("talk", TALK)]
+    constraint = structured_sampling(grammar=grammar_text(loaded, call_format, "talk", tools=tools))
+    for arguments in ({"text": ""}, {"text": "a <b>\n<<c d\n"}, {"text": "x", "mode": "b c", "size": 1.5}):
+        call = Call("talk", arguments)
+        assert accepts(loaded, build_constraint(loaded, constraint), call_format.write([call])), arguments
+        [parsed] = read_calls(call_format.write([call]), call_format, schemas=schemas_of(tools))[1]
+        assert json.loads(parsed["function"]["arguments"]) == arguments
+    for arguments in ({"text": "x", "mode": "c"}, {"text": "</parameter>"}, {"mode": "a"}, {"text": "x", "size": "y"}):
+        written = call_format.write([Call("talk", arguments)])
+        assert not accepts(loaded, build_constraint(loaded, constraint), written), arguments
 
 
 def test_a_tool_call_marker_that_is_a_special_token_is_sampled_as_that_token():

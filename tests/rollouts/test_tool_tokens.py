@@ -22,9 +22,10 @@ from rove.rendering.tool_calls import Call
 from rove.runs.serialization import decode_record, encode_record
 from rove.stages.models import ModelConfig, environment_texts
 from rove.train.sequences import sequences_from_messages, sequences_from_record
+from tests.rendering.test_tool_support import TEMPLATES as FURTHER_TEMPLATES
 from tests.rendering.test_tools import TEMPLATES
 
-ALL = {**TEMPLATES, "rove": CHAT_TEMPLATE}
+ALL = {**TEMPLATES, "rove": CHAT_TEMPLATE, **{name: FURTHER_TEMPLATES[name] for name in ("qwen_xml", "glm")}}
 
 
 def add(a: int, b: int, why: str) -> dict[str, Any]:

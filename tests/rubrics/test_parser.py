@@ -422,3 +422,26 @@ def test_hash_answer_is_the_text_after_the_last_hashes() -> None:
     assert extract_hash_answer("2 + 2 = 4\n#### 4 ") == "4"
     assert extract_hash_answer("#### 3, no: #### 4") == "4"
     assert extract_hash_answer("4") == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("so</think>42", 1.0),
+        ("<think>so</think>42", 0.0),
+        ("so 42", 0.0),
+        ("so</think>", 0.0),
+        ("so</think>4</think>2", 0.0),
+    ],
+)
+def test_the_format_of_reasoning_that_the_prompt_opened_counts_its_tag(text: str, score: float):
+    reply = AssistantMessage(text, opened_reasoning="<think>\n")
+    parser = ThinkParser()
+    assert parser.get_format_reward_func()([reply]) == score
+    assert parser.parse_answer([reply]) == parser.parse_answer([AssistantMessage(text)])
+    assert reply == AssistantMessage(text, opened_reasoning="<think>\n")
+
+
+def test_unfinished_reasoning_that_the_prompt_opened_has_no_answer():
+    reply = AssistantMessage("I guess 42", opened_reasoning="<think>\n")
+    assert (Parser().parse_answer([reply]), MaybeThinkParser().parse_answer([reply])) == ("", "")

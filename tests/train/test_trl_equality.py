@@ -197,4 +197,17 @@ def test_tools_without_a_known_format_of_calls_are_refused():
     with pytest.raises(
         ConfigError, match="tools, row 1: tools are given, but the model's chat template has no known tool"
     ):
-        cases("glm4moe", "tools")
+        cases("phi3", "tools")
+
+
+def test_calls_in_the_tags_of_glm_are_trained_on():
+    """As with its thoughts, each turn is a sequence of its own: the template has no end of a turn."""
+    for case in cases("glm4moe", "tools"):
+        first = case.sequences[0]
+        assert "<tool_call>weather\n<arg_key>city</arg_key>" in case.trained(first.ids, first.mask)
+        assert first.ids[: first.mask.index(True)] == case.ids[: first.mask.index(True)]
+
+
+def test_a_response_without_reasoning_closes_the_block_that_the_prompt_opens():
+    [first, *_] = cases("deepseekv3", "chat")
+    assert first.trained(first.sequences[0].ids, first.sequences[0].mask).startswith("\n</think>\n\n")

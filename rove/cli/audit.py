@@ -174,7 +174,7 @@ def command(
     list_: bool,
     as_json: bool,
 ) -> None:
-    """Audit ENV: try replies and policies that do not do the task, and report those that earn a reward, with evidence.
+    """Audit ENV: try replies and policies that do not do the task, and report each one that earns a reward, with evidence.
 
     ENV is a name or a path. The environment runs in a separate process, which sees the environment variables, including API keys.
     Exit status 1: a finding with the severity of --fail-on or more.

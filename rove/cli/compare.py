@@ -89,7 +89,7 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
 @click.option(ANY_FLAG, "any_environment", is_flag=True, help="Also compare runs of different environments or data.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the comparison as Markdown for a pull request.")
 def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: bool, as_markdown: bool) -> None:
-    """Compare RUN_B with RUN_A, both run folders, example by example.
+    """Compare two run folders, RUN_A and RUN_B, example by example.
 
     Only examples that both runs scored are compared; the interval is that of the difference. If a rollout was repeated, the
     last attempt counts. Failed rollouts are excluded. Runs of different environments are refused, and so are runs without common

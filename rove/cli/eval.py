@@ -172,7 +172,8 @@ def eval_command(
     ENV is an environment, or a file of questions and answers: .jsonl, .ndjson, .csv or .parquet.
 
     Give any setting as --KEY VALUE (--env_args.seed 3, --sampling_args.top_p 0.9) or in a TOML file: @ FILE. Each [[eval]] table
-    of a file is one evaluation; [eval.sweep] expands to its cross product; flags apply to all.
+    of a file is an evaluation; with [eval.sweep], it is one evaluation for each combination of the listed values. Flags apply to
+    all of them.
     Repeat the command to continue a stopped run.
     """
     console = console_for(as_json)

@@ -201,13 +201,13 @@ def _list_tokens(stored: list[Any], as_json: bool) -> None:
 @click.option(
     "--fallback",
     metavar="URL",
-    help="Index for projects that an owner does not have, such as https://index.example/simple/.  [default: none]",
+    help="Package index for projects that an owner does not have, such as https://index.example/simple/.  [default: none]",
 )
 @click.option(
     "--allow-shadow",
     multiple=True,
     metavar="NAME",
-    help="Let owners publish NAME although the index of --fallback has it; repeatable.",
+    help="Let owners publish NAME even if the index of --fallback has a project of that name; repeatable.",
 )
 @click.option(
     "--uploads",
@@ -355,11 +355,11 @@ def key(as_json: bool) -> None:
     epilog=examples("rove hub yank me/my-task@1.0.0 --reason 'wrong answers'", "rove hub yank me/my-task@1.0.0 --undo"),
 )
 @click.argument("version", metavar="OWNER/NAME@VERSION")
-@click.option("--reason", help="Reason not to use the version, which is shown with it.")
+@click.option("--reason", help="Why the version should not be used; shown beside the version.")
 @click.option("--undo", is_flag=True, help="Undo a yank.")
 @hub_option
 def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
-    """Yank a version: it is no longer selected by default, and stays available to those who name it."""
+    """Yank a version: it is no longer selected by default, but anyone who names it still gets it."""
     reference = parse_reference(version)
     if reference.version is None:
         raise ConfigError(f"name a version: {reference}@VERSION; rove info {reference} lists them")

@@ -35,7 +35,7 @@ KINDS = {
     help="Parent folder of the package.",
 )
 def command(name: str, folder: str, **flags: bool) -> None:
-    """Create an environment package NAME that works and passes its own tests at once."""
+    """Create an environment package NAME that works and passes its own tests without changes."""
     kinds = [kind for kind in KINDS if flags[kind]]
     if len(kinds) > 1:
         exclusive = " and ".join("--" + kind.replace("_", "-") for kind in kinds)

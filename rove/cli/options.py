@@ -107,7 +107,7 @@ ray_option = click.option(
     metavar="ADDRESS",
     is_flag=False,
     flag_value="local",
-    help="Run rollouts in actors of the Ray cluster at ADDRESS: HOST:PORT, auto or local (without ADDRESS).",
+    help="Run rollouts in actors of a Ray cluster: HOST:PORT, auto (the running one), or local (a new one, the default).",
 )
 overwrite_option = click.option(
     "--overwrite", is_flag=True, default=None, help="Discard an earlier run in the run folder."

@@ -30,7 +30,7 @@ from rove.utils.units import counted
     "-o", "--output", type=click.Path(path_type=Path), help="Parent folder of NAME-VERSION/.  [default: FOLDER/dist]"
 )
 @click.option(
-    "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics and tools."
+    "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics, or tools."
 )
 @click.option("--python", help="Interpreter that has the package's dependencies.  [default: this one]")
 @json_option

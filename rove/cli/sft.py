@@ -105,7 +105,7 @@ def _config_type() -> type[SFTConfig]:
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @device_option
-@click.option("--min-reward", type=in_range(FiniteFloat), help="Leave out rollouts below this reward.")
+@click.option("--min-reward", type=in_range(FiniteFloat), help="Train only on rollouts with at least this reward.")
 @click.option(
     "--loss-on",
     type=click.Choice(["all", "last", "completion"]),
@@ -129,7 +129,9 @@ def _config_type() -> type[SFTConfig]:
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
 @overwrite_option
 @click.option(
-    "--dry-run", is_flag=True, help="Show three conversations with the trained tokens, and counts; do not train."
+    "--dry-run",
+    is_flag=True,
+    help="Show three conversations with the trained tokens marked, and the size of the data only.",
 )
 @json_option
 @help_all_option(_config_type)

@@ -177,7 +177,7 @@ def train_command(
     metavar="MODEL",
     help="Only evaluate MODEL in every possible game; repeatable.",
 )
-@click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model, which needs less memory.")
+@click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model, to save memory.")
 @click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
 @json_option
 def demo_command(

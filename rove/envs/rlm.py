@@ -69,8 +69,8 @@ When you know the answer, store it and mark it as ready. For example:
 answer["content"] = "Ophelia"
 answer["ready"] = True"""
 CODE_INSTRUCTIONS = {
-    "tool": "Use the tool `python` to run code in it.",
-    "fence": "To run code in it, write the code between ```python and ```.",
+    "tool": "Use the tool `python` to run code in this session.",
+    "fence": "To run code in this session, write the code between ```python and ```.",
 }
 RECURSION_INSTRUCTIONS = """\
  With `llm(prompt, context=part)` or `llm_batch(prompts, contexts)`, the language model gets its own Python session, in which \

@@ -126,7 +126,7 @@ SKEWED = "interval may be too narrow: skewed values"
 EQUAL = "no interval: all values are equal"
 ONE = "no interval: fewer than 2 examples"
 LARGEST = 1e100
-"""Largest absolute value with a variance and a skewness; squares and cubes of larger values overflow."""
+"""Largest absolute value for which a variance and a skewness are computed; squares and cubes of larger ones may overflow."""
 HUGE = f"no interval: a value exceeds {LARGEST:g}"
 TINY = 1e-300
 """What Lentz's method takes for denominators of 0."""

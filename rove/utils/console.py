@@ -29,7 +29,7 @@ class SafeConsole(Console):
         super().__init__(**{**defaults, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text for display; here its width is still measured, so that tables stay aligned."""
+        """Return a text for display, with escapes for control characters before rich measures widths for its tables."""
         return super().render_str(inert(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

@@ -132,7 +132,7 @@ def stop_words(record: RolloutRecord) -> str:
 
 
 def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int | None]]:
-    """Return the results of tool calls by the position of the message with the calls: the position of the result per call.
+    """Return the positions of the results of each message's tool calls, by the position of the message.
 
     The result of a call is the first tool message with its id before the next message of the model; None if there is none.
     For example, a message at position 1 with two calls, of which only the second has a result, gives {"1": [None, 2]}.

@@ -232,7 +232,7 @@ def _refusal(details: object) -> str:
 
 
 def _needs_original(blocks: list[JsonObject]) -> bool:
-    """Return whether other fields lose information of the blocks, and the API accepts the blocks in a request."""
+    """Return whether to keep these blocks: the message's other fields cannot hold them, and the API accepts them in a request."""
     kinds = [block.get("type") for block in _without_blanks(blocks)]
     if all(kind in ("text", "tool_use") for kind in kinds):
         return False

@@ -124,7 +124,7 @@ class _Body(TokenOptions, kw_only=True):
 
 
 def read_request(body: JsonValue) -> ServingRequest:
-    """Parse the body of a completions request: one text, several, one list of token ids, or several.
+    """Parse the body of a completions request; its prompt is one text, several texts, one list of token ids, or several lists.
 
     Unknown fields are passed to the client as `sampling_params.extra`.
     """

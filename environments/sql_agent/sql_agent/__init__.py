@@ -17,7 +17,7 @@ from .queries import SHOWN_ROWS, as_table, connect, from_lines, run, same
 from .questions import MAX_LEVEL, MIN_LEVEL, MOST_ROWS, make_rows
 
 SYSTEM_PROMPT = (
-    "Answer the question from a read-only SQLite database. Use the tools to look at its tables and to run queries. Then write "
+    "Use a read-only SQLite database to answer the question. Use the tools to look at its tables and to run queries. Then write "
     "your final answer in <answer> tags. The answer is either one SELECT statement that returns the requested rows:\n"
     "<answer>SELECT name, price FROM products WHERE price > 100</answer>\n"
     "or the rows themselves, with one row per line and | between columns:\n"

@@ -16,7 +16,7 @@ from .questions import questions
 from .world import FEWEST, MOST
 
 SYSTEM_PROMPT = (
-    "Answer the question from the encyclopedia. Search for pages, list the sections of a page, and read sections. You may need "
+    "Use the encyclopedia to answer the question. Search for pages, list the sections of a page, and read sections. You may need "
     "facts from several pages. When you know the answer, write only a name, a year or a number in <answer> tags, for example:\n"
     "<answer>873</answer>"
 )

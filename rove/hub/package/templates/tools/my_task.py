@@ -92,7 +92,7 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 6)
         tools=[price, multiply],
         dataset=lambda: _rows(TRAINED, num_examples, seed),
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
-        system_prompt="Find the total price with the tools. Answer only with the number of cents, for example: 120",
+        system_prompt="Use the tools to find the total price. Answer only with the number of cents, for example: 120",
         rubric=rubric,
         policies={"oracle": oracle, "guesser": guesser},
         max_turns=max_turns,

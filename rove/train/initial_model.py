@@ -8,7 +8,7 @@ from pathlib import Path
 from rove.core.digest import adapter_base
 from rove.core.errors import ConfigError
 from rove.models.chat_templates import limit_chat_templates
-from rove.models.load import LoadedModel, check_model, load_model, load_tokenizer, settings_with_adapter
+from rove.models.load import LoadedModel, load_model, load_tokenizer, settings_with_adapter
 from rove.models.pretrained import model_path
 from rove.models.templates import TEMPLATE_FILE
 from rove.rendering.template_settings import no_template
@@ -37,7 +37,6 @@ def check_template(config: TrainingConfig, needs_template: Callable[[], bool]) -
     """
     path = Path(model_path(config.model)).expanduser()
     chat_template, args = config.chat_template, config.template_args
-    check_model(path)
     while (base := adapter_base(path)) is not None:
         chat_template, args = settings_with_adapter(path, chat_template, args)
         path = Path(base).expanduser()
@@ -49,9 +48,8 @@ def check_template(config: TrainingConfig, needs_template: Callable[[], bool]) -
         tokenizer, _ = load_tokenizer(path, config.trust_remote_code, chat_template, args)
     except ConfigError:
         raise
-    except (
-        Exception
-    ):  # of a damaged folder, transformers and tokenizers raise errors of all kinds; `load_model` reports them
+    # Of a missing or damaged folder, transformers and tokenizers raise errors of all kinds. `begin` and `load_model` report them.
+    except Exception:
         return
     if not tokenizer.chat_template and needs_template():
         raise no_template()

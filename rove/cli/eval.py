@@ -30,6 +30,7 @@ from rove.cli.options import (
     overwrite_option,
     ray_option,
     setting_range,
+    template_options,
     trust_option,
 )
 from rove.cli.suite import print_settings, resolve, run_suite
@@ -134,6 +135,7 @@ def _resume_words(folder: str) -> list[str]:
 @api_key_var_option
 @trust_option
 @device_option
+@template_options
 @click.option("-s", "--save/--no-save", default=None, help="Save the rollouts in a run folder.  [default: save]")
 @isolated_option
 @isolated_python_option

@@ -19,6 +19,7 @@ from rove.core.settings_docs import settings_of
 from rove.runs.provenance import foreign_settings, seal
 from rove.utils.terminal_text import inert
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 YES_FLAG = "--yes"
@@ -93,6 +94,22 @@ device_option = click.option(
     "--device",
     help="Device of a model folder: auto (CUDA if available, else cpu), cpu, cuda, cuda:N or mps.  [default: auto]",
 )
+
+
+def template_options(command: F) -> F:
+    """Add the options of the chat template to a command."""
+    args_option = click.option(
+        "--template-args",
+        callback=lambda _, __, text: json_object(text, "--template-args"),
+        help="""Variables of the chat template as a JSON object, such as '{"enable_thinking": false}'.""",
+    )
+    template_option = click.option(
+        "--chat-template",
+        help="Chat template: chatml, or a Jinja file.  [default: that of the model folder]",
+    )
+    return template_option(args_option(command))
+
+
 isolated_option = click.option(
     "--isolated",
     is_flag=True,

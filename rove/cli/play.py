@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -27,6 +27,7 @@ from rove.cli.options import (
     isolated_python_option,
     json_object,
     max_tokens_option,
+    template_options,
     trust_option,
 )
 from rove.core.errors import ConfigError, RunError, as_json
@@ -316,6 +317,7 @@ def check_options(
 @api_key_var_option
 @trust_option
 @device_option
+@template_options
 @isolated_option
 @isolated_python_option
 @hub_option
@@ -361,6 +363,7 @@ def command(
     port: int,
     run_dir: Path | None,
     cases: Path | None,
+    **template_settings: Any,
 ) -> None:
     """Play ENV against MODEL, watch MODEL play, or (without -m) play the model's role; the rubric scores every game."""
     console = SafeConsole()
@@ -385,6 +388,7 @@ def command(
             trust_remote_code=bool(trust_remote_code),
             device=device_of(name),
             reporter=ConsoleReporter(console),
+            **(template_settings if name == model or is_folder(name) else {}),
         )
 
     model_client = client_of(model) if model is not None else None

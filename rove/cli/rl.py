@@ -24,6 +24,7 @@ from rove.cli.options import (
     overwrite_option,
     ray_option,
     settings,
+    template_options,
     trust_option,
 )
 from rove.core.errors import needs_train_extra
@@ -74,6 +75,7 @@ def _config_type() -> type[RLConfig]:
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @device_option
+@template_options
 @env_args_option
 @env_dir_option
 @click.option("--steps", type=in_range(PositiveInt), help="Optimizer steps.  [default: 100]")
@@ -101,8 +103,8 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
     Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the command to continue a stopped run.
     """
     with needs_train_extra():
-        from rove.models.load import load_model
         from rove.train.config import RLConfig
+        from rove.train.initial_model import load_initial
         from rove.train.rl import follow_rl
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
@@ -110,7 +112,7 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
     ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():
-            follow_rl(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
+            follow_rl(config, load_initial(config, "cpu"), ranks)
         return
     result = run_rl(config, ConsoleReporter(console), overwrite, ranks)
     if as_json:

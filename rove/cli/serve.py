@@ -15,12 +15,21 @@ from rich.console import Console
 
 from rove.cli.common import console_for, hint
 from rove.cli.environments import hub_option
-from rove.cli.options import SETTINGS, device_option, endpoints_option, examples, setting_range, settings, trust_option
+from rove.cli.options import (
+    SETTINGS,
+    device_option,
+    endpoints_option,
+    examples,
+    setting_range,
+    settings,
+    template_options,
+    trust_option,
+)
 from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping
 from rove.envs.loading import load_environment
 from rove.stages.reporter import ConsoleReporter
-from rove.stages.serving import HELLO, OpenEnvConfig, ServeConfig, api_key_of, served_client
+from rove.stages.serving import HELLO, OpenEnvConfig, ServeConfig, api_key_of, example_of, served_client
 from rove.utils.units import counted
 
 
@@ -62,7 +71,7 @@ def run_serve(config: ServeConfig, console: Console) -> int:
                 config.host,
                 config.port,
                 config.drain_seconds,
-                lambda url: print_start(config, url, console, getattr(client, "example", HELLO)),
+                lambda url: print_start(config, url, console, example_of(client)),
                 lambda count: console.print(
                     f"waiting for {counted(count, 'response')}; press Ctrl-C again to cut {'it' if count == 1 else 'them'} off"
                 ),
@@ -120,6 +129,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, values: Sequence[str])
 )
 @trust_option
 @device_option
+@template_options
 @click.option(
     "--max-batch", type=setting_range(ServeConfig, "max_batch"), help="Maximum concurrent responses.  [default: 256]"
 )

@@ -21,6 +21,7 @@ from rove.cli.options import (
     json_option,
     overwrite_option,
     settings,
+    template_options,
     trust_option,
 )
 from rove.core.errors import needs_train_extra
@@ -107,6 +108,7 @@ def _config_type() -> type[SFTConfig]:
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @device_option
+@template_options
 @click.option("--min-reward", type=in_range(FiniteFloat), help="Train only on rollouts with at least this reward.")
 @click.option(
     "--loss-on",
@@ -147,8 +149,8 @@ def command(
     command to continue a stopped run.
     """
     with needs_train_extra():
-        from rove.models.load import load_model
         from rove.train.config import SFTConfig
+        from rove.train.initial_model import load_initial
         from rove.train.sft import follow_sft
         from rove.train.sft_data import SFTData
         from rove.train.worker_group import join_process_group
@@ -160,14 +162,14 @@ def command(
         config.check()
         data = SFTData(config.data, config)
         data.conversations  # noqa: B018  errors in the data come before the model is loaded
-        loaded = load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code)
+        loaded = load_initial(config, "cpu")
         preview = preview_sft(config, loaded, data)
         print_json(msgspec.to_builtins(preview)) if as_json else print_preview(preview, console)
         return
     ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():
-            follow_sft(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
+            follow_sft(config, load_initial(config, "cpu"), ranks)
         return
     result = run_sft(config, ConsoleReporter(console), overwrite, ranks)
     if as_json:

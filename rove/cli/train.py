@@ -19,6 +19,7 @@ from rove.cli.options import (
     in_range,
     json_object,
     json_option,
+    template_options,
 )
 from rove.core.config import read_toml
 from rove.core.digest import fingerprint
@@ -88,6 +89,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 @click.option("--scorer", help="Scorer for a file of questions: exact, numeric, choice, …, or package.module:function.")
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
 @device_option
+@template_options
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
 @click.option("--dry-run", is_flag=True, help="Write and print only the recipe, with an estimate of time and memory.")
@@ -101,6 +103,8 @@ def train_command(
     scorer: str | None,
     file: str | None,
     device: str | None,
+    chat_template: str | None,
+    template_args: JsonObject | None,
     seed: int,
     run_dir: str | None,
     dry_run: bool,
@@ -117,9 +121,11 @@ def train_command(
         from rove.train.worker_group import join_process_group
     ranks = join_process_group(device or "auto")
     args = json_object(env_args, "-a")
-    request = TrainRequest(env, model, ({"scorer": scorer} if scorer else {}) | (args or {}), env_dir)
+    used_args = ({"scorer": scorer} if scorer else {}) | (args or {})
+    request = TrainRequest(env, model, used_args, env_dir, chat_template, template_args or {})
     if file:
         in_recipe = {"-m": model, "-a": env_args, "--scorer": scorer, "--env-dir": env_dir}
+        in_recipe |= {"--chat-template": chat_template, "--template-args": template_args}
         options = [name for name, value in in_recipe.items() if value]
         if options:
             raise ConfigError(

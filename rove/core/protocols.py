@@ -33,7 +33,7 @@ MAX_BIAS = 100
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
-_RENDERER_ARGUMENTS = frozenset(
+RENDERER_ARGUMENTS = frozenset(
     {
         "add_generation_prompt",
         "chat_template",
@@ -256,7 +256,7 @@ class Request(msgspec.Struct, frozen=True):
 
 def checked_template_kwargs(variables: JsonObject | None) -> JsonObject | None:
     """Return the variables of a chat template; None if there are none."""
-    reserved = sorted(_RENDERER_ARGUMENTS & (variables or {}).keys())
+    reserved = sorted(RENDERER_ARGUMENTS & (variables or {}).keys())
     if reserved:
         raise ConfigError(
             f"chat_template_kwargs has '{reserved[0]}'; expected variables of the model's chat template: leave it out"

@@ -37,7 +37,7 @@ from rove.doctor.rollouts import (
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.linear import has_bf16_products, use_fast_linear
-from rove.models.load import LoadedModel, default_threads, load_model
+from rove.models.load import LoadedModel, default_threads
 from rove.remote.loading import open_environment
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job
@@ -47,6 +47,7 @@ from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.collect import plan_groups, training_sequences
 from rove.train.config import RLConfig
+from rove.train.initial_model import load_initial
 from rove.train.learner import add_lora, describe_lora
 from rove.train.sequences import TrainingSequence, sequences_from_record
 from rove.train.settings_checks import check_environment, check_learning_rate, check_model_name, check_settings
@@ -95,7 +96,7 @@ async def check_training(
     try:
         on_progress("loading the model", 0, 1)
         libraries = resident_memory()
-        loaded = load_model(config.model, config.device, trust_remote_code=config.trust_remote_code)
+        loaded = load_initial(config, config.device)
         libraries = libraries if loaded.model.device.type == "cpu" else 0  # they take nothing of a GPU's memory
         torch.set_num_threads(config.threads or default_threads(loaded.model))
     except Exception as error:  # a broken file may raise anything

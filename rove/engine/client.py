@@ -60,7 +60,7 @@ class EngineClient(Generic[AnEngine]):
     """Whether the client honors `Request.tool_choice`."""
 
     def __init__(self, engine: AnEngine, renderer: Renderer, model: str = ""):
-        self.identity = {"model": model} if model else {}
+        self.identity = {"model": model, **renderer.settings.identity} if model else {}
         self.engine = engine
         self.renderer = renderer
         self.max_concurrent = engine.max_batch

@@ -30,8 +30,10 @@ from rove.models.folder_check import check_folder
 from rove.models.linear import use_fast_linear
 from rove.models.pretrained import check_model_type, model_path
 from rove.models.recompute import use_recomputing_layers
+from rove.models.templates import adapter_template, end_of_turn, read_args, use_template, write_settings
 from rove.models.weights import cast_files, file_dtypes, folder_hint
 from rove.rendering.renderer import Renderer
+from rove.rendering.template_settings import OWN_TEMPLATE, TemplateSettings
 
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter
@@ -110,6 +112,7 @@ class LoadedModel(NamedTuple):
             self.tokenizer.save_pretrained(path)
         else:
             self.adapter.save(path)
+        write_settings(path, self.renderer.settings, is_adapter=self.adapter is not None)
         _make_readable(path)
 
     def save_final(self, path: Path) -> None:
@@ -137,6 +140,8 @@ def load_model(
     device: str = "auto",
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    template_args: Mapping[str, object] | None = None,
 ) -> LoadedModel:
     """Load a model for sampling and training.
 
@@ -147,10 +152,13 @@ def load_model(
         device: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"; see `rove.models.device`.
         dtype: Type of the weights.
         trust_remote_code: Run the Python files named in the model's `auto_map`.
+        chat_template: Chat template in place of the model's own: "chatml", or the path of a Jinja file.
+        template_args: Variables of the chat template in every conversation, such as {"enable_thinking": False}. They are added to
+            those that the model was trained with by rove, unless `chat_template` is given.
 
     Raises:
-        ConfigError: There is no model, its tokenizer has no chat template, an adapter's base is missing, or the model needs its
-            own Python files and `trust_remote_code` is false, or the device is not available.
+        ConfigError: There is no model, the settings of the chat template do not fit it, an adapter's base is missing, or the
+            model needs its own Python files and `trust_remote_code` is false, or the device is not available.
 
     Example:
         loaded = load_model("models/tiny")
@@ -159,8 +167,9 @@ def load_model(
     path = model_path(path)
     chosen = choose_device(device)  # before the weights are read
     check_model(path)
+    args = template_args or {}
     if adapter_base(path) is not None:
-        return load_adapter(path, device, dtype, trust_remote_code)
+        return load_adapter(path, device, dtype, trust_remote_code, chat_template, args)
     folder = Path(path).expanduser()
     path = folder if folder.is_dir() else path
     limit_chat_templates()
@@ -168,9 +177,10 @@ def load_model(
     try:
         if folder.is_dir():
             check_folder(folder, trust_remote_code)
+        # First: the settings of the template may not fit it, and reading the weights takes longer.
+        tokenizer, settings = load_tokenizer(path, trust_remote_code, chat_template, args)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
-        prepared = prepare(model.to(chosen), tokenizer)  # pyright: ignore[reportArgumentType]
+        prepared = prepare(model.to(chosen), tokenizer, settings)  # pyright: ignore[reportArgumentType]
     except BaseException as error:  # of a damaged folder, transformers and tokenizers raise errors of all kinds
         if isinstance(error, ConfigError) or not _is_of_folder(error):
             raise
@@ -184,9 +194,17 @@ def load_model(
             f"cannot load a model from '{path}': {type(error).__name__}: {error}; check its config.json, weights and tokenizer "
             "files, or download it again"
         ) from error
-    if not getattr(tokenizer, "chat_template", None):
-        raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
     return prepared._replace(name=digest_model(path), file_dtypes=file_dtypes(_folder_of(path)))
+
+
+def load_tokenizer(
+    path: str | Path, trust_remote_code: bool, chat_template: str | None, args: Mapping[str, object]
+) -> tuple[Any, TemplateSettings]:
+    """Return the tokenizer of a model with the chat template of the settings."""
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+    if chat_template is None:  # the variables that the model was trained with belong to its own template
+        args = {**read_args(Path(path)), **args}
+    return tokenizer, use_template(tokenizer, str(path), chat_template, args)
 
 
 def _folder_of(path: str | Path) -> Path:
@@ -249,6 +267,8 @@ def load_adapter(
     device: str = "auto",
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    template_args: Mapping[str, object] | None = None,
 ) -> LoadedModel:
     """Load the base model of an adapter with the adapter merged into it; arguments as for `load_model`."""
     check_peft()
@@ -258,8 +278,9 @@ def load_adapter(
     base = adapter_base(folder)
     if base is None:
         raise ConfigError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}{folder_hint(folder)}")
+    chat_template, args = settings_with_adapter(folder, chat_template, template_args or {})
     try:
-        loaded = load_model(base, device, dtype, trust_remote_code)
+        loaded = load_model(base, device, dtype, trust_remote_code, chat_template, args)
     except ConfigError as error:
         raise ConfigError(
             f"the base model of the adapter in {folder}: {error}; set base_model_name_or_path in {folder / ADAPTER_CONFIG}"
@@ -267,6 +288,15 @@ def load_adapter(
     check_base(folder, base)
     merge_adapter(loaded.model, folder)
     return loaded._replace(name=digest_model(folder))
+
+
+def settings_with_adapter(
+    folder: Path, chat_template: str | None, args: Mapping[str, object]
+) -> tuple[str | None, Mapping[str, object]]:
+    """Return settings of the template with those that an adapter was trained with, unless another template is given."""
+    if chat_template is not None:
+        return chat_template, args
+    return adapter_template(folder), {**read_args(folder), **args}
 
 
 def check_peft() -> None:
@@ -338,9 +368,21 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a, b.to(a))
 
 
-def load_for_sampling(path: str | Path, trust_remote_code: bool = False, device: str = "auto") -> LoadedModel:
+def load_for_sampling(
+    path: str | Path,
+    trust_remote_code: bool = False,
+    device: str = "auto",
+    chat_template: str | None = None,
+    template_args: Mapping[str, object] | None = None,
+) -> LoadedModel:
     """Load a model for sampling, with a suitable number of threads."""
-    loaded = load_model(path, device, trust_remote_code=trust_remote_code)
+    loaded = load_model(
+        path,
+        device,
+        trust_remote_code=trust_remote_code,
+        chat_template=chat_template,
+        template_args=template_args,
+    )
     torch.set_num_threads(default_threads(loaded.model))
     return loaded
 
@@ -358,8 +400,12 @@ def is_large(model: nn.Module) -> bool:
     return sum(parameter.numel() for parameter in model.parameters()) >= LARGE_MODEL_PARAMETERS
 
 
-def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Install rove's attention and layers in a model where they apply, and create its renderer."""
+def prepare(model: Any, tokenizer: Any, settings: TemplateSettings = OWN_TEMPLATE) -> LoadedModel:
+    """Install rove's attention and layers in a model where they apply, and create its renderer.
+
+    Args:
+        settings: Settings of the chat template. The tokenizer already has the template of the settings.
+    """
     if attention.is_plain(model.config):
         model.set_attn_implementation(attention.NAME)
     use_fast_linear(model)
@@ -370,4 +416,10 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     eos = model.generation_config.eos_token_id if model.generation_config else None
     if eos is not None:  # one id, or several: Llama 3 ends a turn with another token than a text
         stop_ids += [eos] if isinstance(eos, int) else eos
-    return LoadedModel(model, tokenizer, Renderer(tokenizer, stop_ids))
+    if settings.chat_template is not None:
+        end = end_of_turn(tokenizer, settings)
+        if end is not None and end not in stop_ids:
+            stop_ids.append(end)
+            if model.generation_config:  # so that other programs stop there, too, and rove with the saved model
+                model.generation_config.eos_token_id = stop_ids
+    return LoadedModel(model, tokenizer, Renderer(tokenizer, stop_ids, settings))

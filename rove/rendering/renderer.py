@@ -26,6 +26,7 @@ from rove.rendering.reasoning import (
     in_form,
     sampled_after_opened,
 )
+from rove.rendering.template_settings import OWN_TEMPLATE, TemplateSettings, no_template
 from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
 from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
 from rove.rendering.turn_ends import TurnEnds, detect_closing, opening_after
@@ -72,10 +73,12 @@ class Renderer:
     Args:
         tokenizer: Tokenizer; raw texts need no chat template.
         stop_ids: Tokens that end the model's turn in addition to the tokenizer's end-of-sequence token.
+        settings: Variables of the template. The tokenizer already has the template of the settings.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int] = (), settings: TemplateSettings = OWN_TEMPLATE):
         self.tokenizer = tokenizer
+        self.settings = settings
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         self._given_stop_ids = frozenset([*stop_ids, *eos])
         self._texts: dict[Hashable, str] = {}
@@ -146,7 +149,13 @@ class Renderer:
         return self._reasoning_forms[template]
 
     def _render_probe(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
-        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **{**self.settings.args, **variables})
+
+    def check_environment(self, env: object) -> None:
+        """Raise a `ConfigError` if the chat template lacks what every rollout of an environment needs: messages or tools."""
+        if not self.template and getattr(env, "message_type", "chat") == "chat":
+            raise no_template()
+        self.check_tools(getattr(env, "tool_defs", None))
 
     def check_tools(self, tools: object) -> None:
         """Raise a `ConfigError` with the reason if there are tools and the chat template cannot use them."""
@@ -169,11 +178,8 @@ class Renderer:
         """
         self.check_tools(tools)
         if not self.template:
-            raise ConfigError(
-                "the model has no chat template, so it cannot read messages; use text completion: "
-                'message_type="completion", or /v1/completions over HTTP'
-            )
-        variables = {**(template_kwargs or {}), "add_generation_prompt": generation_prompt}
+            raise no_template()
+        variables = {**self.settings.args, **(template_kwargs or {}), "add_generation_prompt": generation_prompt}
         key = self._key(messages, tools, variables)
         return _cached(self._texts, key, lambda: self._render(messages, tools, variables))
 

@@ -47,11 +47,11 @@ HARMLESS = {
     "truncated",
 }
 """Settings whose texts name no code, address, variable, command or file."""
-HARMLESS_TABLES = {"baseline", "columns", "exhaustive", "goals", "references", "sampling_args"}
+HARMLESS_TABLES = {"baseline", "columns", "exhaustive", "goals", "references", "sampling_args", "template_args"}
 """Tables whose names and texts are all harmless."""
 RISKY_TABLES = {"adapters", "env_args"}
 """Tables whose texts all count, because their names are free and the reader decides what they mean."""
-HARMLESS_WORDS = {"advantage_estimator", "env", "kind"}
+HARMLESS_WORDS = {"advantage_estimator", "chat_template", "env", "kind"}
 """Text settings that are harmless if they are a bare name: one with "/", "\\" or ":" names a file or a function."""
 RISKY_FLAGS = {"trust_remote_code"}
 """Settings that are risky unless they are false."""

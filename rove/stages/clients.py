@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rove.clients.scripted import ScriptedClient
-from rove.core.errors import ConfigError, MissingKeyError, nearest, needs_train_extra
+from rove.core.errors import ConfigError, MissingKeyError, as_json, nearest, needs_train_extra
 from rove.core.protocols import Client
 from rove.envs.environment import Environment
 from rove.models.pretrained import CATALOG, model_path
@@ -34,6 +35,8 @@ def make_client(
     trust_remote_code: bool = False,
     device: str = "auto",
     reporter: Reporter | None = None,
+    chat_template: str | None = None,
+    template_args: Mapping[str, object] | None = None,
 ) -> Client:
     """Return the client for a model by its name: what `-m MODEL` means in commands.
 
@@ -50,25 +53,29 @@ def make_client(
         env: The environment whose scripted policies can be named; None allows no scripted policy.
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
         endpoints: See `find_endpoint`.
-        trust_remote_code, device: See `rove.models.load.load_model`.
+        trust_remote_code, device, chat_template, template_args: See `rove.models.load.load_model`.
         reporter: Shows the device of a model folder.
 
     Raises:
-        ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, a device is given for a
-            model that this machine does not compute, or the environment has tools that the folder's chat template cannot use.
+        ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, a device or settings of a
+            chat template are given for a model that this machine does not compute, or the folder's chat template lacks what the
+            environment needs.
         MissingKeyError: OpenAI's endpoint has no key, or the named variable is not set.
     """
     model = str(model)
     if model.startswith(SCRIPTED):
         refuse_device(device, f"{model} is a scripted policy")
+        refuse_template(chat_template, template_args, f"{model} is a scripted policy")
         return _scripted(model, env)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if base_url is None and endpoint is None and is_folder(model):
-        client = embedded(model, trust_remote_code, device, reporter)
-        client.renderer.check_tools(getattr(env, "tool_defs", None))  # otherwise, every rollout would fail
+        client = embedded(model, trust_remote_code, device, reporter, chat_template, template_args)
+        if env is not None:
+            client.renderer.check_environment(env)  # otherwise, every rollout would fail
         return client
     # A device that is silently ignored would let users believe that their GPU computes.
     refuse_device(device, f"{model} runs at an endpoint")
+    refuse_template(chat_template, template_args, f"{model} runs at an endpoint")
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
         return endpoint.client(key, max_concurrent, timeout, max_retries)
@@ -99,6 +106,21 @@ def refuse_device(device: str, reason: str) -> None:
     """
     if device != "auto":
         raise ConfigError(f"device is '{device}', but {reason}, so no device is used: leave it out")
+
+
+def refuse_template(chat_template: str | None, template_args: Mapping[str, object] | None, reason: str) -> None:
+    """Refuse settings of a chat template for a model that this machine does not compute.
+
+    Raises:
+        ConfigError: Such a setting is given.
+    """
+    if chat_template is not None:
+        raise ConfigError(f"chat_template is '{chat_template}', but {reason}, so it is not used: leave it out")
+    if template_args:
+        raise ConfigError(
+            f"template_args is {as_json(template_args)}, but {reason}. Leave it out; servers such as vLLM's and rove's accept "
+            'these variables in each request: sampling_args={"extra_body": {"chat_template_kwargs": {…}}}'
+        )
 
 
 def _scripted(model: str, env: Environment | None) -> Client:
@@ -150,12 +172,18 @@ def is_folder(model: str) -> bool:
 
 
 def embedded(
-    model: str, trust_remote_code: bool = False, device: str = "auto", reporter: Reporter | None = None
+    model: str,
+    trust_remote_code: bool = False,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    chat_template: str | None = None,
+    template_args: Mapping[str, object] | None = None,
 ) -> EngineClient[Engine]:
-    """Return a client that runs a model folder in the embedded engine.
+    """Return a client that runs a model folder in the embedded engine; settings as for `make_client`.
 
     Raises:
-        ConfigError: The folder does not exist, the device is not available, or torch is not installed.
+        ConfigError: The folder does not exist, a setting does not fit it, the device is not available, or torch is not
+            installed.
     """
     path = Path(model_path(model)).expanduser()
     if not path.is_dir():
@@ -165,7 +193,7 @@ def embedded(
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.models.load import load_for_sampling
-    return EngineClient.from_model(load_for_sampling(path, trust_remote_code, device))
+    return EngineClient.from_model(load_for_sampling(path, trust_remote_code, device, chat_template, template_args))
 
 
 def show_device(device: str, reporter: Reporter) -> None:

@@ -9,13 +9,13 @@ import msgspec
 
 from rove.core.findings import Finding, current_row
 from rove.core.plain import JsonObject
-from rove.models.load import load_model
 from rove.runs.run import Run
 from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
 from rove.stages.results import Diagnosis, ending_lines
 from rove.train.diagnosis import Task, after_sft, during_rl, during_sft, is_stuck, with_teacher_data
+from rove.train.initial_model import load_initial
 from rove.train.teacher_data import measure_token_classes, unseen_answers
 from rove.utils.files import atomic_write
 
@@ -103,7 +103,7 @@ class Diagnoser:
         if task.token_entropy is None:
             config = self.pipeline.recipe.sft
             assert config is not None
-            renderer = load_model(config.model, "cpu").renderer
+            renderer = load_initial(config, "cpu").renderer
             task = self.task = with_teacher_data(task, renderer, Run(config.data), config.min_reward)
         return task
 

@@ -42,6 +42,10 @@ class EvalConfig(Options, frozen=True, kw_only=True):
     """Run Python files that the model folder contains."""
     device: Device = "auto"
     """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
+    chat_template: str | None = None
+    """Chat template of a model folder in place of its own: "chatml", or the path of a Jinja file."""
+    template_args: Arguments = {}
+    """Variables of the chat template of a model folder in every conversation, such as {"enable_thinking": false}."""
     env_args: Arguments = {}
     """Arguments of the environment."""
     num_examples: CountOrAll = 5
@@ -99,8 +103,25 @@ def check_client(config: EvalConfig, env: Environment) -> None:
             raise ConfigError(f"model folder {config.model} does not exist")
         return
     # A client opens no connection and loads no weights until its first request; a folder would load them here.
-    key_var, device = config.api_key_var, config.device
-    make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
+    _client_of(config, env)
+
+
+def _client_of(config: EvalConfig, env: Environment, reporter: Reporter | None = None) -> Client:
+    return make_client(
+        config.model,
+        env,
+        config.base_url,
+        config.api_key_var,
+        config.max_concurrent,
+        config.timeout,
+        config.max_retries,
+        config.endpoints,
+        config.trust_remote_code,
+        config.device,
+        reporter,
+        config.chat_template,
+        config.template_args,
+    )
 
 
 def start_run(config: EvalConfig, identity: JsonMapping, run: Run, reporter: Reporter) -> None:
@@ -207,19 +228,7 @@ def run_eval(
     if isinstance(env, QuestionsEnv):
         reporter.note(f"{config.env}: {env.description}")
     config = _with_price(config)
-    client = make_client(
-        config.model,
-        env,
-        config.base_url,
-        config.api_key_var,
-        config.max_concurrent,
-        config.timeout,
-        config.max_retries,
-        config.endpoints,
-        config.trust_remote_code,
-        config.device,
-        reporter,
-    )
+    client = _client_of(config, env, reporter)
     identity = run_identity(env, client, config.model, Options(**config.options))
     run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
     # Without a run folder, nothing is locked and nothing is saved.

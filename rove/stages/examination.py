@@ -198,8 +198,7 @@ async def examine(
     all_records = list(chain.from_iterable(scored.values()))
     texts = conversation_texts(all_records)
     # The same tokenizer as that of the model that will be trained, so that the lengths are those of training.
-    used_tokenizer = train_tokenizer(texts, **tokenizer) if loaded is None else loaded.tokenizer
-    renderer = Renderer(cast("Tokenizer", used_tokenizer))
+    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts, **tokenizer))) if loaded is None else loaded.renderer
     limit = longest_response(renderer, all_records) if scored else MODEL_TOKENS
     model: ModelEvidence | None = None
     if loaded is not None:

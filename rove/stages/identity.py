@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from rove.core.digest import digest_model
+from rove.core.digest import digest_model, fingerprint
 from rove.core.findings import Finding
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
@@ -48,9 +48,15 @@ def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object
         bookkeeping: Further settings of this stage that may change; see `BOOKKEEPING`.
         further: Further parts of the identity.
     """
+    from rove.models.templates import read_template
+
     settings = without_isolation(msgspec.to_builtins(config))
     may_change = BOOKKEEPING | bookkeeping
+    # Without these settings, the identity is that of older versions, so that their runs can be resumed.
+    may_change |= {name for name in ("chat_template", "template_args") if not settings[name]}
     identity = {name: value for name, value in settings.items() if name not in may_change}
+    if config.chat_template is not None:  # by content, like the model
+        identity["chat_template"] = fingerprint({"source": read_template(config.chat_template)})
     evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
     # By content, so that a model trained again under the same name is another run.
     model = digest_model(model_path(config.model))
@@ -84,8 +90,9 @@ def begin(
         warnings: Returns the warnings of a new run.
     """
     from rove.models.device import choose_device
-    from rove.models.load import check_model, load_model
+    from rove.models.load import check_model
     from rove.train.checkpoint import recover
+    from rove.train.initial_model import load_initial
 
     check_model(config.model)  # before the run folder is created
     choose_device(config.device)
@@ -112,7 +119,7 @@ def begin(
     # First, because loading takes seconds.
     show_device(device, reporter)
     with reporter.working(f"loading {config.model}"):
-        loaded = load_model(config.model, device, trust_remote_code=config.trust_remote_code)
+        loaded = load_initial(config, device)
     ranks.broadcast_continue()
     if ranks.size > 1:
         reporter.note(f"training in {ranks.size} processes")

@@ -63,7 +63,8 @@ def examine_environment(
     pretrained: LoadedModel | None = None
     if model is not None:
         with reporter.working(f"loading {model}"):
-            pretrained = load_for_sampling(model_path(model), device=device)._replace(name=model)
+            path, settings = model_path(model), request.template_settings
+            pretrained = load_for_sampling(path, device=device, **settings)._replace(name=model)
     with reporter.working(f"running the scripted policies{f' and {model}' if model else ''} in {env}"):
         arguments = environment_arguments(env, request.env_dir)
         return run_async(examine(loaded, arguments, pretrained, tokenizer)), pretrained
@@ -88,7 +89,7 @@ def examine_recipe(
         if not policies or (new is not None and policies == 1):
             return None, None
         model = recipe.model if new is None and (needs_model or policies == 1) else None
-        request = TrainRequest(recipe.env, model, recipe.env_args, recipe.env_dir)
+        request = TrainRequest(recipe.env, model, recipe.env_args, recipe.env_dir, **recipe.template_settings)
         return examine_environment(request, reporter, tokenizer, recipe.device)
     except ConfigError as error:
         reporter.note(f"rove cannot diagnose the training: {error}", important=True)
@@ -112,6 +113,9 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
         sections = choose(env, env_args, examination.evidence)
     if request.env_dir is not None:
         sections[0].values["env_dir"] = request.env_dir
+    for section in sections:
+        if section.name == "model":
+            section.values.update(request.template_settings)
     with reporter.working("measuring the time of a few passes"):
         values = sections[0].values | {section.name: section.values for section in sections[1:]}
         recipe = convert(RecipeFile, values).complete(env, folder)
@@ -128,7 +132,7 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
     folder.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # if the command is interrupted now, the next one makes the recipe again
     text = as_toml(sections, comment)
-    made_for = {**msgspec.to_builtins(request), "version": version, "recipe": recipe_digest(text)}
+    made_for = {**request.values, "version": version, "recipe": recipe_digest(text)}
     atomic_write(folder / REQUEST, msgspec.json.encode(made_for))
     atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(examination.evidence))

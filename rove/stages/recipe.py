@@ -19,6 +19,7 @@ from rove.rollouts.exhaustive import Goals
 from rove.stages.clients import is_folder
 from rove.stages.evaluation import EvalConfig
 from rove.stages.models import ModelConfig
+from rove.stages.request import TEMPLATE_SETTINGS
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig, SFTConfig
@@ -119,6 +120,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Questions that are printed at the end with the first and the last model's answers."""
     device: str = "auto"
     """Device of every model that runs here; unless it is "auto", it overrides the devices that the recipe names."""
+    template_settings: JsonObject = {}
+    """Settings of the chat template of the initial model; the models that are trained keep them."""
 
     @property
     def env_args(self) -> JsonObject:
@@ -130,6 +133,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         if self.device != "auto" and is_folder(model) and config.base_url is None:
             # Only a model folder is computed here; endpoints and scripted policies refuse a device.
             changes["device"] = self.device
+        if model == self.model:
+            changes.update(self.template_settings)
         return msgspec.structs.replace(config, model=model, run_dir=str(folder), **changes)
 
 
@@ -145,7 +150,8 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     needs: str = ""
     """Time and memory that the demo needs; printed at its start."""
     model: JsonObject = {}
-    """`name` of the initial model, or the settings of a new one with random weights; without them, `-m` names the model."""
+    """`name` of the initial model, with `chat_template` and `template_args` if they are set, or the settings of a new one with
+    random weights; without them, `-m` names the model."""
     data: JsonObject = {}
     """Settings of the teacher's rollouts; without them, there is no teacher and no SFT stage."""
     sft: JsonObject = {}
@@ -193,7 +199,10 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
         Raises:
             ConfigError: A setting is unknown or out of range, or settings contradict each other.
         """
-        model = model or self.model.get("name")
+        settings: JsonObject = {}
+        if model is None:
+            model = self.model.get("name")
+            settings = {name: self.model[name] for name in TEMPLATE_SETTINGS if name in self.model}
         initial = model or str(folder / "model")
         shared: JsonObject = {} if self.env_dir is None else {"env_dir": self.env_dir}
         on_device: JsonObject = {} if device == "auto" else {"device": device}
@@ -210,8 +219,11 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
             new_model=convert(ModelConfig, new_model) if model is None else None,
             references=self.references,
             data=self._data({**evaluated, "seed": seed}, folder, on_device),
-            sft=self._sft({"model": initial, "seed": seed, **shared}, folder, on_device),
-            rl=[_rl_stage(name, {**evaluated, "seed": seed}, table, folder, on_device) for name, table in stages],
+            sft=self._sft({"model": initial, "seed": seed, **shared, **settings}, folder, on_device),
+            rl=[
+                _rl_stage(name, {**evaluated, "seed": seed, **settings}, table, folder, on_device)
+                for name, table in stages
+            ],
             evaluation=convert(EvalConfig, {**evaluated, **self.evaluation}),
             conditions=[self._condition(table, evaluated) for table in self.conditions],
             columns=self.columns,
@@ -219,6 +231,7 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
             exhaustive=self.exhaustive,
             answers=self.answers,
             device=device,
+            template_settings=settings,
         )
         # All stages before the first one runs: a wrong setting of the last would otherwise show after hours.
         if recipe.sft is not None:

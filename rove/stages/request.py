@@ -17,6 +17,8 @@ RECIPE, REQUEST, EVIDENCE, ESTIMATE = "recipe.toml", "request.json", "evidence.j
 """Names of files in the folder of all stages."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
+TEMPLATE_SETTINGS = ("chat_template", "template_args")
+"""Names of the settings of a chat template."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True):
@@ -30,6 +32,21 @@ class TrainRequest(msgspec.Struct, frozen=True):
     """Arguments of the environment."""
     env_dir: str | None = None
     """Folder that is searched first for the environment."""
+    chat_template: str | None = None
+    """Chat template of the pretrained model in place of its own."""
+    template_args: Arguments = {}
+    """Variables of its chat template."""
+
+    @property
+    def values(self) -> JsonObject:
+        """Return the fields; without settings of the chat template, those of older versions, whose folders can be continued."""
+        values = msgspec.to_builtins(self)
+        return {name: value for name, value in values.items() if value or name not in TEMPLATE_SETTINGS}
+
+    @property
+    def template_settings(self) -> JsonObject:
+        """Return the settings of the chat template that are given."""
+        return {name: value for name, value in self.values.items() if name in TEMPLATE_SETTINGS}
 
     @property
     def version(self) -> str:
@@ -40,13 +57,13 @@ class TrainRequest(msgspec.Struct, frozen=True):
         """Return the name of the default folder: different for different requests."""
         model = self.model or ""
         has_plain_names = Path(self.env).name == self.env and Path(model).name == model
-        is_plain = not self.env_args and has_plain_names
+        is_plain = not self.env_args and has_plain_names and not self.template_settings
         parts = ["train", Path(self.env).stem]
         if model:
             parts.append(Path(model).name)
         parts.append(f"seed{seed}")
         if not is_plain:
-            parts.append(fingerprint(msgspec.to_builtins(self)))
+            parts.append(fingerprint(self.values))
         return "-".join(parts)
 
 
@@ -60,8 +77,11 @@ def check_request(request: TrainRequest, folder: Path) -> None:
     if not path.exists():
         return
     recorded = msgspec.json.decode(path.read_bytes())
-    current = {**msgspec.to_builtins(request), "version": request.version}
-    changed = [name for name in current if name in recorded and recorded[name] != current[name]]
+    current = {**request.values, "version": request.version}
+    # Only folders for which settings of the chat template were given have them.
+    compared = [name for name in current if name in recorded]
+    compared += [name for name in TEMPLATE_SETTINGS if name in recorded or name in current]
+    changed = [name for name in compared if recorded.get(name) != current.get(name)]
     if not changed:
         return
     name = changed[0]
@@ -78,7 +98,7 @@ def check_request(request: TrainRequest, folder: Path) -> None:
             "delete the folder, or undo the change"
         )
     raise ConfigError(
-        f"{folder / RECIPE} was made with {name} = {recorded[name]!r}, but {name} is {current[name]!r} now; "
+        f"{folder / RECIPE} was made with {name} = {recorded.get(name)!r}, but {name} is {current.get(name)!r} now; "
         "give another --run-dir, or change the recipe"
     )
 
@@ -91,7 +111,7 @@ def is_outdated(request: TrainRequest, folder: Path) -> bool:
     # Settings that a user has edited, or stages that have run, must not be lost.
     recorded = msgspec.json.decode((folder / REQUEST).read_bytes())
     recipe = recipe_digest((folder / RECIPE).read_text("utf-8"))
-    unedited = {**msgspec.to_builtins(request), "version": recorded.get("version"), "recipe": recipe}
+    unedited = {**request.values, "version": recorded.get("version"), "recipe": recipe}
     return recorded == unedited and recorded["version"] != request.version
 
 

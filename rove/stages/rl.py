@@ -86,6 +86,7 @@ def run_rl(
         ranks: The training processes. Default: this process alone.
         env: The environment, if it is loaded already. Default: the one that the settings name.
     """
+    from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
     from rove.train.rl import train_rl
     from rove.train.settings_checks import start_warnings
@@ -99,6 +100,7 @@ def run_rl(
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
     else:  # without a source, it was not loaded by name, so its arguments and rubric count
         version = env.identity["env"] if env.source else env.identity
+    check_template(config, needs_template=lambda: env.message_type == "chat")
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:

@@ -20,7 +20,15 @@ from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.models.pretrained import model_path
-from rove.stages.clients import SCRIPTED, find_endpoint, is_folder, make_client, refuse_device, show_device
+from rove.stages.clients import (
+    SCRIPTED,
+    find_endpoint,
+    is_folder,
+    make_client,
+    refuse_device,
+    refuse_template,
+    show_device,
+)
 from rove.stages.reporter import Reporter
 
 HELLO: JsonObject = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -37,6 +45,11 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
     """Run Python files that the model folder contains."""
     device: Device = "auto"
     """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
+    chat_template: str | None = None
+    """Chat template of a model folder in place of its own: "chatml", or the path of a Jinja file."""
+    template_args: Arguments = {}
+    """Variables of the chat template of a model folder in every conversation, such as {"enable_thinking": false}; those of
+    a request win."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8000
@@ -143,6 +156,7 @@ def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Clie
     """Return the client that answers requests."""
     if config.model.startswith(SCRIPTED):
         refuse_device(config.device, f"{config.model} is a scripted policy")
+        refuse_template(config.chat_template, config.template_args, f"{config.model} is a scripted policy")
         if config.env is None:
             raise ConfigError(f"{config.model} belongs to an environment; name it with --env")
         env = load_environment(config.env, config.env_dir, **config.env_args)
@@ -150,6 +164,7 @@ def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Clie
     endpoint = find_endpoint(config.model, config.endpoints)
     if endpoint is not None:
         refuse_device(config.device, f"{config.model} runs at an endpoint")
+        refuse_template(config.chat_template, config.template_args, f"{config.model} runs at an endpoint")
         return endpoint.client(max_concurrent=config.max_batch)
     folder = Path(model_path(config.model)).expanduser()
     if not folder.is_dir():
@@ -166,12 +181,21 @@ def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Clie
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # check before loading the model
     for path in config.adapters.values():
         check_base(path, folder)
-    client = EngineClient.from_model(
-        load_for_sampling(folder, config.trust_remote_code, config.device), config.max_batch
+    loaded = load_for_sampling(
+        folder, config.trust_remote_code, config.device, config.chat_template, config.template_args
     )
+    client = EngineClient.from_model(loaded, config.max_batch)
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client
+
+
+def example_of(client: Client) -> JsonObject:
+    """Return the prompt of a request that a client can answer."""
+    renderer = getattr(client, "renderer", None)  # only models that are computed here have one
+    if renderer is not None and not renderer.template:
+        return {"prompt": "Hello"}
+    return getattr(client, "example", HELLO)
 
 
 def api_key_of(config: ServeConfig) -> str | None:

@@ -86,6 +86,7 @@ def run_sft(
         ranks: The training processes. Default: this process alone.
         source: Data in memory. Default: `config.data`.
     """
+    from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
     from rove.train.sft import train_sft
     from rove.train.sft_data import SFTData
@@ -94,6 +95,7 @@ def run_sft(
     config.check()
     ranks = ranks or SINGLE_PROCESS
     data = SFTData(config.data if source is None else source, config)
+    check_template(config, needs_template=lambda: any(not row.is_text for row in data.conversations))
     # The defaults are left out, because runs of older versions do not have these settings.
     bookkeeping = BOOKKEEPING
     if config.loss_on == "all":

@@ -131,6 +131,8 @@ def train_model(
     run_dir: str | Path | None = None,
     smoke: bool = False,
     reporter: Reporter | None = None,
+    chat_template: str | None = None,
+    template_args: Mapping[str, object] | None = None,
 ) -> PipelineResult:
     """Train a model in any environment: choose a recipe from what the environment shows, then run data, SFT and RL.
 
@@ -150,6 +152,8 @@ def train_model(
         run_dir: Folder of all stages. Default: runs/train-ENV-seedN.
         smoke: Whether to use tiny sizes, in a folder of their own, to check that everything runs. Nothing is learned.
         reporter: Shows progress. Default: the console or the notebook.
+        chat_template: Chat template of the pretrained model in place of its own: "chatml", or the path of a Jinja file.
+        template_args: Variables of its chat template, such as {"enable_thinking": False}.
 
     Raises:
         ConfigError: There is no such environment or model, nothing can be learned from its policies, or the recipe does not fit.
@@ -161,6 +165,8 @@ def train_model(
         model=None if model is None else str(model),
         env_args=dict(env_args or {}),
         env_dir=None if env_dir is None else str(env_dir),
+        chat_template=chat_template,
+        template_args=dict(template_args or {}),
     )
     used_reporter = reporter or ConsoleReporter()
 
@@ -192,6 +198,11 @@ def prepare(
     with needs_train_extra():
         from rove.stages.preparation import write_recipe
 
+    if request.template_settings and request.model is None:
+        setting = next(iter(request.template_settings))
+        raise ConfigError(
+            f"{setting} is set, but a new model has a template of its own; name a pretrained model, or leave it out"
+        )
     name = request.folder_name(seed)
     folder = Path(run_dir) if run_dir else RUNS / (f"{name}-smoke" if smoke else name)
     path = Path(file) if file else folder / RECIPE

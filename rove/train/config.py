@@ -356,6 +356,11 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     device: Device = "auto"
     """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps". Under
     torchrun, each process uses the CUDA device of its local rank."""
+    chat_template: str | None = None
+    """Chat template in place of the model's own: "chatml", or the path of a Jinja file. It is saved with the trained model."""
+    template_args: Arguments = {}
+    """Variables of the chat template in every conversation, such as {"enable_thinking": false}. They are saved with the trained
+    model, which later commands use with them."""
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     warmup_steps: NonNegativeInt

@@ -149,6 +149,8 @@ class HeldOutEvaluations:
             own_isolation = config.environment_isolation(isolation)
             kind = config.evaluation_kind
             with temporary_environment(config.env, env_dir, config.env_args, own_isolation) as env:
+                if client is not None:
+                    client.renderer.check_environment(env)
                 if kind is not None:
                     kind.check(env)
 

@@ -152,7 +152,7 @@ class _Loop:
     def __init__(
         self, config: RLConfig, env: Environment, loaded: LoadedModel, run: Run, ranks: Ranks, on_progress: OnProgress
     ):
-        loaded.renderer.check_tools(getattr(env, "tool_defs", None))  # otherwise, every rollout would fail
+        loaded.renderer.check_environment(env)  # otherwise, every rollout would fail
         self.config = config
         self.env = env
         self.loaded = loaded

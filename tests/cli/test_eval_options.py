@@ -244,7 +244,9 @@ def test_every_setting_has_a_case():
         "trust_remote_code",
         "device",
         "skip_examples",
-    }  # tests/models and tests/rollouts/test_evaluate.py
+        "chat_template",
+        "template_args",
+    }  # tests/models, tests/rollouts/test_evaluate.py and tests/train/test_initial_model.py
     assert set(CASES) == {*setting_names(EvalConfig)} - tested_elsewhere
     assert list(LIMITS) == list(Limits.__struct_fields__)
 

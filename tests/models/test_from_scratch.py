@@ -210,14 +210,6 @@ def test_a_folder_without_a_model_is_an_error_that_suggests_a_folder(tmp_path: P
         load_model(tmp_path)
 
 
-def test_a_tokenizer_without_a_chat_template_is_rejected(tmp_path: Path, saved: tuple[LoadedModel, Path]):
-    loaded, _ = saved
-    loaded.save(tmp_path)
-    (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match="no chat template"):
-        load_model(tmp_path)
-
-
 def test_rare_words_are_tokenized_as_letters():
     texts = [f"how often is e in {word}" for word in ("hotel", "ocean", "howl", "tree", "seen") * 6]
     tokenizer = train_tokenizer([*texts, "how often is e in hows"])

@@ -41,14 +41,6 @@ def test_a_run_folder_is_an_error_that_suggests_the_model_folder(tmp_path: Path)
         load_model(tmp_path)
 
 
-def test_a_tokenizer_without_chat_template_is_rejected(tmp_path: Path) -> None:
-    model = new_model(["one"], size="tiny")
-    model.tokenizer.chat_template = None
-    model.save(tmp_path)
-    with pytest.raises(ConfigError, match="no chat template"):
-        load_model(tmp_path)
-
-
 def test_an_empty_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_model(tmp_path)

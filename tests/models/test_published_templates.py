@@ -15,7 +15,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rove.core.messages import ToolMessage, UserMessage
+from rove.models.templates import template_variables
 from rove.rendering.renderer import Renderer
+from rove.rendering.template_settings import TemplateSettings
 from rove.rendering.tool_calls import Call, calls_of
 
 TRL = "trl==1.16.0"
@@ -154,3 +156,36 @@ def test_the_calls_of_a_published_template_are_read_and_kept(templates: Path, na
 def test_a_published_template_that_cannot_be_used_is_refused_by_name(templates: Path, name: str):
     support = renderer_of(templates, name).tool_support
     assert support.format is None and REFUSED[name] in support.problem
+
+
+VARIABLES = {
+    "qwen3": {"enable_thinking"},
+    "qwen3_6": {"add_vision_id", "enable_thinking", "preserve_thinking"},
+    "gptoss": {"builtin_tools", "model_identity", "reasoning_effort"},
+    "llama3_1": {"builtin_tools", "custom_tools", "date_string", "tools_in_user_message"},
+    "nemotron_3_nano": {"enable_thinking", "truncate_history_thinking"},
+    "qwen2_5": set[str](),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIABLES)
+def test_the_variables_of_a_published_template_are_listed(templates: Path, name: str):
+    source = (templates / f"{name}.jinja").read_text(encoding="utf-8")
+    ours = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+    assert template_variables(source) - ours == VARIABLES[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_variable_of_the_settings_renders_as_the_template_does(templates: Path, is_on: bool):
+    """Qwen3: without thinking, the prompt ends with an empty block, for sampling and for SFT."""
+    tokenizer = CharacterTokenizer((templates / "qwen3.jinja").read_text(encoding="utf-8"))
+    renderer = Renderer(tokenizer, settings=TemplateSettings(None, {"enable_thinking": is_on}))
+    user, answer = UserMessage("hi"), {"role": "assistant", "content": "yes"}
+    prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, enable_thinking=is_on)
+    assert prompt.endswith("<think>\n\n</think>\n\n") == (not is_on)
+    assert tokenizer.decode(renderer.prompt_ids([user])) == prompt
+    [(ids, mask)] = renderer.training_branches([user, answer])
+    assert tokenizer.decode(ids[: mask.index(True)]) == prompt
+    assert tokenizer.decode(ids).startswith(tokenizer.apply_chat_template([user, answer]).rstrip("\n"))

@@ -54,6 +54,22 @@ def test_a_device_is_that_of_every_model_that_runs_here(tmp_path: Path) -> None:
     assert recipe.evaluation_of(config, "scripted:teacher", tmp_path).device == "auto"
 
 
+def test_the_settings_of_the_template_are_those_of_the_initial_model(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"chat_template": "chatml", "template_args": {"enable_thinking": False}}
+    values = {**VALUES, "model": {"name": "models/base", **settings}}
+    recipe = convert(RecipeFile, values).complete("tictactoe", tmp_path)
+    config = recipe.conditions[0].config
+    assert recipe.sft is not None
+    initial = recipe.evaluation_of(config, "models/base", tmp_path)
+    for stage in (recipe.sft, recipe.rl[0].config, initial):
+        assert (stage.chat_template, stage.template_args) == ("chatml", {"enable_thinking": False})
+    # A trained model keeps the settings in its folder; a scripted policy has none.
+    for model in ("runs/sft/final", "scripted:teacher"):
+        assert recipe.evaluation_of(config, model, tmp_path).chat_template is None
+    other = convert(RecipeFile, values).complete("tictactoe", tmp_path, model="models/mine")
+    assert other.rl[0].config.chat_template is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -395,7 +395,9 @@ def test_every_setting_has_a_case():
             "trust_remote_code",
             "device",
             "skip_examples",
-        }  # tests/models and tests/rollouts/test_evaluate.py
+            "chat_template",
+            "template_args",
+        }  # tests/models, tests/rollouts/test_evaluate.py and tests/train/test_initial_model.py
         assert set(cases) == {*setting_names(config)} - tested_elsewhere, config.__name__
     assert {name for _, _, _, lenient in ALERT_CASES.values() for name in lenient} <= set(ALERT_LIMITS)
     assert set(ALERT_LIMITS) == set(AlertLimits.__struct_fields__)

@@ -1,0 +1,36 @@
+"""Requests of `rove train`: folders that older versions made, and settings of the chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rove.core.errors import ConfigError
+from rove.stages.reporter import SilentReporter
+from rove.stages.request import REQUEST, TrainRequest, check_request
+from rove.stages.train_model import prepare
+
+
+def test_a_request_without_settings_of_the_template_has_the_folder_of_older_versions() -> None:
+    request = TrainRequest("x", "m/a", {"a": 1})
+    assert request.folder_name(0) == "train-x-a-seed0-763168"
+    assert request.values.keys() == {"env", "model", "env_args", "env_dir"}
+    assert TrainRequest("x", "a", template_args={"b": 1}).folder_name(0) != TrainRequest("x", "a").folder_name(0)
+
+
+def test_a_folder_that_was_made_with_other_settings_of_the_template_is_refused(tmp_path: Path) -> None:
+    plain = TrainRequest("tictactoe", "a")
+    thinking = TrainRequest("tictactoe", "a", template_args={"enable_thinking": True})
+    for made_for, request in ((plain, thinking), (thinking, plain)):
+        (tmp_path / REQUEST).write_bytes(msgspec.json.encode({**made_for.values, "version": made_for.version}))
+        check_request(made_for, tmp_path)
+        with pytest.raises(ConfigError, match="was made with template_args"):
+            check_request(request, tmp_path)
+
+
+def test_a_new_model_has_a_template_of_its_own(tmp_path: Path) -> None:
+    request = TrainRequest("tictactoe", chat_template="chatml")
+    with pytest.raises(ConfigError, match="chat_template is set, but a new model has a template of its own"):
+        prepare(request, None, tmp_path, 0, "auto", SilentReporter(), lambda path, values: None)

@@ -88,7 +88,7 @@ def as_messages(
         raise ConfigError(
             f"not chat messages: {short_repr(value)}; expected a text, a dict with a 'role', or a list of these"
         )
-    return [as_message(item, role) for item in value]
+    return [item if isinstance(item, Message) else as_message(item, role) for item in value]
 
 
 def text_of(message: JsonMapping) -> str:

@@ -201,7 +201,10 @@ class Rubric:
     @property
     def num_functions(self) -> int:
         """The number of functions, those of all members included."""
-        return len(self._functions) + sum(rubric.num_functions for rubric in self.rubrics)
+        total = len(self._functions)
+        for rubric in self.rubrics:
+            total += rubric.num_functions
+        return total
 
     @property
     def components(self) -> list[Rubric]:

@@ -217,7 +217,7 @@ def encode_record(record: RolloutRecord) -> bytes:
 class _CheckedRecord(RolloutRecord, frozen=True, kw_only=True):
     """A record whose renderings are not decoded: with their cells, decoding a line took twice as long."""
 
-    renderings: dict[int, msgspec.Raw] = {}
+    renderings: dict[int, msgspec.Raw] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class _CheckedLine(msgspec.Struct, frozen=True):

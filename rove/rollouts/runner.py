@@ -366,7 +366,7 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
 
 def _deep_copy(value: Any) -> Any:
     """Return a deep copy, much faster than `copy.deepcopy` for the usual contents of dataset rows."""
-    kind: type[Any] = type(value)
+    kind = cast(type[Any], type(value))
     if kind in (str, int, float, bool, type(None)):
         return value
     if kind is dict or isinstance(value, Message):

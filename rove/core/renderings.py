@@ -28,12 +28,22 @@ class Rendering(msgspec.Struct, frozen=True):
     rows: list[list[tuple[str, str]]]
 
     def __post_init__(self) -> None:
-        if len(self.rows) > MAX_SIZE or any(len(row) > MAX_SIZE for row in self.rows):
-            raise ConfigError(f"the rendering is too large; expected at most {MAX_SIZE} rows of {MAX_SIZE} cells")
+        self.check()
+
+    def check(self) -> None:
+        """Check the rows, which a state can still change after the rendering is made."""
+        if len(self.rows) > MAX_SIZE:
+            raise _too_large()
         for row in self.rows:
+            if len(row) > MAX_SIZE:
+                raise _too_large()
             for text, style in row:
                 if style not in CELL_STYLES:
                     styles = ", ".join(map(repr, CELL_STYLES))
                     raise ConfigError(f"the style of a cell is {style!r}; expected one of {styles}")
-                if len(text) > MAX_CELL_CHARS:
+                if not isinstance(text, str) or len(text) > MAX_CELL_CHARS:  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise ConfigError(f"the text of a cell is {text!r}; expected at most {MAX_CELL_CHARS} characters")
+
+
+def _too_large() -> ConfigError:
+    return ConfigError(f"the rendering is too large; expected at most {MAX_SIZE} rows of {MAX_SIZE} cells")

@@ -76,8 +76,8 @@ class Bookkeeping:
 
 
 _FIELDS = frozenset(item.name for item in fields(Bookkeeping)) - {"given"}
-_AUTHORS_FIELDS = frozenset({"prompt", "tools"})
-"""Fields that authors may set in the mapping, where `State(…)` therefore puts them."""
+_OWN_FIELDS = _FIELDS - {"prompt", "tools"}
+"""Fields that `State(…)` puts into the bookkeeping; authors may set the other two, which it puts into the mapping."""
 READABLE = frozenset(
     {
         *("input", "prompt", "completion", "trajectory", "model_roles", "tools", "seed", "env_seed", "stop_condition"),
@@ -85,6 +85,7 @@ READABLE = frozenset(
     }
 )
 """Fields of the bookkeeping that the mapping reads."""
+_ABSENT = object()
 
 
 class State(dict[str, Any]):
@@ -111,45 +112,54 @@ class State(dict[str, Any]):
 
     def __init__(self, *mappings: object, **values: Any):
         """Make a state: names of `Bookkeeping` go there, except for those that authors set; all others into the mapping."""
-        field_names = (_FIELDS - _AUTHORS_FIELDS) & values.keys()
-        recorded = {name: values.pop(name) for name in field_names}
+        recorded = {name: values.pop(name) for name in _OWN_FIELDS & values.keys()}
         super().__init__(*mappings, **values)
         source = mappings[0] if mappings else None
+        if not isinstance(source, State):
+            self._bookkeeping: Bookkeeping = Bookkeeping(**recorded, given=frozenset(recorded))
+            return
         # `State(state)` copies: without rove's values the copy would have no seed and no trajectory.
-        self._bookkeeping: Bookkeeping = copy.copy(source._bookkeeping) if isinstance(source, State) else Bookkeeping()
+        self._bookkeeping = copy.copy(source._bookkeeping)
         for name, value in recorded.items():
             setattr(self._bookkeeping, name, value)
         self._bookkeeping.given = self._bookkeeping.given.union(recorded)
 
     def __missing__(self, key: str) -> Any:
-        if self._is_recorded(key):
-            value = getattr(self._bookkeeping, key)
-            return [] if key == "completion" and value is None else value
-        row = self._bookkeeping.input or {}
-        if key in INPUT_FIELDS and key in row:
-            return row[key]
+        value = self._inherited(key)
+        if value is not _ABSENT:
+            return value
         recorded = {name for name in READABLE if self._is_recorded(name)}
         raise KeyError(f"{key!r} is not in this rollout's state; it has {sorted({*self, *recorded}, key=str)}")
 
     def __contains__(self, key: object) -> bool:
-        if super().__contains__(key) or self._is_recorded(key):
-            return True
-        return key in INPUT_FIELDS and key in (self._bookkeeping.input or {})
+        return super().__contains__(key) or self._inherited(key) is not _ABSENT
 
     def __bool__(self) -> bool:
         """Return whether this is the state of a rollout or has keys."""
         return len(self) > 0 or bool(self._bookkeeping.given)
 
-    def _is_recorded(self, key: object) -> bool:
+    def _inherited(self, key: Any) -> Any:
+        """Return what the mapping reads under a key that it does not have itself, or `_ABSENT`."""
+        if self._is_recorded(key):
+            value = getattr(self._bookkeeping, key)
+            return [] if key == "completion" and value is None else value
+        if key in INPUT_FIELDS:
+            return (self._bookkeeping.input or {}).get(key, _ABSENT)
+        return _ABSENT
+
+    def _is_recorded(self, key: Any) -> bool:
         """Return whether the bookkeeping has a value that the mapping reads."""
-        if not isinstance(key, str) or key not in READABLE:
+        if key not in READABLE:
             return False
         # An empty field counts as missing, so that `"error" in state` is false until there is an error.
         return key in self._bookkeeping.given or bool(getattr(self._bookkeeping, key))
 
     def get(self, key: str, default: object = None) -> Any:
         """Return the value under `key`, falling through to rove's values and the dataset row, or `default`."""
-        return self[key] if key in self else default  # noqa: SIM401  dict.get would not read the input row
+        value = super().get(key, _ABSENT)  # dict's own `get` alone would not read the dataset row
+        if value is _ABSENT:
+            value = self._inherited(key)
+        return default if value is _ABSENT else value
 
     def setdefault(self, key: str, default: object = None) -> Any:
         """Return the value under `key` as `get` does; set `default` if there is none."""

@@ -149,12 +149,12 @@ class _Evaluation:
             if isinstance(limiter, AdmissionLimiter):
                 limiter.on_change = None
 
-    def _keep(self, record: RolloutRecord) -> None:
+    def _keep(self, record: RolloutRecord, line: bytes | None) -> None:
         self.spent += self.price.of(record.usage)
         for role, price in self.options.role_prices.items():
             self.spent += sum(price.of(step.usage) for step in record.model_roles.get(role, []))
         if self.run is not None:
-            self.run.append_rollout(record)
+            self.run.append_rollout(record, line)
 
     def _missing(self) -> Iterator[list[Job]]:
         """Yield the groups left to run, whole groups if they are scored together; remember the offsets of the others."""

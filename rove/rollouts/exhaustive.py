@@ -198,7 +198,7 @@ async def play_all_games(
         job = Job(example, example_key(example), 0, seed)
         async with finished_rollout(env_with_opponent(game, path.opponent), job, turn) as state:
             scores = await score(env, state)
-        record = try_record(job, state, scores_after_cleanup(state, scores), sampling.temperature, None)
+        record, _ = try_record(job, state, scores_after_cleanup(state, scores), sampling.temperature, None)
         if record.error is not None:  # without this game, counts and exact means would be wrong
             raise RolloutError(record)
         lines.append(Line(path.opening, tuple(path.taken), path.probability / len(examples), record))

@@ -18,6 +18,7 @@ from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.rollouts.runner import (
     Allowance,
+    FinalRecord,
     Job,
     finished_rollout,
     make_turn,
@@ -41,7 +42,7 @@ async def run_groups(
     fail_fast: bool = False,
     step: int | None = None,
     model_roles: RoleClients | None = None,
-    keep: Callable[[RolloutRecord], None] = lambda record: None,
+    keep: Callable[[RolloutRecord, bytes | None], None] = lambda record, line: None,
     for_training: bool = False,
 ) -> AsyncGenerator[RolloutRecord, None]:
     """Run every job of every group and yield each record as soon as it is final.
@@ -54,7 +55,8 @@ async def run_groups(
         sampling: Sampling parameters. Default: the environment's.
         max_concurrent: Maximum concurrent rollouts. Default: the client's recommendation.
         max_scoring: Maximum rollouts scored concurrently. Default: no limit.
-        keep: Called with each final record, in order within a group, even if the generator is closed early.
+        keep: Called with each final record and, if it is encoded already, its line in rollouts.jsonl, in order within a group,
+            even if the generator is closed early.
         for_training: Fail rollouts whose agent uses sampling parameters that the loss does not support; see
             `rove.rollouts.runner.check_trainable`.
     """
@@ -69,9 +71,10 @@ async def run_groups(
         async with finished_rollout(env, job, turn, seconds, model_roles) as state, scoring:
             scores = await score(env, state)
         async with scoring:
-            records = await unit.add(position, env, state, scores, sampling.temperature, step)
-        for record in records:
-            keep(record)  # before the consumer sees it: it may close the generator, or be canceled
+            final_records = await unit.add(position, env, state, scores, sampling.temperature, step)
+        for record, line in final_records:
+            keep(record, line)  # before the consumer sees it: it may close the generator, or be canceled
+        records = [final.record for final in final_records]
         for record in records:
             if fail_fast and record.error:
                 raise RolloutError(record)
@@ -200,7 +203,7 @@ class _Unit(msgspec.Struct):
         scores: Scores | None,
         temperature: float | None,
         step: int | None,
-    ) -> list[RolloutRecord]:
+    ) -> list[FinalRecord]:
         """Add a scored rollout, and score the group after its last one; return the records that are final then."""
         self.finished[position] = state, scores_after_cleanup(state, scores)
         if len(self.finished) < len(self.jobs):

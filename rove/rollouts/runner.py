@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -34,7 +34,7 @@ from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, Trajecto
 from rove.core.state import Bookkeeping, State, bookkeeping, prompt_of
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment, Turn, messages_of, offered_tools, take_result
-from rove.runs.serialization import check_storable
+from rove.runs.serialization import checked_line
 from rove.statistics import Price
 from rove.utils.functions import maybe_await
 
@@ -104,20 +104,24 @@ class _Turns:
     started: int = 0
     running: int = 0
 
-    @contextmanager
-    def counted(self) -> Generator[None]:
-        """Count a turn while it runs."""
-        self.started += 1
-        self.running += 1
-        number = self.started
-        try:
-            yield
-        except BaseException:
-            if self.started == number:
-                self.started -= 1  # a retry is the same turn with the same seed
-            raise
-        finally:
-            self.running -= 1
+
+class _counted:  # a class: a generator with `contextmanager` takes several times as long, and every turn pays for it
+    """Count a turn while it runs."""
+
+    __slots__ = ("number", "turns")
+
+    def __init__(self, turns: _Turns):
+        self.turns = turns
+
+    def __enter__(self) -> None:
+        self.turns.started += 1
+        self.turns.running += 1
+        self.number = self.turns.started
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self.turns.started == self.number:
+            self.turns.started -= 1  # a retry is the same turn with the same seed
+        self.turns.running -= 1
 
 
 def _continued(
@@ -260,7 +264,7 @@ def make_turn(
         )
         started = time.perf_counter()
         on_request()
-        with turns.counted(), phase("model"):
+        with _counted(turns), phase("model"):
             response = await client.respond(request)
         trajectory.append(_step(request, response, time.perf_counter() - started, offered))
         if response.finish_reason == "length":
@@ -315,14 +319,20 @@ async def _run(env: Environment, job: Job, state: State, turn: Turn, timeout_sec
         await maybe_await(env.post_rollout(state))
 
 
-@contextmanager
-def _timed(rollout: Bookkeeping) -> Generator[None]:
+class _timed:
     """Add the wall time of this block to that of the rollout."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        rollout.seconds += time.perf_counter() - started
+
+    __slots__ = ("rollout", "started")
+
+    def __init__(self, rollout: Bookkeeping):
+        self.rollout = rollout
+        self.started = time.perf_counter()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.rollout.seconds += time.perf_counter() - self.started
 
 
 def scores_after_cleanup(state: State, scores: Scores | None) -> Scores | None:
@@ -368,17 +378,24 @@ def _deep_copy(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-@contextmanager
-def _contained(*states: State) -> Generator[None]:
+class _contained:
     """Record an exception of this block as the states' error, unless it `ends_task`."""
-    try:
-        yield
-    except BaseException as error:
-        if ends_task(error):
-            raise
-        for state in states:
+
+    __slots__ = ("states",)
+
+    def __init__(self, *states: State):
+        self.states = states
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None or ends_task(error):
+            return False
+        for state in self.states:
             rollout = bookkeeping(state)
             rollout.error = rollout.error or error_info(error)  # the first error is the cause of later ones
+        return True
 
 
 def error_info(error: BaseException) -> ErrorInfo:
@@ -448,17 +465,24 @@ def make_record(
     )
 
 
+class FinalRecord(NamedTuple):
+    """The record of a finished rollout."""
+
+    record: RolloutRecord
+    line: bytes | None = None
+    """Its line in rollouts.jsonl, if it is encoded already; encoding a game of Tic-Tac-Toe again for the file takes 25 µs."""
+
+
 def try_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
-) -> RolloutRecord:
+) -> FinalRecord:
     """Return the record of a rollout; if it cannot be written to a run folder and read back, a record of that error.
 
     Authors write any values into the state (docs/decisions/state.md); one unreadable line would close the whole run folder.
     """
     with _contained(state), phase("rollout"):
         record = make_record(job, state, scores, temperature, step)
-        check_storable(record)
-        return record
+        return FinalRecord(record, checked_line(record))
     rollout = bookkeeping(state)
     empty = State(
         input=job.example,
@@ -472,4 +496,4 @@ def try_record(
         scoring_seconds=rollout.scoring_seconds,
         env_id=rollout.env_id,
     )
-    return make_record(job, empty, None, temperature, step)
+    return FinalRecord(make_record(job, empty, None, temperature, step))

@@ -6,10 +6,11 @@ import re
 import unicodedata
 
 from rove.rubrics.parser import Completion, MaybeThinkParser, extract_boxed_answer
+from rove.utils.patterns import lazy_pattern
 
-INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+INVISIBLE = lazy_pattern("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
 """Characters that show nothing: zero-width spaces and joiners, marks of direction, byte-order marks."""
-TAKEN_BACK = re.compile(
+TAKEN_BACK = lazy_pattern(
     r"^\W*or\b(?!\s+so\b)"
     r"|\bor\s+(?:maybe|perhaps|possibly|probably|not|no|never|none|neither|else|is|was|another|something)\b"
     r"|(?:^|\b(?:maybe|perhaps|possibly|probably|surely|certainly|definitely|but|rather|or)|[,.;:?!(—-])\s*not\W*$"
@@ -26,12 +27,12 @@ MAX_AFTER_CHARS = 200
 MAX_WRAPPERS = 8
 """Formatting in formatting that is removed; each layer takes time in proportion to the text."""
 _TEXT = MaybeThinkParser()
-_TAG = re.compile(r"<\s*(/?)\s*answer(?:\s[^<>]*)?>", re.IGNORECASE)
-_LABEL = re.compile(
+_TAG = lazy_pattern(r"<\s*(/?)\s*answer(?:\s[^<>]*)?>", re.IGNORECASE)
+_LABEL = lazy_pattern(
     r"[\s#>*_`]*(?:(?:my|the|so|correct|final|right)\s+){0,3}answer[\s*_`]*[:：][*_`]*\s*", re.IGNORECASE
 )
-_HASHES = re.compile(r"\s*####\s*(?=\W{0,3}\d)")
-_ONLY_MARKS = re.compile(r"\s*(?:```\w*|~~~\w*|\$\$|\\\[|\\\]|[-*_=]{3,})\s*")
+_HASHES = lazy_pattern(r"\s*####\s*(?=\W{0,3}\d)")
+_ONLY_MARKS = lazy_pattern(r"\s*(?:```\w*|~~~\w*|\$\$|\\\[|\\\]|[-*_=]{3,})\s*")
 _WRAPPERS = [
     ("**", "**"),
     ("__", "__"),
@@ -43,8 +44,8 @@ _WRAPPERS = [
     ("\\(", "\\)"),
     ("\\[", "\\]"),
 ]
-_ELEMENT = re.compile(r"<(?P<name>answer|b|strong|i|em|code)\s*>(?P<inner>[^<>]*)</(?P=name)\s*>", re.IGNORECASE)
-_COMMAND = re.compile(
+_ELEMENT = lazy_pattern(r"<(?P<name>answer|b|strong|i|em|code)\s*>(?P<inner>[^<>]*)</(?P=name)\s*>", re.IGNORECASE)
+_COMMAND = lazy_pattern(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{"
 )
 

@@ -20,56 +20,61 @@ import unicodedata
 from collections.abc import Sequence
 
 from rove.rubrics.answers import INVISIBLE, TAKEN_BACK, normalized
+from rove.utils.patterns import lazy_pattern
 
 MAX_CHARS = 2_000
 """Characters at the end of a text in which an option is looked for."""
 _EDGES = " \t\r\n.,;:!?\"'“”„«»‘’…"
-_WORDS_IN_BRACKETS = re.compile(r"[(\[{]([^\d,()\[\]{}]*)[)\]}]")  # with digits or commas they may be an interval
+_WORDS_IN_BRACKETS = lazy_pattern(r"[(\[{]([^\d,()\[\]{}]*)[)\]}]")  # with digits or commas they may be an interval
 _NOUN = r"(?:option|choice|answer|letter)"
-_STATED = re.compile(
+_STATED = lazy_pattern(
     r"\b(?:answer|option|choice|solution)(?:\s+letter)?\s*(?:\s(?:is|should be|would be|must be|will be)\b|[:=])\s*:?\s*"
     r"|\b(?:i(?:'d|'ll| would| will)?\s+)(?:(?:choose|pick|select|say|chose|picked|selected)|go with)\s+",
     re.IGNORECASE,
 )
-_MENTION = re.compile(
+_MENTION = lazy_pattern(
     rf"\b(?i:{_NOUN})\s+\(?([A-Za-z])\b\)?|\(([A-Za-z])\)|(?<![\w'’])([A-Z])"
     r"(?=\s+(?:is|must be|seems|would be)\s+(?:the\s+|my\s+)?(?:\w+ly\s+|most\s+)?(?:correct|right|best|true|only|answer)\b)"
     r"|\b(?i:it\s+(?:is|must be|has to be|should be)|it's|think|maybe|probably|definitely|surely)\s+"
     r"\(?([A-HJ-Z])\)?(?=[.!?,;]|\s*$)"
 )
-_MARKED_LETTER = re.compile(r"(?<![\w'’])(?:[A-Z][.):](?=\s|$)|[a-z]\)(?=\s)|\([A-Za-z]\))")
-_DENIED_BEFORE = re.compile(
+_MARKED_LETTER = lazy_pattern(r"(?<![\w'’])(?:[A-Z][.):](?=\s|$)|[a-z]\)(?=\s)|\([A-Za-z]\))")
+_DENIED_BEFORE = lazy_pattern(
     r"(?:\b(?:not|never|neither|nor|cannot|except|rather than|instead of|other than|over|unlike)"
     r"|\b(?:anything|everything|all) but|n't)"
     r"(?:\s+(?:be|is|the|a|an|to|choose|pick|select|correct|right|answer|option|choice))*\s*\(?$",
     re.IGNORECASE,
 )
-_DENIED_AFTER = re.compile(
+_DENIED_AFTER = lazy_pattern(
     r"\)?[^.;\n]{0,40}?\b(?:is|are|was|seems|can|could|would|must|does)(?:\s+(?:clearly|definitely|also|be))*"
     r"(?:\s+not|n't|not|\s+(?:wrong|incorrect|false|impossible|out|too))\b",
     re.IGNORECASE,
 )
-_CLAUSE_END = re.compile(
+_CLAUSE_END = lazy_pattern(
     r"[.,;:!?]|\b(?:but|so|hence|thus|therefore|then|instead|rather|because|since|unlike|over|than)\b", re.IGNORECASE
 )
-_DENIAL = re.compile(
+_DENIAL = lazy_pattern(
     r"n't\b|\b(?:not|never|no(?!\s+(?:doubt|question))|neither|nor|cannot|without|except|wrong|incorrect|false|impossible"
     r"|unlikely|less|mistake|trap|makes no sense|rul\w+ out|fails?|(?<!no )doubt\w*|disagree\w*|reject\w*|eliminat\w*|exclud\w*"
     r"|discard\w*|dismiss\w*|avoid\w*|forget|contradict\w*)\b",
     re.IGNORECASE,
 )
-_AFFIRMED = re.compile(r"\)?\s+(?:is|must be|seems|would be)\s+(?:the\s+)?(?:correct|right|best|true)\b", re.IGNORECASE)
-_OTHERS_AFTER = re.compile(
+_AFFIRMED = lazy_pattern(
+    r"\)?\s+(?:is|must be|seems|would be)\s+(?:the\s+)?(?:correct|right|best|true)\b", re.IGNORECASE
+)
+_OTHERS_AFTER = lazy_pattern(
     r"\W*(?:or|and|nor|/|&|,)\W*(?:(?:maybe|perhaps|possibly|option|also|even)\s+)*\(?"
     r"(?:[A-HJ-Z]|I(?!['’]|\s+[a-z])|[a-z]\))(?!\w)"  # "I think" is no option
     r"|\s*[-–]\s*\(?[A-Z]\)?[\s.]*$"
 )
-_OTHER_BEFORE = re.compile(r"(?:\b(?i:or)|(?<![\w'’])\(?[A-Z]\)?\s*[,/&])\s*$")
-_END_OF_STATEMENT = re.compile(
+_OTHER_BEFORE = lazy_pattern(r"(?:\b(?i:or)|(?<![\w'’])\(?[A-Z]\)?\s*[,/&])\s*$")
+_END_OF_STATEMENT = lazy_pattern(
     r"(?<=[\w)])[.;](?:\s|$)|,?\s+(?:not|because|since|as|over|rather than|instead of)\s", re.IGNORECASE
 )
-_DENIED_STATEMENT = re.compile(r"\b(?:not|n't|never)\s+(?:that\s+)?(?:the\s+)?(?:correct\s+|right\s+)?$", re.IGNORECASE)
-_REJECTED = re.compile(r"\W*(?:no|not|wrong|incorrect|false)\b", re.IGNORECASE)
+_DENIED_STATEMENT = lazy_pattern(
+    r"\b(?:not|n't|never)\s+(?:that\s+)?(?:the\s+)?(?:correct\s+|right\s+)?$", re.IGNORECASE
+)
+_REJECTED = lazy_pattern(r"\W*(?:no|not|wrong|incorrect|false)\b", re.IGNORECASE)
 
 
 def read_choice(text: str, choices: Sequence[str]) -> str:

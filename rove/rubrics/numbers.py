@@ -18,13 +18,14 @@ import re
 import unicodedata
 
 from rove.rubrics.answers import INVISIBLE, TAKEN_BACK
+from rove.utils.patterns import lazy_pattern
 
 MAX_CHARS = 2_000
 """Characters at the end of a text that are read: denied numbers make reading take quadratic time."""
 _PLAIN_NUMBER = (
     r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d|\s*/\s*\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|(?<![\w.])\.\d+(?:[eE][-+]?\d+)?"
 )
-_NUMBER = re.compile(
+_NUMBER = lazy_pattern(
     rf"(?P<mantissa>{_PLAIN_NUMBER})\s*[×x]\s*10\s*\^\s*\(?(?P<exponent>[-+]?\d+)\)?"
     r"|(?<![\d.,])(?:(?P<whole>\d+)\s+)?(?P<above>\d+)\s*/\s*(?P<below>\d+)(?!\d|\s*[.,/]\d)"
     rf"|(?P<plain>{_PLAIN_NUMBER})"
@@ -38,7 +39,7 @@ _SCALES = {
     "万": 1e4,
     "亿": 1e8,
 }
-_SCALE = re.compile(rf"\s*({'|'.join(_SCALES)})", re.IGNORECASE)
+_SCALE = lazy_pattern(rf"\s*({'|'.join(_SCALES)})", re.IGNORECASE)
 
 _LETTER = "A-Za-zÀ-ɏͰ-ϿЀ-ӿ"
 _MONTH = (
@@ -49,9 +50,9 @@ _UNIT_WITH_PARTS = (
     r"(?:hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|euros?|years?|months?|weeks?|days?)"
 )
 
-_SIGN = re.compile(r"([-+])(\s*)$")
-_OPERAND_BEFORE_SIGN = re.compile(rf"(?:[\w)\]%°!]|[\d)\]%°!]\s+|(?:^|[^{_LETTER}])[b-zB-HJ-Z]\s+)$")
-_JOINED_BEFORE = re.compile(
+_SIGN = lazy_pattern(r"([-+])(\s*)$")
+_OPERAND_BEFORE_SIGN = lazy_pattern(rf"(?:[\w)\]%°!]|[\d)\]%°!]\s+|(?:^|[^{_LETTER}])[b-zB-HJ-Z]\s+)$")
+_JOINED_BEFORE = lazy_pattern(
     rf"[{_LETTER}_\d]$"  # an identifier: H2O, GPT4
     r"|\d[.,:]$"  # a version, a decimal comma, a time
     rf"|[{_LETTER}\d)_]\($"  # an argument: f(5)
@@ -60,31 +61,31 @@ _JOINED_BEFORE = re.compile(
     rf"|(?<![{_LETTER}])(?i:(?:sin|cos|tan|log|ln|lg|exp|sqrt|twice|(?:root|square|cube|factorial|reciprocal|half)\s+of)\s+$)"
     r"|[\w)]\s*[<>]\s*=?\s*$"  # an inequality; a ">" at the beginning of a line is a quotation in Markdown
 )
-_JOINED_AFTER = re.compile(
+_JOINED_AFTER = lazy_pattern(
     rf"(?:st|nd|rd|th)(?![{_LETTER}])"  # an ordinal
     r"|(?:sin|cos|tan|log|ln|pi|sqrt|exp)(?![a-z])|\s+(?:squared|cubed|factorial)\b"
     r"|[A-Zbceikn-rt-z](?<![CFJLNVW])(?![A-Za-z])"  # a variable or a factor: 5x, 5k; "5m" and "5 kg" have a unit
     r"|[Α-ΡΣ-Ψα-λν-ω√(_]"
     r"|\s*[\^×÷*+±<>≤≥≠]|\s*/\s*(?:[\d(]|[xyzn]\b)|\s*-\s*(?:\d|[A-Za-z]\b)|\s+[xyz]\b|\s+:\s+\d"
 )
-_LINK = re.compile(
+_LINK = lazy_pattern(
     r"\s+|\s*[?;/&]\s*|\s*\.{2,}\s*|\s*-\s*|—"
     r"|\s*%?\s*,?\s*(?:and|or|to|through|until|till|by|in|of|out of|over|per|times|plus|minus|vs\.?|versus"
     r"|multiplied by|divided by|to the power of|mod|modulo)\s+(?:the\s+)?",
     re.IGNORECASE,
 )
-_COMMA = re.compile(r"\s*,\s*")
-_ALTERNATIVE = re.compile(
+_COMMA = lazy_pattern(r"\s*,\s*")
+_ALTERNATIVE = lazy_pattern(
     r"\b(?:or|nor|maybe|perhaps|possibly|alternatively|either)\b[^.,;:!?\n]{0,30}$", re.IGNORECASE
 )
-_LISTED = re.compile(r"\s*[\w ]{0,20},?\s+and\s+", re.IGNORECASE)
-_END = re.compile(r"[\s)\]}.!\"]*$")
-_DENIED = re.compile(
+_LISTED = lazy_pattern(r"\s*[\w ]{0,20},?\s+and\s+", re.IGNORECASE)
+_END = lazy_pattern(r"[\s)\]}.!\"]*$")
+_DENIED = lazy_pattern(
     r"(?:\b(?:not|never|neither|nor|no longer|cannot|rather than|instead of|other than|except|(?:anything|everything|all) but)"
     r"|n't)\s+(?:(?:be|equals?|equal to|is|exactly|just|simply|about|the (?:number|answer)|[a-z]\s*=)\s*)*$",
     re.IGNORECASE,
 )
-_ASIDE = re.compile(
+_ASIDE = lazy_pattern(
     r"(?<=\d)(?P<unit>\s*%?(?:\s+(?!(?:is|are|was|be|equals)\b)[^\W\d]+){0,2})\s+\([^()]*\)(?=\W*$)", re.IGNORECASE
 )
 
@@ -223,7 +224,7 @@ _MARKS: list[tuple[str, str]] = [
     (rf"(?<=[{_LETTER}])\s*\^\s*\(?-?\d+\)?", ""),  # the exponent of a unit: m^2
     (r"(?i:\b(?:minus|negative)\s+)\(?\s*(?=\.?\d)", " - "),
 ]
-_MARK_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in _MARKS]
+_MARK_PATTERNS = [(lazy_pattern(pattern), replacement) for pattern, replacement in _MARKS]
 
 
 def _plain_text(text: str) -> str:

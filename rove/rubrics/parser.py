@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,11 @@ def _reasoning(text: str) -> tuple[int, bool]:
         if closes:
             start = tag.end()
     return start, any(is_open.values())
+
+
+@cache
+def _is_reasoning_tag(name: str) -> bool:
+    return _REASONING_TAG.fullmatch(f"<{name}>") is not None
 
 
 class Parser:
@@ -102,7 +108,10 @@ class Parser:
 
         If the prompt of a message opened the reasoning, as Qwen3.5's chat template does, the text begins with that tag.
         """
-        return [_with_opening_tag(message) for message in _messages_by_role("assistant", completion)]
+        messages = _messages_by_role("assistant", completion)
+        return [
+            message if message.get(OPENED_REASONING) is None else _with_opening_tag(message) for message in messages
+        ]
 
     def get_system_messages(self, completion: Completion) -> Messages:
         """Return the system messages."""
@@ -122,8 +131,6 @@ def _messages_by_role(role: str, completion: Completion) -> Messages:
 
 
 def _with_opening_tag(message: Message) -> Message:
-    if message.get(OPENED_REASONING) is None:
-        return message
     return Message({**message, "content": complete_text(message, text_of(message))})
 
 
@@ -214,8 +221,7 @@ class XMLParser(Parser):
             return None
         text = text_of(messages[-1])
         # A field such as <reasoning> is removed by `visible_response`, so it could never be read from the response.
-        is_reasoning = _REASONING_TAG.fullmatch(f"<{self.answer_field}>") is not None
-        parsed = self.parse(text if is_reasoning else visible_response(text), last=True)
+        parsed = self.parse(text if _is_reasoning_tag(self.answer_field) else visible_response(text), last=True)
         if not hasattr(parsed, self.answer_field):
             hint = nearest(self.answer_field, vars(parsed))
             raise ConfigError(f"answer_field='{self.answer_field}' of this XMLParser is not one of its fields: {hint}")

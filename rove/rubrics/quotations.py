@@ -6,19 +6,21 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from rove.utils.patterns import lazy_pattern
+
 _TAG_PATTERN = r"<{end}\s*(?:think|thinking|reasoning)\s*>|\[{end}THINK\]"
-OPENING_TAG = re.compile(_TAG_PATTERN.format(end=""), re.IGNORECASE)
-CLOSING_TAG = re.compile(_TAG_PATTERN.format(end="/"), re.IGNORECASE)
-REASONING_TAG = re.compile(_TAG_PATTERN.format(end="/?"), re.IGNORECASE)
+OPENING_TAG = lazy_pattern(_TAG_PATTERN.format(end=""), re.IGNORECASE)
+CLOSING_TAG = lazy_pattern(_TAG_PATTERN.format(end="/"), re.IGNORECASE)
+REASONING_TAG = lazy_pattern(_TAG_PATTERN.format(end="/?"), re.IGNORECASE)
 """A tag that opens or closes the reasoning of a model."""
-_LINE_ENDS = re.compile(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
-_INVISIBLE = re.compile("[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u3164\ufe00-\ufe0f\uffa0]")
-_SENTENCE_END = re.compile(r"\n|(?<=[.!?])[ \t]+|(?<=[。！？])|" + REASONING_TAG.pattern, re.IGNORECASE)
-_QUOTED = re.compile(
+_LINE_ENDS = lazy_pattern(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
+_INVISIBLE = lazy_pattern("[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u3164\ufe00-\ufe0f\uffa0]")
+_SENTENCE_END = lazy_pattern(r"\n|(?<=[.!?])[ \t]+|(?<=[。！？])|" + _TAG_PATTERN.format(end="/?"), re.IGNORECASE)
+_QUOTED = lazy_pattern(
     r"\"[^\"\n]*\"|“[^”\n]*”|„[^“”\n]*[“”]|«[^»\n]*»|「[^」\n]*」|`[^`\n]+`|(?<!\w)'[^'\n]*'(?!\w)|(?<!\w)‘[^’\n]*’(?!\w)"
 )
-_FENCE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-_BLOCK_QUOTE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
+_FENCE = lazy_pattern(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK_QUOTE = lazy_pattern(r"^[ \t]*>.*$", re.MULTILINE)
 
 
 def plain(text: str) -> str:

@@ -201,7 +201,10 @@ class Rubric:
     @property
     def num_functions(self) -> int:
         """The number of functions, those of all members included."""
-        return len(self._functions) + sum(rubric.num_functions for rubric in self.rubrics)
+        total = len(self._functions)
+        for rubric in self.rubrics:
+            total += rubric.num_functions
+        return total
 
     @property
     def components(self) -> list[Rubric]:
@@ -244,8 +247,11 @@ class Rubric:
                 with phase(function.phase):
                     arguments = function.arguments(lambda name: self._find(name, state), lambda: self._available(state))
                     values[function.name] = _number(function.name, await maybe_await(function.func(**arguments)))
+        scores = self._scores(values)
+        if not self.rubrics:
+            return scores
         members = [await rubric.score_rollout(state) for rubric in self.rubrics]
-        return merge_scores([*members, self._scores(values)])
+        return merge_scores([*members, scores] if values else members)
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
         """Score the members of a group, with group functions.

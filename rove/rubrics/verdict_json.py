@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from rove.utils.patterns import lazy_pattern
+
 MAX_BRACES = 100
 """Opening braces, counted from the end, at which an object is searched for."""
 MAX_DEPTH = 100
 _OTHER_KEYS = ("grade", "score", "rating", "judgment", "judgement")
 _STRING = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     rf"(?P<text>{_STRING})|(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<brace>[{{}}\[\]])|(?P<word>[A-Za-z_]\w*)", re.DOTALL
 )
 _LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}

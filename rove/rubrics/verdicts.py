@@ -20,6 +20,7 @@ from rove.rubrics.quotations import (
     without_quotations,
 )
 from rove.rubrics.verdict_json import object_at, objects_in
+from rove.utils.patterns import lazy_pattern
 
 MAX_QUOTED_CHARS = 200
 """Characters of a judge's reply in an error message."""
@@ -31,12 +32,12 @@ _WEAK_LABEL = r"final answer|decision|conclusion|assessment|evaluation|result|(?
 _LABEL = rf"(?<![\w])(?:(?P<strong>{_STRONG_LABEL})|(?P<weak>{_WEAK_LABEL}))(?!\w)"
 _SCALE_NOTE = r"(?:[ \t]*\((?=[^()\n]*\d)[^()\n]*\))?"  # "Score (1-10): 7"
 _SEPARATOR = r"[ \t*_`\"']*(?P<separator>[:=]|->|→|⇒|\s[-–—](?=\s)|\bis\b|(?=\n))"
-_LABELED = re.compile(_LABEL + _SCALE_NOTE + _SEPARATOR, re.IGNORECASE | re.MULTILINE)
-_ANY_LABEL = re.compile(_LABEL, re.IGNORECASE | re.MULTILINE)
+_LABELED = lazy_pattern(_LABEL + _SCALE_NOTE + _SEPARATOR, re.IGNORECASE | re.MULTILINE)
+_ANY_LABEL = lazy_pattern(_LABEL, re.IGNORECASE | re.MULTILINE)
 # The content contains no second opening, because each opening would otherwise search the rest of the text.
-_TAGGED = re.compile(r"<(verdict|grade|score|rating|judge?ment)>((?:(?!</?\1>).)*)</\1>", re.IGNORECASE | re.DOTALL)
-_BRACKETED = re.compile(r"\[\[((?:(?!\[\[|\]\]).)*)\]\]")
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}\n]|\{[^{}\n]*\})*)\}")
+_TAGGED = lazy_pattern(r"<(verdict|grade|score|rating|judge?ment)>((?:(?!</?\1>).)*)</\1>", re.IGNORECASE | re.DOTALL)
+_BRACKETED = lazy_pattern(r"\[\[((?:(?!\[\[|\]\]).)*)\]\]")
+_BOXED = lazy_pattern(r"\\boxed\s*\{((?:[^{}\n]|\{[^{}\n]*\})*)\}")
 
 _OPENING = r"(?:[\s*_`\"'“”‘’«»$\[(<{]|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{|\\[(\[])*"
 _CLOSING = r"(?:[*_`\"'“”‘’«»$\])>}]|\\[)\]])*+"
@@ -45,26 +46,26 @@ _SCALE = r"(?:\s*(?:/|out of|of)\s*[*_`]*(?P<top>\d+)(?!\w|[.,]\d))?(?:\s+(?:poi
 # "no doubt", "A-", "1.5", "8%" and "yes?" mean something else than their beginning.
 _VALUE_END = r"(?=\s*$|\s*\n|[.,;:!。、！](?!\d)|\s*[—–(]|\s+-\s)"
 _EDGES = " \t\r\n.,:;!\"'`*_#“”‘’„«»…。、！"
-_EDGE_MARKS = re.compile(r"^(?:[-*•]\s+)?")
-_WRAPPED = re.compile(
+_EDGE_MARKS = lazy_pattern(r"^(?:[-*•]\s+)?")
+_WRAPPED = lazy_pattern(
     r"\$+(?P<a>[^$]+)\$+|\\\((?P<b>.*)\\\)|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{(?P<c>.*)\}|\[(?P<d>[^\]]*|\[[^\]]*\])\]"
     r"|\((?P<e>[^()]*)\)|<(?P<tag>\w+)>(?P<f>.*)</(?P=tag)>",
     re.DOTALL,
 )
-_WORD_BEFORE = re.compile(r"([^\W_][\w'’]*)(?:-|[ \t*_`\"']*)$")
+_WORD_BEFORE = lazy_pattern(r"([^\W_][\w'’]*)(?:-|[ \t*_`\"']*)$")
 # A label after any other word is that of a part ("Style score: 3") or of another verdict ("The response's verdict: yes").
-_NO_QUALIFIER = re.compile(
+_NO_QUALIFIER = lazy_pattern(
     r"the|my|a|this|our|final|overall|total|whole|new|revised|corrected|updated|first|second|initial|reflection|thought|look"
     r"|consideration|reconsideration|review|now|then|so|thus|hence|therefore|accordingly|actually|finally|and|but",
     re.IGNORECASE,
 )
-_RETRACTION = re.compile(
+_RETRACTION = lazy_pattern(
     r"\b(?:i (?:was|am) (?:wrong|mistaken)|i (?:have )?mis(?:read|judged|took)|i (?:made|have made) (?:a|an) (?:mistake|error)"
     r"|i take (?:that|this|it) back|i (?:change|revise|correct|reconsider)|scratch that|on (?:reflection|second thought)"
     r"|correction:|wait)\b",
     re.IGNORECASE,
 )
-_TAKEN_BACK = re.compile(
+_TAKEN_BACK = lazy_pattern(
     r"\bi (?:was|am) (?:wrong|mistaken)|\btake (?:that|this|it) back|\bscratch that|\bi mis(?:read|judged|took)",
     re.IGNORECASE,
 )
@@ -73,7 +74,7 @@ _MAX_WRAPPERS = 20
 _MAX_WORD_CHARS = 100
 """Characters before a label in which the word before it is searched for."""
 # "I agree" and "A fair reply" name no choice; "I is possible" and "A or B" do.
-_PRONOUN_OR_ARTICLE = re.compile(
+_PRONOUN_OR_ARTICLE = lazy_pattern(
     r"(?<!\w)[AI](?=['’](?:m|d|ll|ve)\b"
     r"|[ \t]+(?!(?:is|was|or|and|nor|if|instead|rather|seems|fits|because|since)\b)[a-z])"
 )

@@ -250,9 +250,14 @@ class Run(RunFiles):
 
     # Append-only files, one line per entry
 
-    def append_rollout(self, record: RolloutRecord) -> None:
-        """Write a finished rollout; it survives a kill of the process after this returns."""
-        self._append("rollouts.jsonl", encode_record(record))
+    def append_rollout(self, record: RolloutRecord, line: bytes | None = None) -> None:
+        """Write a finished rollout; it survives a kill of the process after this returns.
+
+        Args:
+            record: The rollout.
+            line: Its line, if it is encoded already.
+        """
+        self._append("rollouts.jsonl", encode_record(record) if line is None else line)
 
     def append_metrics(self, metrics: Mapping[str, object]) -> None:
         """Write the metrics of a step."""

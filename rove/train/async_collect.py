@@ -278,7 +278,7 @@ class AsyncCollector(RolloutCollector):
         async for _ in rollouts:
             pass
 
-    def _on_rollout(self, group: _Group, record: RolloutRecord) -> None:
+    def _on_rollout(self, group: _Group, record: RolloutRecord, line: bytes | None) -> None:
         """Add a finished rollout; assign and store its group once that is complete."""
         group.records.append(record)
         self._report_progress()

@@ -134,6 +134,12 @@ def is_async(func: object) -> bool:
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, str, list, dict})
+
+
 async def maybe_await(value: object) -> Any:
     """Return `value`, awaited if it is awaitable."""
+    # Most functions of environments return these; `isawaitable` takes longer than calling a short function.
+    if type(value) in _PLAIN_TYPES:
+        return value
     return await value if inspect.isawaitable(value) else value

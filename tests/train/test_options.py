@@ -250,6 +250,7 @@ SFT_CASES: dict[str, Case] = {
     "max_examples": Case(12),
     "loss_on": Case("first", {}, lambda ran: ran.error),  # its effect: tests/train/test_sft_data.py
     "max_length": Case(7),
+    "overlong": Case("drop", {"max_length": 11}),
     "epochs": Case(2, {}, step_count),
     "batch_size": Case(7),
     "learning_rate": Case(1e-3),

@@ -22,7 +22,7 @@ def results(*changed: dict[str, str]) -> dict[str, Any]:
 
 def test_the_page_has_a_row_for_each_family_of_the_suite():
     table = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
-    assert re.findall(r"^\| [^|]* \| `(\w+)` \|", table, re.MULTILINE) == sorted(FAMILIES)
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == sorted(FAMILIES)
     assert f"transformers {version('transformers')}" in table
 
 
@@ -35,8 +35,8 @@ def test_a_cell_says_what_was_tested():
         )
     )
     assert "transformers 5.1, PEFT 0.1). 1 of 2\nfamilies pass" in table
-    assert "| Llama | `llama` | ✓ | ✓ | ✓ | ✓ | llama3 |  | ✓ |" in table
-    assert "| Mamba | `mamba` | ✓ | ✓ | ✓ | ✗ | ✓ | ✓ | ✓ |" in table
+    assert "| `llama` | ✓ | ✓ | ✓ | ✓ | llama3 |  | ✓ |" in table
+    assert "| `mamba` | ✓ | ✓ | ✓ | ✗ | ✓ | ✓ | ✓ |" in table
     assert "| LoRA | `mamba` | PEFT refuses it |" in table
     page = f"before\n{BEGIN}old\n{END}after\n"
     assert with_table(page, table) == f"before\n{BEGIN}{table}{END}after\n"

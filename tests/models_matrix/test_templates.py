@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from toys import roll, rows
@@ -13,7 +11,6 @@ import rove as vf
 from rove.core.errors import ConfigError
 from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel, load_model
-from rove.rendering.reasoning import OPENED
 from rove.rendering.renderer import Renderer
 from rove.train.sequences import sequences_from_messages, sequences_from_record
 from tests.models.test_published_templates import FORMATS, REFUSED
@@ -44,8 +41,6 @@ PUBLISHED = {
     "qwen3_moe": "qwen3_instruct_2507",
 }
 """Family → template of one of its published models, in the wheel of TRL."""
-REASONING = re.compile(r"</think>")
-"""What a template that knows reasoning contains."""
 NO_TEMPLATE = "the packages contain no published template of this family"
 BRANCHES: dict[str, str] = {}
 """Template → why each of its turns is a sequence of its own."""
@@ -59,12 +54,15 @@ def loaded(family: str, folder: Path, templates: Path) -> LoadedModel:
     return loaded._replace(renderer=Renderer(loaded.tokenizer, sorted(loaded.renderer.stop_ids)))
 
 
-def reasoned(renderer: Renderer, messages: Any, tools: Any = None) -> str:
-    """Return a regular expression for reasoning as the template has it after these messages; "" if it knows none."""
-    if not REASONING.search(renderer.template):
-        return ""
-    opening = "" if OPENED.search(renderer.text(messages, tools)) else "<think>\n"
-    return opening + "hello( hello| hells){2}\n</think>\n\n"
+def with_reasoning(renderer: Renderer, answer: str) -> str:
+    """Return how the template writes a message with reasoning and this answer; the answer alone if it writes no reasoning."""
+    user = vf.UserMessage("q0")
+    message = vf.AssistantMessage(answer, reasoning_content="hello hells")
+    whole = renderer.tokenizer.apply_chat_template([user, message], tokenize=False)
+    prompt = renderer.text([user])
+    if "</think>" not in renderer.template or not whole.startswith(prompt):
+        return answer
+    return whole[len(prompt) :].partition(answer)[0] + answer
 
 
 def test_calls_go_round_through_the_published_template(request: pytest.FixtureRequest, family: str, result: Result):
@@ -81,8 +79,7 @@ def test_calls_go_round_through_the_published_template(request: pytest.FixtureRe
             renderer.check_tools([{"type": "function", "function": {"name": "add", "parameters": {}}}])
         pytest.xfail(renderer.tool_support.problem)
     assert renderer.tool_format is not None and renderer.tool_format.name == FORMATS[name]
-    prompt = env.dataset[0]["prompt"]
-    form = {"regex": reasoned(renderer, prompt, None) + call_pattern(renderer, 1)}
+    form = {"regex": with_reasoning(renderer, "world").removesuffix("world") + call_pattern(renderer, 1)}
     sampling = {"structured_outputs": form, "temperature": 1.0, "max_tokens": 400}
     [record] = roll(env, EngineClient.from_model(loaded), sampling_args=sampling)
     assert record.error is None, record.error
@@ -109,25 +106,21 @@ def test_reasoning_is_kept_as_the_published_template_has_it(
         pytest.skip(NO_TEMPLATE)
     loaded: LoadedModel = request.getfixturevalue("loaded")
     renderer = loaded.renderer
-    if not REASONING.search(renderer.template):
-        pytest.skip("its template knows no reasoning")
-    prompt = [vf.UserMessage("say 1")]
-    env = vf.SingleTurnEnv(dataset=rows(1))
-    form = {"regex": reasoned(renderer, prompt) + "world"}
-    sampling = {"structured_outputs": form, "temperature": 1.0, "max_tokens": 60}
+    expected = with_reasoning(renderer, "world")
+    if expected == "world":
+        pytest.skip("its template writes no reasoning")
+    env = vf.SingleTurnEnv(dataset=[{"question": "q0"}])
+    sampling = {"structured_outputs": {"regex": expected}, "temperature": 1.0, "max_tokens": 60}
     [record] = roll(env, EngineClient.from_model(loaded), sampling_args=sampling)
     assert record.error is None, record.error
+    [step] = record.steps
+    assert step.tokens is not None and renderer.decode(step.tokens.completion_ids) == expected
     parser = vf.ThinkParser()
     assert parser.parse_answer(record.completion) == "world"
     assert parser.get_format_reward_func()(record.completion) == 1.0
     # SFT on the message, and on data with the reasoning in a field, trains the text that was sampled.
-    [step] = record.steps
-    assert step.tokens is not None
-    sampled = renderer.decode(step.tokens.completion_ids)
-    reasoning = sampled.removeprefix("<think>\n").partition("\n</think>")[0]
-    field = vf.AssistantMessage("world", reasoning_content=reasoning)
+    field = vf.AssistantMessage("world", reasoning_content="hello hells")
     for message in (record.completion[0], field):
         [sequence] = sequences_from_messages(renderer, [*record.prompt, message], [])
-        text = renderer.decode(sequence.ids)
-        assert text.startswith(renderer.decode(step.tokens.prompt_ids)) and text.count("</think>") == 1
-        assert trained_text(renderer, sequence).startswith(sampled)
+        assert renderer.decode(sequence.ids).startswith(renderer.decode(step.tokens.ids))
+        assert trained_text(renderer, sequence).startswith(expected)

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.models.auto.configuration_auto import MODEL_NAMES_MAPPING
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/models.md"
 BEGIN, END = "<!-- families: begin (make models-page) -->\n", "<!-- families: end -->\n"
@@ -51,7 +49,9 @@ def table_of(results: Mapping[str, Any]) -> str:
         raise SystemExit(
             f"the results of {incomplete or 'all families'} are incomplete; run all tests: make models-page"
         )
-    failed = [f"{cell['family']}: {cell['column']}" for cell in results["cells"] if cell["outcome"] == "failed"]
+    failed: list[str] = []
+    for family, columns in cells.items():
+        failed += [f"{family}: {column}" for column, cell in columns.items() if cell["outcome"] == "failed"]
     if failed:
         raise SystemExit(f"failed tests: {failed}; repair them, or expect the failure with its reason")
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -63,12 +63,12 @@ def table_of(results: Mapping[str, Any]) -> str:
             marks.append(_mark(cell))
             if marks[-1] == FAILED:
                 reasons[column, cell["reason"]].append(family)
-        rows.append(f"| {MODEL_NAMES_MAPPING.get(family, family)} | `{family}` | {' | '.join(marks)} |")
+        rows.append(f"| `{family}` | {' | '.join(marks)} |")
     full = sum(FAILED not in row for row in rows)
     lines = [INTRODUCTION.format(**results["versions"], full=full, count=len(rows))]
     lines += ["| column | what is checked |", "|---|---|"]
     lines += [f"| {column} | {meaning} |" for column, meaning in COLUMNS.items()]
-    lines += ["", f"| model | `model_type` | {' | '.join(COLUMNS)} |", "|" + "---|" * (2 + len(COLUMNS)), *rows, ""]
+    lines += ["", f"| `model_type` | {' | '.join(COLUMNS)} |", "|" + "---|" * (1 + len(COLUMNS)), *rows, ""]
     if reasons:
         lines += ["What does not work, and why:", "", "| column | families | reason |", "|---|---|---|"]
         for (column, reason), families in sorted(reasons.items(), key=lambda item: list(COLUMNS).index(item[0][0])):
@@ -90,5 +90,7 @@ def with_table(page: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    results = json.loads(Path(sys.argv[1]).read_bytes())
+    # Several files hold the results of several runs, for example of some families each.
+    parts = [json.loads(Path(file).read_bytes()) for file in sys.argv[1:]]
+    results = {"versions": parts[-1]["versions"], "cells": [cell for part in parts for cell in part["cells"]]}
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table_of(results)), encoding="utf-8")

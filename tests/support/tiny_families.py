@@ -91,7 +91,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "codegen": {**GPT2_SIZES, "rotary_dim": 8, "n_ctx": 512},
     "cohere": {},
     "cohere2": {"sliding_window": 16},
-    "cwm": {"sliding_window": 16},
+    "cwm": {"sliding_window": 16, "bos_token_id": 0},
     "dbrx": {
         "d_model": 32,
         "n_heads": 4,
@@ -301,8 +301,8 @@ def tiny_config(family: str, tokenizer: Any) -> Any:
         "eos_token_id": tokenizer.eos_token_id,
     }
     # A configuration keeps settings that it does not have, and Mamba would get attention heads.
-    published = AutoConfig.for_model(family)
-    sizes = {name: value for name, value in SIZES.items() if hasattr(published, name)}
+    published = AutoConfig.for_model(family).to_dict()
+    sizes = {name: value for name, value in SIZES.items() if name in published}
     settings = {**sizes, **vocabulary, **FAMILIES[family]}
     if "text_config" in settings:
         settings["text_config"] = {**settings["text_config"], **vocabulary}

@@ -24,6 +24,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
 TOLERANCE = 1e-4
 """Largest difference of a log-probability from that of a plain forward pass in fp32, in nats."""
+TOLERANCES = {"nemotron_h": 5e-3, "zamba2": 5e-3}
+"""Families whose own steps with a cache differ from a whole sequence by up to 2e-3 in transformers 5.24."""
+NOT_EVALUATED = {
+    **NOT_SAMPLED,
+    "bamba": "with its cache, transformers computes other log-probabilities than without it, by up to 1.9 nats",
+}
+"""Family → why its rollouts are wrong."""
 
 
 def plain_logprobs(model: Any, ids: list[int]) -> torch.Tensor:
@@ -37,7 +44,7 @@ def test_rollouts_have_the_log_probabilities_of_a_plain_forward_pass(
     request: pytest.FixtureRequest, family: str, folder: Path, environments: Path, result: Result
 ):
     result("Evaluate")
-    expect_failure(request, NOT_SAMPLED, family)
+    expect_failure(request, NOT_EVALUATED, family)
     client = EngineClient.from_model(load_model(folder, "cpu"))
     environment = load_environment("matrix_letters", environments)
     # The rollouts of an example share their prompt, and each turn begins with the turn before it.
@@ -51,7 +58,7 @@ def test_rollouts_have_the_log_probabilities_of_a_plain_forward_pass(
         mask = torch.tensor(sequence.mask[1:])
         sampled = torch.tensor(sequence.logprobs[1:])[mask]
         difference = (plain_logprobs(plain, sequence.ids)[mask] - sampled).abs().max().item()
-        assert difference < TOLERANCE
+        assert difference < TOLERANCES.get(family, TOLERANCE)
 
 
 def test_weights_for_vllm_have_the_names_and_shapes_of_the_published_ones(
@@ -65,8 +72,9 @@ def test_weights_for_vllm_have_the_names_and_shapes_of_the_published_ones(
     for file in tmp_path.glob("*.safetensors"):
         written |= {name: weight.shape for name, weight in load_file(file).items()}
     # A head that is tied in the published model is a matrix of its own.
-    head = {name: shape for name, shape in written.items() if name not in published}
-    assert all(name.rpartition(".")[0].endswith(("lm_head", "embed_out")) for name in head) and len(head) <= 1
+    head = loaded.model.get_output_embeddings()
+    heads = {f"{name}.weight" for name, module in loaded.model.named_modules() if module is head}
+    assert written.keys() <= published.keys() | heads
     assert {name: shape for name, shape in written.items() if name in published}.items() <= published.items()
     assert json.loads((tmp_path / "config.json").read_bytes())["tie_word_embeddings"] is False
     served, report = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)

@@ -64,7 +64,8 @@ QWEN_VISION: dict[str, Any] = {
     "num_heads": 4,
     "out_hidden_size": 32,
 }
-SPARSE_ATTENTION: dict[str, Any] = {"index_topk": 16, "index_head_dim": 8, "index_n_heads": 2}
+SPARSE_ATTENTION: dict[str, Any] = {"index_topk": 512, "index_head_dim": 8, "index_n_heads": 2}
+"""Beyond `index_topk` tokens, the scores of a random indexer tie, and transformers chooses other tokens in each call."""
 GEMMA_LAYERS: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
     "sliding_window": 16,

@@ -42,6 +42,11 @@ def test_a_cell_says_what_was_tested():
     assert with_table(page, table) == f"before\n{BEGIN}{table}{END}after\n"
 
 
+def test_an_incomplete_run_leaves_cells_empty():
+    table = table_of(results(cell("gpt2", "SFT")), is_complete=False)
+    assert "| `gpt2` |  | ✓ |  |  |  |  |  |" in table
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

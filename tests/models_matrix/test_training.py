@@ -34,6 +34,8 @@ PROMPT = torch.arange(5, 25)[None]
 
 
 NOT_TRAINED = {
+    "gemma3n_text": "it changes the outputs of linear layers in place",
+    "rwkv": "its configuration has no num_attention_heads",
     "falcon_mamba": "its configuration has no num_attention_heads",
     "mamba": "its configuration has no num_attention_heads",
     "mamba2": "its configuration has no num_attention_heads",

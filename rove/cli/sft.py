@@ -82,6 +82,8 @@ def print_preview(preview: SFTPreview, console: Console) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
+    if preview.adapter:
+        console.print(preview.adapter)
 
 
 def _config_type() -> type[SFTConfig]:

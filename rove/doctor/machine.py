@@ -16,6 +16,7 @@ import torch
 from rove.core.findings import HIGH, MEDIUM, OK, Finding, Severity
 from rove.engine import decoder
 from rove.engine.engine import default_cache_bytes
+from rove.engine.kv_cache import values_per_position
 from rove.models.bf16_layers import mixed_precision
 from rove.models.bf16_layers import supports as supports_bf16_layers
 from rove.models.linear import has_bf16_products
@@ -224,11 +225,9 @@ def _head_buffers(model: Any) -> float:
 def position_bytes(model: Any) -> int:
     """Return the bytes of keys and values per token."""
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     num_attention_layers = sum(kind != "conv" for kind in kinds)  # convolutions keep no keys and values
-    return 2 * heads * size * num_attention_layers * model.dtype.itemsize
+    return values_per_position(config) * num_attention_layers * model.dtype.itemsize
 
 
 def resident_memory() -> int:

@@ -47,7 +47,7 @@ from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.collect import plan_groups, training_sequences
 from rove.train.config import RLConfig
-from rove.train.learner import add_lora
+from rove.train.learner import add_lora, describe_lora
 from rove.train.sequences import TrainingSequence, sequences_from_record
 from rove.train.settings_checks import check_environment, check_learning_rate, check_model_name, check_settings
 
@@ -83,11 +83,8 @@ async def check_training(
             return
     try:
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
-        for finding in check_environment(config, env):
+        async for finding in _check_opened(config, env):
             yield finding
-        sandbox = await check_sandbox(env)
-        if sandbox is not None:
-            yield sandbox
     except Exception as error:  # user code may raise anything
         yield Finding("environment", _error_text(error))
         return
@@ -105,6 +102,9 @@ async def check_training(
         yield Finding("model", _error_text(error))
         return
     try:
+        coverage = describe_lora(config, loaded)
+        if coverage:
+            yield Finding("adapter", coverage, OK)
         loaded = add_lora(config, loaded)
     except ConfigError as error:
         yield Finding("adapter", str(error), HIGH, "correct lora.targets", "the model has no layers of this name")
@@ -119,6 +119,14 @@ async def check_training(
             yield finding
     finally:
         await env.tear_down()
+
+
+async def _check_opened(config: RLConfig, env: Environment) -> AsyncIterator[Finding]:
+    for finding in check_environment(config, env):
+        yield finding
+    sandbox = await check_sandbox(env)
+    if sandbox is not None:
+        yield sandbox
 
 
 async def check_sandbox(env: Environment) -> Finding | None:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -27,6 +27,16 @@ MAP_NORESERVE = 0x4000
 process by a fork would fail when neighboring mappings together exceed the machine's memory."""
 TOKEN_BYTES = array("I").itemsize
 """Bytes of a packed token."""
+
+
+def values_per_position(config: Any) -> int:
+    """Return how many numbers the keys and values of a token have per layer; 0 for models without attention, such as Mamba."""
+    queries = getattr(config, "num_attention_heads", None)
+    if not queries:
+        return 0
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    size = getattr(config, "head_dim", None) or config.hidden_size // queries
+    return 2 * heads * size
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

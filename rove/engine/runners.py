@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import torch
 from rove.core.errors import ConfigError
 from rove.engine.decoder import Decoder
 from rove.engine.families import FAMILIES
-from rove.engine.kv_cache import KVCache
+from rove.engine.kv_cache import KVCache, values_per_position
 from rove.engine.lora import Adapter, Source, load_adapter
 from rove.engine.scheduler import Scheduler, SequenceState
 
@@ -145,6 +146,11 @@ def _pool_position(seq: SequenceState) -> tuple[int, int]:
     return seq.slot.pool.capacity, seq.slot.index
 
 
+WITHOUT_CACHE = frozenset({"bamba", "recurrent_gemma"})
+"""Model types whose cache is not used. Recurrent Gemma keeps the state of a sequence in its modules, where another group would
+overwrite it; Bamba computes other log-probabilities with its cache than without (transformers 5.24)."""
+
+
 @dataclass(eq=False)
 class _Group:
     """Sequences whose prompts have equal length, with one cache of the model's own type."""
@@ -157,7 +163,7 @@ class _Group:
 class SlowRunner:
     """Sequences with prompts of equal length in a batch, through the model's own modules and cache; works for any architecture.
 
-    No prefixes are shared. The groups take turns, one step each.
+    No prefixes are shared. The groups take turns, one step each. Models without a cache compute whole sequences in each step.
 
     Args:
         cache_bytes: Maximum memory for keys and values, counted as if every layer had them.
@@ -165,10 +171,12 @@ class SlowRunner:
 
     def __init__(self, model: Any, max_batch: int, cache_bytes: int):
         config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.model, self.max_batch, self.budget = model, max_batch, cache_bytes
-        self.position_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+        self.position_bytes = config.num_hidden_layers * values_per_position(config) * model.dtype.itemsize
+        self.use_cache = config.model_type not in WITHOUT_CACHE
+        # transformers 5 renames the argument in one family after the other.
+        takes_cache = "cache" in inspect.signature(model.forward).parameters
+        self.cache_argument = "cache" if takes_cache else "past_key_values"
         self.waiting: list[SequenceState] = []
         self.groups: list[_Group] = []
         self.computed_tokens = 0
@@ -206,8 +214,12 @@ class SlowRunner:
         self.groups.append(group)
         new = [seq.tokens if group.cache is None else seq.tokens[-1:] for seq in group.seqs]
         ids = torch.tensor(new, device=self.model.device)
-        out = self.model(input_ids=ids, past_key_values=group.cache, use_cache=True, logits_to_keep=1)
-        group.cache = out.past_key_values
+        cache = {self.cache_argument: group.cache}
+        out = self.model(input_ids=ids, use_cache=self.use_cache, logits_to_keep=1, **cache)
+        # Mamba models return it as `cache`. Without a cache, the next step computes the whole sequences again.
+        group.cache = getattr(out, "past_key_values", None)
+        if group.cache is None:
+            group.cache = getattr(out, "cache", None)
         self.computed_tokens += ids.numel()
         rows = [row for row, seq in enumerate(group.seqs) if seq not in group.ended]
         logits = out.logits[:, -1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from peft.tuners import lora
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
+from transformers.pytorch_utils import Conv1D
 
 from rove.core.digest import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_TENSORS, digest_model
 from rove.core.errors import ConfigError, nearest
@@ -25,6 +28,10 @@ from rove.models.linear import FastLinear, lora_linear
 
 ADAPTER_NAME = "default"
 """PEFT's name for the only adapter of a model."""
+LINEAR = (nn.Linear, Conv1D)
+"""Classes of linear layers; GPT-2's are called Conv1D, with the weight transposed."""
+WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Model types with Mamba layers in which PEFT refuses `out_proj`, because a fused kernel reads its weight."""
 
 
 class Adapter:
@@ -61,22 +68,26 @@ def add_adapter(
         targets: Last parts of the names of linear layers; empty: all but the head.
         seed: Seed of its random half (A; B starts at zero).
     """
-    linear_names = _linear_names(model)
-    unknown = [name for name in targets if name not in linear_names]
-    if unknown:
-        raise ConfigError(f"lora.targets has '{unknown[0]}'; {nearest(unknown[0], linear_names)}")
+    modules = _target_modules(model, targets)
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  (PEFT accepts floats)
         lora_dropout=dropout,
-        target_modules=list(targets) or linear_names,
+        target_modules=modules,
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in _matching(model, modules)),
         task_type="CAUSAL_LM",
     )
     # Forked: the adapter's seed must not change what the rest of a run draws.
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from PEFT's calls into transformers
         torch.manual_seed(seed)
-        wrapped: Any = get_peft_model(model, config)  # pyright: ignore[reportArgumentType]
+        try:
+            wrapped: Any = get_peft_model(model, config)  # pyright: ignore[reportArgumentType]
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ConfigError(
+                f"PEFT cannot add an adapter to {type(model).__name__}: {' '.join(str(error).split())[:300]}; name the layers to "
+                "adapt in lora.targets, or train the full model (lora.rank = 0)"
+            ) from error
     model.eval()  # PEFT's new layers begin in training mode
     for layer in model.modules():
         if type(layer) is lora.Linear and type(layer.base_layer) is FastLinear:
@@ -95,14 +106,88 @@ class FastLoRA(lora.Linear):
         return lora_linear(x, self.base_layer, a, b, self.scaling[ADAPTER_NAME])  # pyright: ignore[reportArgumentType]
 
 
-def _linear_names(model: Any) -> list[str]:
-    """Return the last parts of the names of the linear layers except the head."""
+def describe_coverage(model: Any, targets: Sequence[str]) -> str:
+    """Return which share of a model's parameters an adapter changes; the arguments are those of `add_adapter`."""
+    layers = set(_matching(model, _target_modules(model, targets)))
+    total = sum(parameter.numel() for parameter in model.parameters())
+    adapted = sum(layer.weight.numel() for layer in layers if hasattr(layer, "weight"))
+    text = f"the adapter covers {len(layers)} layers with {adapted / total:.1%} of the model's parameters"
+    # In most models, the experts are parameters of their own, not linear layers.
+    experts = 0
+    for path, module in model.named_modules():
+        is_expert = "expert" in f"{path} {type(module).__name__}".lower()
+        if is_expert and module not in layers:
+            experts += sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    if experts:
+        text += f"; the experts, {experts / total:.1%}, stay as they are"
+    return text
+
+
+def _target_modules(model: Any, targets: Sequence[str]) -> list[str]:
+    """Return PEFT's `target_modules`: the given ones, or by default those of all linear layers that can be adapted."""
+    layers = _linear_layers(model)
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    problems = {path: _problem(model, path, layer, uses[id(layer.weight)]) for path, layer in layers.items()}
+    names = sorted({_last_part(path) for path in layers})
+    unknown = [name for name in targets if name not in names]
+    if unknown:
+        raise ConfigError(f"lora.targets has '{unknown[0]}'; {nearest(unknown[0], names)}")
+    for path, problem in problems.items():
+        if problem and _last_part(path) in targets:
+            raise ConfigError(
+                f"lora.targets has '{_last_part(path)}', but {path} {problem}; remove it from lora.targets"
+            )
+    if targets:
+        return list(targets)
+    usable = [path for path, problem in problems.items() if not problem]
+    # PEFT adapts every layer that has a target's name. Zamba 2 has linear layers called "0", as its first block is.
+    taken = {_last_part(path) for path, problem in problems.items() if problem}
+    for path, module in model.named_modules():
+        if not isinstance(module, (*LINEAR, nn.Embedding, _ConvNd)):
+            taken.add(_last_part(path))
+    modules: set[str] = set()
+    for path in usable:
+        modules.add(path if _last_part(path) in taken else _last_part(path))
+    if not modules:
+        raise ConfigError(f"{type(model).__name__} has no linear layer that an adapter can change; set lora.rank = 0")
+    return sorted(modules)
+
+
+def _linear_layers(model: Any) -> dict[str, Any]:
+    """Return the linear layers except the head, by name."""
     head = model.get_output_embeddings()
-    names: set[str] = set()
-    for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and layer is not head:
-            names.add(path.rpartition(".")[2])
-    return sorted(names)
+    return {path: layer for path, layer in model.named_modules() if isinstance(layer, LINEAR) and layer is not head}
+
+
+def _problem(model: Any, path: str, layer: Any, uses: int) -> str:
+    """Return why PEFT cannot adapt a linear layer or would merge its adapter wrongly; "" if it can.
+
+    Args:
+        uses: Number of layers that share its weight.
+    """
+    name = _last_part(path)
+    # PEFT adds the adapter's product to the output of a layer; that of Llama 4's and Phi-MoE's routers is a tuple.
+    if type(layer).__name__.endswith("Router"):
+        return "is a router, whose output is not a plain product"
+    # Jamba, Mamba, and Falcon-Mamba multiply by `dt_proj.weight` themselves: the adapter had no effect until it was merged.
+    if name == "dt_proj":
+        return "is used by its weight alone, past an adapter"
+    if name == "out_proj" and model.config.model_type in WITHOUT_OUT_PROJ:
+        return "is a layer of Mamba that PEFT does not adapt"
+    # Several adapters would be merged into one weight. Zamba 2 repeats a few attention blocks.
+    if uses > 1:
+        return "shares its weight with other layers"
+    return ""
+
+
+def _matching(model: nn.Module, target_modules: Sequence[str]) -> list[Any]:
+    """Return the layers that PEFT adapts for `target_modules`."""
+    endings = tuple(f".{target}" for target in target_modules)
+    return [module for path, module in model.named_modules() if f".{path}".endswith(endings)]
+
+
+def _last_part(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:

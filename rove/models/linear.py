@@ -73,6 +73,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return torch.nn.functional.linear(x, weight, bias)
 
 
+def _as_own_tensor(y: torch.Tensor) -> torch.Tensor:
+    """Return the same data as a tensor that a model may change in place, as Gemma 3n does with the output of a layer.
+
+    oneDNN returns a view of its rows, and autograd refuses to change a view that a custom function returns.
+    """
+    return torch.ops.aten._unsafe_view(y, y.shape)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -83,7 +91,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(saved if ctx.needs_input_grad[1] else None, weight)
         ctx.dtype = dtype
         # With equal types, the converted inputs serve both passes.
-        return product(saved if dtype == forward_dtype else x, weight, forward_dtype).to(x.dtype)
+        return _as_own_tensor(product(saved if dtype == forward_dtype else x, weight, forward_dtype).to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
@@ -122,7 +130,7 @@ class _LoRALinear(torch.autograd.Function):
         inner = fast_product(x, a)
         ctx.save_for_backward(x.to(dtype), inner.to(dtype), base.weight, a, b)
         ctx.scale, ctx.dtype = scale, dtype
-        return add_low_rank(x, base, inner, b, scale)
+        return _as_own_tensor(add_low_rank(x, base, inner, b, scale))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -28,7 +28,7 @@ from rove.models.chat_templates import limit_chat_templates
 from rove.models.device import choose_device
 from rove.models.folder_check import check_folder
 from rove.models.linear import use_fast_linear
-from rove.models.pretrained import model_path
+from rove.models.pretrained import check_model_type, model_path
 from rove.models.recompute import use_recomputing_layers
 from rove.models.weights import cast_files, file_dtypes, folder_hint
 from rove.rendering.renderer import Renderer
@@ -222,7 +222,7 @@ def remote_code(path: str | Path) -> list[str]:
 
 
 def check_model(path: str | Path) -> None:
-    """Check that a model or an adapter exists, without reading its weights."""
+    """Check that a model or an adapter exists and is of a supported type, without reading its weights."""
     folder = Path(model_path(path)).expanduser()
     if adapter_base(folder) is not None:
         return
@@ -233,6 +233,7 @@ def check_model(path: str | Path) -> None:
             f"no model '{path}': expected a folder, a name of `rove model list`, or the name of a model in the local Hugging "
             "Face cache"
         )
+    check_model_type(path, _folder_of(folder if folder.is_dir() else path) / "config.json")
 
 
 def _is_cached(name: str) -> bool:

@@ -9,6 +9,7 @@ Nothing here imports torch or transformers; `rove.models.gguf` converts files.
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,10 @@ from rove.utils.files import cache_folder, file_lock, remove
 
 PIP_TIMEOUT_S = 1800.0
 CHUNK_BYTES = 1 << 20
+UNSUPPORTED = {
+    "rwkv": "outside of training mode, its modules scale their own weights, so that a trained model would be saved wrongly",
+}
+"""Model types that rove refuses, and why; see docs/decisions/model_families.md."""
 
 
 class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,13 +176,30 @@ def _from_package(model: Pretrained, target: Path, convert: Convert) -> None:
             (draft / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
+def check_model_type(name: str | Path, config: Path) -> None:
+    """Raise a `ConfigError` if rove does not support the type of model in a `config.json`; a file it cannot read passes."""
+    try:
+        model_type = json.loads(config.read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError):  # `check_folder` names the fault of a damaged file
+        return
+    if model_type in UNSUPPORTED:
+        raise ConfigError(
+            f"the model '{name}' has the type {model_type}, which rove does not support: {UNSUPPORTED[model_type]}; use another "
+            "model"
+        )
+
+
 def _from_hub(name: str, folder: Path) -> None:
     try:
         from huggingface_hub import snapshot_download  # loads a web client, which other commands do not need
     except ImportError as error:
         raise ConfigError("downloading from the Hugging Face hub needs: pip install 'rove[train]'") from error
     try:
+        snapshot_download(name, local_dir=folder, allow_patterns=["config.json"])
+        check_model_type(name, folder / "config.json")  # before the weights, which take minutes
         snapshot_download(name, local_dir=folder, allow_patterns=HUB_FILES, ignore_patterns=["*/*"])
+    except ConfigError:
+        raise
     except Exception as error:  # the client raises errors of several libraries
         raise ConfigError(f"cannot download '{name}' from the Hugging Face hub: {error}") from error
     remove(folder / ".cache")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cache, cached_property
+from itertools import takewhile
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -27,6 +28,7 @@ from rove.rendering.reasoning import (
 )
 from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
 from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
+from rove.rendering.turn_ends import TurnEnds, detect_closing, opening_after
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
@@ -75,12 +77,40 @@ class Renderer:
     def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int] = ()):
         self.tokenizer = tokenizer
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-        self.stop_ids = frozenset([*stop_ids, *eos])
+        self._given_stop_ids = frozenset([*stop_ids, *eos])
         self._texts: dict[Hashable, str] = {}
         self._encoded: dict[Hashable, list[int]] = {}
         self._decoded: dict[Hashable, str] = {}
         self._tool_support: dict[str, ToolSupport] = {}
         self._reasoning_forms: dict[str, ReasoningForm] = {}
+        self._ends_by_template: dict[str, TurnEnds] = {}
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the model's turn; the one that the chat template writes there is always one of them."""
+        return self._turn_ends.stop_ids
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The `stop_ids`, and the tokens that may stand before them at the end of a turn."""
+        return self._turn_ends.end_ids
+
+    @property
+    def _turn_ends(self) -> TurnEnds:
+        template = self.template
+        if template not in self._ends_by_template:
+            self._ends_by_template[template] = self._detect_turn_ends(template)
+        return self._ends_by_template[template]
+
+    def _detect_turn_ends(self, template: str) -> TurnEnds:
+        if not template:
+            return TurnEnds([], self._given_stop_ids, self._given_stop_ids)
+        is_added = getattr(self.tokenizer, "added_tokens_decoder", {}).__contains__
+        closing = detect_closing(self._render_probe, self.encode, is_added)
+        stop_ids = self._given_stop_ids
+        if stop_ids.isdisjoint(closing):
+            stop_ids = stop_ids.union(closing[-1:])
+        return TurnEnds(closing, stop_ids, stop_ids.union(closing))
 
     @property
     def template(self) -> str:
@@ -270,10 +300,29 @@ class Renderer:
         self.check_length(text, context)
         # A sampled text can have several tokenizations; training needs the one that was sampled, with its log-probabilities.
         if previous is not None:
-            previous_text = self.decode(previous.ids)
-            if text.startswith(previous_text):
-                return previous.ids + self.encode(text[len(previous_text) :])
+            added_ids = self._added_ids(text, previous)
+            if added_ids is not None:
+                return previous.ids + added_ids
         return self.encode(text)
+
+    def _added_ids(self, text: str, previous: StepTokens) -> list[int] | None:
+        """Return the ids that a conversation adds to a turn and its prompt; None if it does not continue them."""
+        previous_text = self.decode(previous.ids)
+        if text.startswith(previous_text):
+            return self.encode(text[len(previous_text) :])
+        # Phi-3's tokens swallow the line break after them, so the text of its ids is never the rendered one.
+        ids = self.encode(text)
+        start = len(previous.prompt_ids)
+        if ids[:start] != previous.prompt_ids:
+            return None
+        sampled = previous.completion_ids
+        has_end = bool(sampled) and sampled[-1] in self.stop_ids
+        end = next((position for position in range(start, len(ids)) if ids[position] in self.stop_ids), len(ids))
+        if has_end and ids[end : end + 1] != sampled[-1:]:
+            return None
+        if self.decode(ids[start:end]) != self.decode(sampled[:-1] if has_end else sampled):
+            return None
+        return ids[end + 1 :] if has_end else ids[end:]
 
     def read(
         self,
@@ -351,13 +400,27 @@ class Renderer:
             if not branches or not prompt.startswith(branch_text):
                 branches.append(([], []))
                 branch_text = ""
-            prompt_ids = self.encode(prompt[len(branch_text) :])
-            answer_ids = self.continuation_ids(prompt, answer)
             ids, mask = branches[-1]
+            prompt_ids = self._added_to_branch(prompt, branch_text, ids, mask)
+            answer_ids = self.continuation_ids(prompt, answer)
             ids += [*prompt_ids, *answer_ids]
             mask += [False] * len(prompt_ids) + [True] * len(answer_ids)
             branch_text = prompt + answer
         return branches
+
+    def _added_to_branch(self, prompt: str, branch_text: str, ids: list[int], mask: list[bool]) -> list[int]:
+        """Return the ids that the prompt of a turn adds to a branch that it continues."""
+        if ids and self._strips_spaces:
+            length = sum(1 for _ in takewhile(bool, reversed(mask)))  # of the answer at the end
+            added_ids = self._added_ids(prompt, StepTokens(ids[:-length], ids[-length:], []))
+            if added_ids is not None:
+                return added_ids
+        return self.encode(prompt[len(branch_text) :])
+
+    @cached_property
+    def _strips_spaces(self) -> bool:
+        """Whether some added tokens swallow the spaces after them, so that ids do not decode to the text they come from."""
+        return any(token.rstrip for token in getattr(self.tokenizer, "added_tokens_decoder", {}).values())
 
     def _as_rendered(self, message: Mapping[str, object], schemas: Schemas) -> JsonMapping:
         """Return a message in the form that makes the template render its calls as the model writes them."""
@@ -398,7 +461,12 @@ class Renderer:
 
     def _without_end(self, completion_ids: Sequence[int]) -> list[int]:
         has_end = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
-        return list(completion_ids[:-1] if has_end else completion_ids)
+        if not has_end:
+            return list(completion_ids)
+        # Cohere 2 closes a reply with two tokens; the template would write the first one twice.
+        closing = self._turn_ends.closing
+        is_closed = len(closing) > 1 and list(completion_ids[-len(closing) :]) == closing
+        return list(completion_ids[: -len(closing) if is_closed else -1])
 
     def _answer_text(
         self,
@@ -415,7 +483,13 @@ class Renderer:
         ends = [self.decode([stop]) for stop in stop_ids]
         last_ends = [(answer.rfind(end), end) for end in ends if end in answer]
         if not last_ends:
-            return answer + (ends[0] if ends else "")
+
+            def render(longer: Sequence[JsonMapping]) -> str:
+                return self.text(longer, tools, generation_prompt=False, template_kwargs=template_kwargs)
+
+            opening = opening_after(render, whole, messages, calls_tools=bool(calls_of(messages[-1])))
+            opened = [end for end in ends if opening.startswith(end)]
+            return answer + (opened or ends or [""])[0]
         position, end = max(last_ends)
         turn = answer[:position].rstrip()
         # Phi-3 writes its end of text after the end of the last turn; sampling ends before.
@@ -509,7 +583,7 @@ class IncrementalDetokenizer:
                 self._on_text(token.text)
             return
         self._ids.append(token.id)
-        if token.id in self._renderer.stop_ids:  # not part of the text if it is the last token
+        if token.id in self._renderer.end_ids:  # not part of the text if the turn ends with it
             return
         # Tokenizers decode an id in its context (spaces, characters of several tokens): decode the ids reported last with and
         # without the new ones. The difference is the new text.

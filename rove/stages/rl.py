@@ -86,6 +86,7 @@ def run_rl(
         ranks: The training processes. Default: this process alone.
         env: The environment, if it is loaded already. Default: the one that the settings name.
     """
+    from rove.train.learner import describe_lora
     from rove.train.rl import train_rl
     from rove.train.settings_checks import start_warnings
     from rove.train.worker_group import SINGLE_PROCESS
@@ -108,6 +109,10 @@ def run_rl(
         if not start.step and config.max_tokens >= context:
             text = f"max_tokens is {config.max_tokens}, but the model's context is {context} tokens, prompt included"
             reporter.warning(str(Finding("context", text)))
+
+        coverage = describe_lora(config, start.loaded)
+        if coverage:
+            reporter.note(coverage)
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             progress(step, _status(metrics))

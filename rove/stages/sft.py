@@ -86,6 +86,7 @@ def run_sft(
         ranks: The training processes. Default: this process alone.
         source: Data in memory. Default: `config.data`.
     """
+    from rove.train.learner import describe_lora
     from rove.train.sft import train_sft
     from rove.train.sft_data import SFTData
     from rove.train.worker_group import SINGLE_PROCESS
@@ -105,6 +106,9 @@ def run_sft(
         start = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
         if start is None:
             return TrainingResult(run.path / "final", run)
+        coverage = describe_lora(config, start.loaded)
+        if coverage:
+            reporter.note(coverage)
         losses = {"loss": "–", "validation_loss": "–"}
         with reporter.progress("sft", done=start.step) as progress:
 

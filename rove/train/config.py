@@ -198,7 +198,8 @@ class LoRAConfig(Settings, frozen=True, kw_only=True):
     """Dropout probability for the adapter's inputs in training. With dropout, the policy that RL
     trains differs from the policy that generates the rollouts."""
     targets: list[str] = []
-    """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer."""
+    """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer and those that
+    PEFT cannot adapt, such as routers and some layers of Mamba."""
 
     def check(self) -> None:
         """Raise a ConfigError if a setting has no effect, or PEFT is missing."""

@@ -54,6 +54,15 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
     return loaded._replace(adapter=adapter)
 
 
+def describe_lora(config: TrainingConfig, loaded: LoadedModel) -> str:
+    """Return which share of the model the adapter will cover, before it is added; "" if the settings enable none."""
+    if not config.lora.rank:
+        return ""
+    from rove.models.adapter import describe_coverage
+
+    return describe_coverage(loaded.model, config.lora.targets)
+
+
 @contextmanager
 def adapter_dropout(model: torch.nn.Module, seed: int) -> Generator[None]:
     """Return a context in which the adapter's dropout is active, with its own random stream."""

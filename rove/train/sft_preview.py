@@ -12,6 +12,7 @@ from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import SFTConfig
+from rove.train.learner import describe_lora
 from rove.train.sequences import TrainingSequence
 from rove.train.sft_data import SFTData, SFTSource, sequence_limit, split, tokenize
 
@@ -61,6 +62,8 @@ class SFTPreview(msgspec.Struct, frozen=True):
     """Number of rows or conversations that are left out, by reason."""
     shown: list[RenderedConversation]
     """The first conversations."""
+    adapter: str = ""
+    """Which share of the model the LoRA adapter would cover; "" without one."""
 
 
 def preview_sft(
@@ -108,6 +111,7 @@ def preview_sft(
             RenderedConversation(conversation.place, _rendered(loaded.renderer, sequences))
             for conversation, sequences, _ in trainable[:SHOWN]
         ],
+        adapter=describe_lora(config, loaded),
     )
 
 

@@ -74,6 +74,7 @@ def test_an_adapter_is_trained_evaluated_merged_and_trained_further(rove: Rove, 
     words = rl(inputs, *lora, "--run-dir", "runs/rl", "-m", "runs/sft/final")
     done = rove(*words)
     assert done.status == 0, done.err
+    assert "the adapter covers " in done.out
     assert {*os.listdir("runs/rl/final")} == {*os.listdir("runs/sft/final")} == ADAPTER_FILES
     merged = rove("model", "merge", "runs/rl/final", "-o", "models/merged", "--json")
     assert merged.status == 0, merged.err

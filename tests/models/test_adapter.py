@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import tiny_model
+from fakes import bpe_tokenizer, tiny_model
 from families import FAMILIES, FAST, assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +16,7 @@ from peft import PeftModel
 from peft.tuners import lora
 from safetensors.torch import load_file, save_file
 from tiers import first_quick
+from tiny_families import tiny_config
 from transformers import AutoModelForCausalLM
 
 from rove.core.digest import adapter_base, digest_model
@@ -24,7 +25,7 @@ from rove.core.protocols import SamplingParams
 from rove.engine.client import EngineClient
 from rove.engine.engine import Engine
 from rove.models import load
-from rove.models.adapter import Adapter, FastLoRA, add_adapter
+from rove.models.adapter import Adapter, FastLoRA, add_adapter, describe_coverage
 from rove.models.linear import FastLinear
 from rove.models.load import (
     LoadedModel,
@@ -382,3 +383,60 @@ def test_adapter_tensors_share_memory_with_the_weights():
     assert isinstance(loaded.adapter, Adapter)
     addresses = {tensor.data_ptr() for tensor in loaded.tensors().values()}
     assert addresses == {weight.data_ptr() for weight in trainable_parameters(loaded.model).values()}
+
+
+def family_on_meta(family: str) -> Any:
+    """Return a family's tiny model without memory for its weights."""
+    config = tiny_config(family, bpe_tokenizer())
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("llama", ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]),
+        ("gpt2", ["c_attn", "c_fc", "c_proj"]),
+        # Without the router, whose output is a tuple.
+        ("llama4_text", ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]),
+        ("phimoe", ["k_proj", "o_proj", "q_proj", "v_proj"]),
+        # Without dt_proj, whose weight is read past the adapter, and out_proj, which PEFT refuses.
+        ("mamba", ["in_proj", "x_proj"]),
+        ("mamba2", ["in_proj"]),
+        ("nemotron_h", ["down_proj", "in_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]),
+    ],
+)
+def test_the_default_targets_are_the_linear_layers_that_peft_adapts(family: str, targets: list[str]):
+    model = family_on_meta(family)
+    add_adapter(model, 2, 4.0, 0.0, [], seed=0, base="nowhere")
+    assert sorted(model.peft_config["default"].target_modules) == targets
+
+
+def test_layers_are_named_in_full_if_another_module_has_the_same_last_part():
+    model = family_on_meta("zamba2")
+    add_adapter(model, 2, 4.0, 0.0, [], seed=0, base="nowhere")
+    numbered = {name for name in model.peft_config["default"].target_modules if name.endswith((".0", ".1"))}
+    block = "model.layers.1.shared_transformer.feed_forward.gate_up_proj_adapter_list.0"
+    assert numbered == {f"{block}.0", f"{block}.1"}
+
+
+def test_layers_with_shared_weights_are_not_adapted():
+    model = tiny_model().model
+    first, second = model.model.layers
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    with pytest.raises(ConfigError, match=r"lora.targets has 'up_proj', but .* shares its weight with other layers"):
+        add_adapter(model, 2, 4.0, 0.0, ["up_proj"], seed=0, base="nowhere")
+    add_adapter(model, 2, 4.0, 0.0, [], seed=0, base="nowhere")
+    assert "up_proj" not in model.peft_config["default"].target_modules
+
+
+def test_a_layer_that_peft_cannot_adapt_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match=r"lora.targets has 'dt_proj', but .* is used by its weight alone"):
+        add_adapter(family_on_meta("jamba"), 2, 4.0, 0.0, ["dt_proj"], seed=0, base="nowhere")
+
+
+def test_the_coverage_counts_adapted_layers_and_experts():
+    dense = describe_coverage(family_on_meta("llama"), ["q_proj"])
+    assert dense == "the adapter covers 2 layers with 5.2% of the model's parameters"
+    experts = describe_coverage(family_on_meta("mixtral"), [])
+    assert experts.endswith("8.1% of the model's parameters; the experts, 64.5%, stay as they are")

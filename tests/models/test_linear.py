@@ -94,6 +94,16 @@ def test_a_model_with_fast_layers_has_the_same_gradients():
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_may_change_the_output_of_a_layer_in_place():
+    """Gemma 3n does; autograd refuses this for a view that a custom function returns."""
+    layer, x = nn.Linear(8, 4, bias=False), torch.randn(2, 3, 8)
+    use_fast_linear(layer)
+    y = layer(x)
+    y *= 2
+    y.sum().backward()
+    torch.testing.assert_close(layer.weight.grad, 2 * x.sum((0, 1)).expand(4, 8))
+
+
 def test_fast_layers_do_not_change_weight_names():
     assert "model.layers.0.mlp.up_proj.weight" in tiny_model().model.state_dict()
 

@@ -12,7 +12,7 @@ from fakes import tiny_model
 from rove.core.errors import ConfigError
 from rove.models.from_scratch import new_model
 from rove.models.linear import FastLinear
-from rove.models.load import PYTORCH_THREADS, default_threads, load_model
+from rove.models.load import PYTORCH_THREADS, check_model, default_threads, load_model
 
 
 def test_a_saved_model_is_loaded_with_rove_attention_and_stop_tokens(tmp_path: Path) -> None:
@@ -24,6 +24,13 @@ def test_a_saved_model_is_loaded_with_rove_attention_and_stop_tokens(tmp_path: P
     assert any(isinstance(module, FastLinear) for module in loaded.model.modules())
     ids = torch.tensor([[7, 8, 9]])
     assert torch.equal(loaded.model(input_ids=ids).logits, original.model(input_ids=ids).logits)
+
+
+def test_an_unsupported_type_of_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "rwkv"}')
+    for check in (check_model, load_model):
+        with pytest.raises(ConfigError, match="has the type rwkv, which rove does not support: outside of training mode"):
+            check(tmp_path)
 
 
 def test_a_run_folder_is_an_error_that_suggests_the_model_folder(tmp_path: Path) -> None:

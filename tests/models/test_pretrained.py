@@ -194,6 +194,23 @@ def test_a_model_of_the_hub_must_be_complete(
     assert list((tmp_path / "cache/rove/models").iterdir()) == []
 
 
+def test_an_unsupported_model_of_the_hub_is_refused_before_its_weights_are_downloaded(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    downloads: list[list[str]] = []
+
+    def snapshot_download(name: str, local_dir: Path, allow_patterns: list[str], **_: Any) -> None:
+        downloads.append(allow_patterns)
+        (Path(local_dir) / "config.json").write_text('{"model_type": "rwkv"}')
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(
+        ConfigError, match="'org/model' has the type rwkv, which rove does not support: outside of training"
+    ):
+        get_model("hf:org/model", convert=fail_conversion)
+    assert downloads == [["config.json"]]
+
+
 def test_an_unknown_name_is_rejected_with_a_suggestion(wheels: Path):
     with pytest.raises(ConfigError, match="no pretrained model 'tou'; did you mean 'toy'"):
         get_model("tou", convert=convert)

@@ -178,6 +178,14 @@ def test_overlong_conversations_are_counted_before_training_and_can_be_left_out(
         settings(overlong="cut").check()
 
 
+def test_a_preview_says_how_much_an_adapter_would_cover():
+    rows = [[UserMessage("hello"), AssistantMessage("world")]] * 3
+    loaded = tiny_model()
+    preview = preview_sft(settings(lora__rank=2, lora__targets=["q_proj"]), loaded, rows)
+    assert preview.adapter.startswith("the adapter covers 2 layers with ")
+    assert preview_sft(settings(), loaded, rows).adapter == ""
+
+
 def test_a_max_length_beyond_the_context_is_an_error():
     conversations = [conversation_from_row("row 1", [UserMessage("a"), AssistantMessage("b")])]
     with pytest.raises(ConfigError, match=r"max_length is 1,025, but the context of the model has 1,024 tokens"):

@@ -1,0 +1,70 @@
+"""Find the tokens that end the model's turns: what a chat template writes after a finished message.
+
+The end-of-sequence token of a tokenizer need not be one of them: Phi-3's is <|endoftext|>, but its turns end with <|end|>. See
+docs/decisions/turn_ends.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from rove.core.plain import JsonMapping
+
+_REPLY = "reply of the probe"
+_USER = {"role": "user", "content": "question of the probe"}
+_TURN: list[JsonMapping] = [_USER, {"role": "assistant", "content": _REPLY}]
+
+
+class TurnEnds(NamedTuple):
+    """How the model's turns end."""
+
+    closing: list[int]
+    """Tokens with which the chat template closes each message of the model."""
+    stop_ids: frozenset[int]
+    """Tokens at which sampling stops."""
+    end_ids: frozenset[int]
+    """Both together: none of them belongs to the text of a message if it is at its end."""
+
+
+def detect_closing(
+    render: Callable[[Sequence[JsonMapping], JsonMapping], str],
+    encode: Callable[[str], list[int]],
+    is_added: Callable[[int], bool],
+) -> list[int]:
+    """Return the added tokens with which a chat template closes each message of the model, the end of the turn last.
+
+    Args:
+        render: Renders messages with variables of the template.
+        is_added: Whether a token is not part of the text that a user can write.
+
+    Returns:
+        [<|end|>] for Phi-3, [<|END_RESPONSE|>, <|END_OF_TURN_TOKEN|>] for Cohere 2, [] if the template writes none (GLM) or
+        another one after the last message (gpt-oss).
+    """
+    closings: list[list[int]] = []
+    for messages in (_TURN, [*_TURN, _USER]):
+        try:
+            _, reply, rest = render(messages, {"add_generation_prompt": False}).rpartition(_REPLY)
+        except Exception:  # templates can raise any error
+            return []
+        closings.append(list(takewhile(is_added, encode(rest.lstrip()))) if reply else [])
+    last, inner = closings
+    # After the last message, Phi-3 goes on with the end of the text, and after an inner one with the next message.
+    return [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(last, inner, strict=False))]
+
+
+def opening_after(
+    render: Callable[[Sequence[JsonMapping]], str], whole: str, messages: Sequence[JsonMapping], calls_tools: bool
+) -> str:
+    """Return the text that a template writes after a finished conversation if another message follows; "" if it changes more.
+
+    GLM's turns end with the token that opens the next message: <|observation|> after a call, else <|user|>.
+    """
+    role = "tool" if calls_tools else "user"
+    try:
+        longer = render([*messages, {"role": role, "content": "x"}])
+    except Exception:  # templates can raise any error
+        return ""
+    return longer[len(whole) :] if longer.startswith(whole) else ""

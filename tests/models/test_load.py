@@ -29,7 +29,9 @@ def test_a_saved_model_is_loaded_with_rove_attention_and_stop_tokens(tmp_path: P
 def test_an_unsupported_type_of_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "rwkv"}')
     for check in (check_model, load_model):
-        with pytest.raises(ConfigError, match="has the type rwkv, which rove does not support: outside of training mode"):
+        with pytest.raises(
+            ConfigError, match="has the type rwkv, which rove does not support: outside of training mode"
+        ):
             check(tmp_path)
 
 

@@ -46,6 +46,8 @@ NOT_SAMPLED = {**NOT_TRAINED, "recurrent_gemma": "its output has no cache"}
 NO_ADAPTER = {
     "falcon_h1": "PEFT refuses out_proj, which the default contains",
     "falcon_mamba": "PEFT refuses out_proj, which the default contains",
+    "gemma3n_text": "it changes the outputs of linear layers in place",
+    "gemma4": "PEFT refuses the layers of its image tower, which have names of the default",
     "gpt2": "the default contains no Conv1D layers",
     "llama4_text": "PEFT replaces the router, whose output is a tuple",
     "mamba": "PEFT refuses out_proj, which the default contains",

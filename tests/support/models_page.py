@@ -69,7 +69,7 @@ def table_of(results: Mapping[str, Any], is_complete: bool = True) -> str:
     lines = [INTRODUCTION.format(**results["versions"], full=full, count=len(rows))]
     lines += ["| column | what is checked |", "|---|---|"]
     lines += [f"| {column} | {meaning} |" for column, meaning in COLUMNS.items()]
-    lines += ["", f"| `model_type` | {' | '.join(COLUMNS)} |", "|" + "---|" * (1 + len(COLUMNS)), *rows, ""]
+    lines += ["", f"| family (`model_type`) | {' | '.join(COLUMNS)} |", "|" + "---|" * (1 + len(COLUMNS)), *rows, ""]
     if reasons:
         lines += ["What does not work, and why:", "", "| column | families | reason |", "|---|---|---|"]
         for (column, reason), families in sorted(reasons.items(), key=lambda item: list(COLUMNS).index(item[0][0])):

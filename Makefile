@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-clients test-all coverage check docs docs-pictures settings-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -30,8 +30,12 @@ check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
 test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
 	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real
 
-test-models: $(STAMP)  ## every family of models: SFT and RL, stopped and resumed, and the result in transformers; ARGS="-k qwen3" for some
-	$(BIN)/python -m pytest -m matrix -q -n 2 --dist loadscope --timeout 600 $(ARGS) tests/models_matrix
+test-models: $(STAMP)  ## every family of models: rollouts, SFT and RL, stopped and resumed, and the result in transformers; ARGS="-k qwen3" for some
+	$(BIN)/python -m pytest -m matrix -q -n 2 --dist loadgroup --timeout 600 --matrix-results build/models_matrix.json $(ARGS) tests/models_matrix
+
+models-page: $(STAMP)  ## the table of families in docs/models.md, from the results of test-models
+	$(MAKE) test-models
+	$(BIN)/python tests/support/models_page.py build/models_matrix.json
 
 docs: $(STAMP)  ## the documentation site, into build/site
 	$(BIN)/python docs/site/site_build.py

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from commands import environment
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny_families import FAMILIES, save_published
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rove.core.config import convert
@@ -24,6 +22,7 @@ from rove.runs.run import Run
 from rove.train.config import RLConfig, SFTConfig
 from rove.train.rl import train_rl
 from rove.train.sft import train_sft
+from tests.models_matrix.conftest import Result, expect_failure
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix]
 
@@ -31,25 +30,6 @@ ROWS = [
     [{"role": "user", "content": f" {number}"}, {"role": "assistant", "content": f"say {number}"}]
     for number in range(12)
 ]
-ENVIRONMENT = """
-import rove as vf
-
-
-def letters(completion: vf.Messages) -> float:
-    text = "".join(message["content"] for message in completion if message["role"] == "assistant")
-    return sum("a" <= letter <= "z" for letter in text) / max(1, len(text))
-
-
-class ThreeTurns(vf.MultiTurnEnv):
-    async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs) -> str:
-        return "you say"
-
-
-def load_environment() -> vf.Environment:
-    rubric = vf.Rubric()
-    rubric.add_reward_func(letters, weight=1.0)
-    return ThreeTurns(dataset=[{"question": f"say {number}"} for number in range(4)], rubric=rubric, max_turns=3)
-"""
 PROMPT = torch.arange(5, 25)[None]
 
 
@@ -61,27 +41,6 @@ NO_ADAPTER = NOT_TRAINED
 
 class Killed(Exception):
     """Simulates `kill -9`."""
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the family's published model, in bf16."""
-    path = tmp_path_factory.mktemp(family) / "published"
-    save_published(family, path, dtype=torch.bfloat16)
-    return path
-
-
-@pytest.fixture(scope="session")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the environment of the RL runs, whose evaluations load it by name."""
-    path = tmp_path_factory.mktemp("environments")
-    environment(path, "matrix_letters", ENVIRONMENT)
-    return path
 
 
 def train_with_sft(
@@ -157,12 +116,6 @@ def check_result(folder: Path, final: Path) -> None:
         torch.testing.assert_close(loaded.model(input_ids=PROMPT, use_cache=False).logits, logits, atol=1e-3, rtol=1e-3)
 
 
-def expect_failure(request: pytest.FixtureRequest, reasons: Mapping[str, str], family: str) -> None:
-    """Make a test fail if a family passes that the table says cannot."""
-    if family in reasons:
-        request.applymarker(pytest.mark.xfail(reason=reasons[family], strict=True))
-
-
 def assert_equal_files(results: Sequence[Path]) -> None:
     """Check that all files hold exactly the same weights."""
     first, *others = (load_file(file) for file in results)
@@ -173,8 +126,15 @@ def assert_equal_files(results: Sequence[Path]) -> None:
 
 @pytest.mark.parametrize("train", [train_with_sft, train_with_rl], ids=["sft", "rl"])
 def test_a_stopped_run_ends_with_the_weights_of_an_uninterrupted_one(
-    request: pytest.FixtureRequest, train: Any, family: str, folder: Path, environments: Path, tmp_path: Path
+    request: pytest.FixtureRequest,
+    train: Any,
+    family: str,
+    folder: Path,
+    environments: Path,
+    tmp_path: Path,
+    result: Result,
 ):
+    result("SFT" if train is train_with_sft else "RL")
     expect_failure(request, NOT_TRAINED if train is train_with_sft else NOT_SAMPLED, family)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(folder, environments, whole)
@@ -190,8 +150,9 @@ def test_a_stopped_run_ends_with_the_weights_of_an_uninterrupted_one(
 
 
 def test_an_adapter_is_resumed_and_is_the_same_in_peft(
-    request: pytest.FixtureRequest, family: str, folder: Path, environments: Path, tmp_path: Path
+    request: pytest.FixtureRequest, family: str, folder: Path, environments: Path, tmp_path: Path, result: Result
 ):
+    result("LoRA")
     expect_failure(request, NO_ADAPTER, family)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train_with_sft(folder, environments, whole, lora_rank=2)

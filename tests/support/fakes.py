@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from rove.core.protocols import Generation
 from rove.core.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
@@ -44,17 +50,24 @@ def bpe_tokenizer(texts: list[str] = TEXTS, vocab_size: int = 320) -> Any:
     return fast
 
 
+SLOW_ARCHITECTURES: dict[str, Any] = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+}
+"""Architectures that rove's engine has no fast path for."""
+
+
 def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024) -> LoadedModel:
     """Two layers of width 32 with random weights large enough to have opinions.
 
     Args:
-        arch: "llama", "qwen3" or "lfm2"; "gemma2", which rove's engine has no fast path for.
+        arch: "llama", "qwen3", "lfm2", or one of `SLOW_ARCHITECTURES`.
         seed: of the weights.
         kv_heads: of 4 attention heads.
         context: positions.
     """
     tokenizer = bpe_tokenizer()
-    config_class, model_class = {**ARCHITECTURES, "gemma2": (Gemma2Config, Gemma2ForCausalLM)}[arch]
+    config_class, model_class = {**ARCHITECTURES, **SLOW_ARCHITECTURES}[arch]
     shape: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -65,6 +78,8 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
         shape["head_dim"] = 16
     if arch == "gemma2":
         shape |= {"head_dim": 16, "sliding_window": 8}
+    if arch == "mixtral":
+        shape |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     if arch == "lfm2":
         shape |= {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}
     config = config_class(

@@ -22,7 +22,8 @@ def start(size: int, *command: str, **environment: str) -> subprocess.CompletedP
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", **environment}
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     asked = [*TORCHRUN, "--nproc-per-node", str(size), "--master-port", str(port), *command]
     return subprocess.run(asked, capture_output=True, text=True, timeout=570, env=env, check=False)
 

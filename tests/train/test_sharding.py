@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,14 @@ def test_a_model_in_one_process_is_not_sharded():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
-@pytest.mark.parametrize("config", [{}, {"lora__rank": 4}, {"activation_checkpointing": True}], ids=str)
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        *itertools.product(["llama", "qwen3", "lfm2"], [{}, {"lora__rank": 4}, {"activation_checkpointing": True}]),
+        ("mixtral", {}),  # its files hold a matrix per expert, and the model one for all experts
+    ],
+    ids=str,
+)
 def test_a_checkpoint_can_be_resumed_with_another_number_of_processes(
     tmp_path: Path, arch: str, config: dict[str, Any]
 ):

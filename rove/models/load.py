@@ -28,6 +28,7 @@ from rove.models.chat_templates import limit_chat_templates
 from rove.models.device import choose_device
 from rove.models.folder_check import check_folder
 from rove.models.linear import use_fast_linear
+from rove.models.older_releases import read_small_files, save_model, save_tokenizer
 from rove.models.pretrained import model_path
 from rove.models.recompute import use_recomputing_layers
 from rove.models.weights import cast_files, file_dtypes, folder_hint
@@ -93,6 +94,8 @@ class LoadedModel(NamedTuple):
     """The adapter that is trained and saved; None: the whole model."""
     file_dtypes: Mapping[str, torch.dtype] | None = None
     """Type of each weight in the folder that it was loaded from, by the names there. The weights themselves are fp32."""
+    small_files: Mapping[str, bytes] | None = None
+    """Configuration files in that folder; see `rove.models.older_releases`."""
 
     @property
     def context(self) -> int:
@@ -106,11 +109,15 @@ class LoadedModel(NamedTuple):
     def save(self, path: Path) -> None:
         """Write a Hugging Face model folder, or an adapter folder in PEFT format."""
         if self.adapter is None:
-            self.model.save_pretrained(path)
-            self.tokenizer.save_pretrained(path)
+            save_model(self.model, path, self.small_files)
+            self.save_tokenizer(path)
         else:
             self.adapter.save(path)
         _make_readable(path)
+
+    def save_tokenizer(self, path: Path) -> None:
+        """Write the tokenizer, and the processors of a model that also reads images."""
+        save_tokenizer(self.tokenizer, path, self.small_files)
 
     def save_final(self, path: Path) -> None:
         """Write the result of a training: as `save`, but with weights of the types that the model was loaded from."""
@@ -186,7 +193,10 @@ def load_model(
         ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
-    return prepared._replace(name=digest_model(path), file_dtypes=file_dtypes(_folder_of(path)))
+    source = _folder_of(path)
+    return prepared._replace(
+        name=digest_model(path), file_dtypes=file_dtypes(source), small_files=read_small_files(source)
+    )
 
 
 def _folder_of(path: str | Path) -> Path:

@@ -193,13 +193,13 @@ def load_model(
         ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
-    source = _folder_of(path)
+    source = folder_of(path)
     return prepared._replace(
         name=digest_model(path), file_dtypes=file_dtypes(source), small_files=read_small_files(source)
     )
 
 
-def _folder_of(path: str | Path) -> Path:
+def folder_of(path: str | Path) -> Path:
     """Return the folder of a model: `path` itself, or that of the local Hugging Face cache."""
     cached = None if Path(path).is_dir() else try_to_load_from_cache(str(path), "config.json")
     return Path(cached).parent if isinstance(cached, str) else Path(path)

@@ -60,6 +60,26 @@ class Tokenizer(Protocol):
         ...
 
 
+def check_text_parts(content: Sequence[Any]) -> None:
+    """Raise a `ConfigError` if a message has an image or another part that is no text; see docs/decisions/images.md."""
+    for part in content:
+        kind = "text" if isinstance(part, str) else part.get("type", "text")
+        if kind != "text":
+            raise ConfigError(
+                f"a message has a part of type '{kind}'; expected 'text': this model supports text only. Use a model at an "
+                "endpoint for images and sound"
+            )
+
+
+def check_first_prompt(env: Any, train: bool = False) -> None:
+    """Raise a `ConfigError` if the first prompt of an environment has parts that local models cannot read."""
+    for example in env.examples(1, train):
+        prompt = example.get("prompt")
+        for message in prompt if isinstance(prompt, list) else ():
+            if isinstance(message.get("content"), list):
+                check_text_parts(message["content"])
+
+
 class Renderer:
     """Renders conversations with a tokenizer's chat template, and raw texts without it.
 
@@ -125,6 +145,14 @@ class Renderer:
                 "tools are given, but the model's chat template has no known tool-call format: "
                 f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model or remove the tools"
             )
+
+    def check_environment(self, env: Any, train: bool = False) -> None:
+        """Raise a `ConfigError` if this model cannot read the tools or the first prompt of an environment.
+
+        Otherwise, every rollout would fail; see docs/decisions/images.md.
+        """
+        self.check_tools(getattr(env, "tool_defs", None))
+        check_first_prompt(env, train)
 
     def text(
         self,
@@ -383,12 +411,7 @@ class Renderer:
         """Return a message with a single text as its content and a role that the template supports."""
         content = message.get("content")
         if isinstance(content, list):
-            for part in content:
-                kind = "text" if isinstance(part, str) else part.get("type", "text")
-                if kind != "text":
-                    raise ConfigError(
-                        f"a message has a part of type '{kind}'; expected 'text': this model supports text only"
-                    )
+            check_text_parts(content)
             message = {**message, "content": text_of(message)}
         elif content is None:
             message = {**message, "content": ""}

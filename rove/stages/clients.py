@@ -65,7 +65,8 @@ def make_client(
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if base_url is None and endpoint is None and is_folder(model):
         client = embedded(model, trust_remote_code, device, reporter)
-        client.renderer.check_tools(getattr(env, "tool_defs", None))  # otherwise, every rollout would fail
+        if env is not None:
+            client.renderer.check_environment(env)
         return client
     # A device that is silently ignored would let users believe that their GPU computes.
     refuse_device(device, f"{model} runs at an endpoint")

@@ -153,7 +153,7 @@ class _Loop:
     def __init__(
         self, config: RLConfig, env: Environment, loaded: LoadedModel, run: Run, ranks: Ranks, on_progress: OnProgress
     ):
-        loaded.renderer.check_tools(getattr(env, "tool_defs", None))  # otherwise, every rollout would fail
+        loaded.renderer.check_environment(env, train=True)
         self.config = config
         self.env = env
         self.loaded = loaded

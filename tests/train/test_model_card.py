@@ -63,7 +63,7 @@ def test_the_hub_reads_the_card_of_an_rl_run(tmp_path: Path):
     text = (tmp_path / "final" / CARD).read_text()
     assert "| before training | arithmetic#abc held, temperature 0 | reward | 0.250 | [0.100, 0.400] |" in text
     assert "| after step 2 | arithmetic#abc held, temperature 0 | reward | 0.500 | [0.375, 0.625] |" in text
-    assert "| learning_rate | 1e-05 |" in text
+    assert "| learning_rate | 0.00001 |" in text
     assert "| loss.kind | grpo |" in text
     assert "chosen by" not in text
 

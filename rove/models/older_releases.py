@@ -22,6 +22,8 @@ TOKENIZER_SETTINGS = ("add_bos_token", "add_eos_token", "added_tokens_decoder")
 """Settings of the loaded tokenizer that transformers 5 leaves out."""
 ROPE_SETTINGS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
 """Settings that transformers 5 writes as `rope_parameters`."""
+GPT_NEOX_NAMES = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+"""Names of the same settings in GPT-NeoX."""
 
 SmallFiles = Mapping[str, bytes]
 """Content of the configuration files of a loaded model by file name."""
@@ -79,8 +81,13 @@ def _add_rope_settings(config: JsonObject, loaded: JsonObject) -> None:
     if not config.get("rope_parameters"):
         return
     # As published, if they were: 4.57 refuses those of Phi-3 in any other form.
-    settings = {name: loaded[name] for name in ROPE_SETTINGS if name in loaded}
-    for name, value in (settings or _older_rope_settings(config["rope_parameters"])).items():
+    names = (*ROPE_SETTINGS, *GPT_NEOX_NAMES.values())
+    settings = {name: loaded[name] for name in names if name in loaded}
+    if not settings:
+        settings = _older_rope_settings(config["rope_parameters"])
+        if str(config.get("model_type")).startswith("gpt_neox"):
+            settings = {GPT_NEOX_NAMES.get(name, name): value for name, value in settings.items()}
+    for name, value in settings.items():
         config.setdefault(name, value)
 
 

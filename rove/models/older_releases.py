@@ -59,9 +59,9 @@ def save_tokenizer(tokenizer: Any, folder: Path, small_files: SmallFiles | None 
     # 4.57 expects a mapping of names to tokens there and fails with a list; transformers 5 takes the older name of the list.
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-        named_tokens = loaded.get("extra_special_tokens")
-        if isinstance(named_tokens, dict):
-            config["extra_special_tokens"] = named_tokens
+    named_tokens = loaded.get("extra_special_tokens")
+    if isinstance(named_tokens, dict):
+        config["extra_special_tokens"] = named_tokens
     _write_json(folder / TOKENIZER_CONFIG, config)
 
 

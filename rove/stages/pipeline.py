@@ -110,7 +110,7 @@ class Pipeline:
         """Write the rows of the results table into the card of each trained model, up to the row of that model."""
         from rove.train.model_card import Measurement, write_card
 
-        version = environment_version(self.recipe.env, self.recipe.env_dir)
+        version = environment_version(self.recipe.env, self.recipe.env_dir, self.recipe.env_args)
         measurements: list[Measurement] = []
         for row in self.rows:
             for condition, summary in row.conditions.items():

@@ -90,7 +90,7 @@ def test_a_saved_model_keeps_the_settings_of_a_base_of_an_older_release(tmp_path
 @pytest.mark.slow
 def test_transformers_4_57_reads_a_saved_model(tmp_path: Path):
     packages = tmp_path / "packages"
-    options = ["--disable-pip-version-check", "--quiet", "--no-deps", "--target", str(packages)]
+    options = ["--disable-pip-version-check", "--quiet", "--no-compile", "--no-deps", "--target", str(packages)]
     command = [sys.executable, "-m", "pip", "install", *options, *RELEASES]
     installed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if installed.returncode:

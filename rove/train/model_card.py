@@ -66,10 +66,10 @@ def write_card(
         name: Name of this model in the measurements.
     """
     kind, model = run.config()["kind"], config.model
-    kept = _kept_step(run, summary)
+    kept_step = _kept_step(run, summary)
     if not measurements:
-        name = f"after step {kept}"
-        measurements = _evaluations(run, config, kept)
+        name = f"after step {kept_step}"
+        measurements = _evaluations(run, config, kept_step)
     base = _base_metadata(model)
     library = "peft" if (folder / ADAPTER_CONFIG).exists() else "transformers"
     subject = f"{_public_model(model)} trained with {kind.upper()}"
@@ -89,13 +89,13 @@ def write_card(
         "base model": _public_model(model),
         "license of the base model": base.get("license_name") or base.get("license") or "unknown",
         **_data_facts(run, config, summary),
-        "weights": _weights(kept, summary),
+        "weights": _weights(kept_step, summary),
         **{name: _public_json(value) for name, value in _settings(config)},
         "software": _software(run),
     }
     lines = ["---", data.to_yaml().rstrip("\n"), "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
-    lines += ["", "## Results", "", *_results(run, summary, measurements, kept)]
+    lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step)]
     lines += ["", "## Use", "", *_usage(config, library), ""]
     atomic_write(folder / CARD, "\n".join(lines).encode("utf-8", "replace"))
 
@@ -157,15 +157,15 @@ def _kept_step(run: Run, summary: JsonMapping) -> int:
     return int(best["step"] if best else run.metrics()[-1]["step"])
 
 
-def _evaluations(run: Run, config: TrainingConfig, kept: int) -> list[Measurement]:
-    """Return the results of the evaluations during a run: before training, and of the weights of the step `kept`."""
+def _evaluations(run: Run, config: TrainingConfig, kept_step: int) -> list[Measurement]:
+    """Return the results of the evaluations during a run: before training, and of the weights of the step `kept_step`."""
     rows = {int(row["step"]): row for row in run.metrics()}
     versions = run.config()["identity"].get("evaluated", [evaluation.env for evaluation in config.evaluation])
     measurements: list[Measurement] = []
     for evaluation, version in zip(config.evaluation, versions, strict=True):
         prefix = f"eval/{evaluation.label}/reward/"
         condition = f"{evaluation.label}, temperature {evaluation.temperature:g}"
-        for step, model in {0: "before training", kept: f"after step {kept}"}.items():
+        for step, model in {0: "before training", kept_step: f"after step {kept_step}"}.items():
             row = rows.get(step, {})
             if f"{prefix}mean" in row:
                 estimate = {"mean": row[f"{prefix}mean"]}
@@ -210,9 +210,9 @@ def _data_facts(run: Run, config: RLConfig | SFTConfig, summary: JsonMapping) ->
     }
 
 
-def _weights(kept: int, summary: JsonMapping) -> str:
+def _weights(kept_step: int, summary: JsonMapping) -> str:
     best = summary.get("best")
-    return f"after step {kept}, chosen by `{best['metric']}`" if best else f"after step {kept}"
+    return f"after step {kept_step}, chosen by `{best['metric']}`" if best else f"after step {kept_step}"
 
 
 def _software(run: Run) -> str:
@@ -220,12 +220,12 @@ def _software(run: Run) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items() if name != "platform")
 
 
-def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement], kept: int) -> Iterator[str]:
+def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement], kept_step: int) -> Iterator[str]:
     """Yield the table of results, or without one the last measurement of the training itself."""
     if not measurements:
-        row = next(row for row in reversed(run.metrics()) if row["step"] == kept)
+        row = next(row for row in reversed(run.metrics()) if row["step"] == kept_step)
         values = [f"{name} {row[name]:.4g}" for name in ("reward/mean", "validation_loss", "loss") if name in row]
-        yield f"The run has no evaluation. Measured in training at step {kept}: {', '.join(values)}."
+        yield f"The run has no evaluation. Measured in training at step {kept_step}: {', '.join(values)}."
         return
     yield from ("| model | environment | metric | mean | 95% interval |", "|---|---|---|---:|---:|")
     for measurement in measurements:

@@ -68,42 +68,66 @@ def save_tokenizer(tokenizer: Any, folder: Path, small_files: SmallFiles | None 
 def save_model(model: Any, folder: Path, small_files: SmallFiles | None = None) -> None:
     """Write the weights and the configuration of a model."""
     model.save_pretrained(folder)
-    loaded = json.loads((small_files or {}).get(MODEL_CONFIG, b"{}"))
-    config = json.loads((folder / MODEL_CONFIG).read_bytes())
-    _add_rope_settings(config, loaded)
-    if "text_config" in config:
-        _add_rope_settings(config["text_config"], loaded.get("text_config", {}))
-    _write_json(folder / MODEL_CONFIG, config)
+    add_older_settings(model.config, folder, json.loads((small_files or {}).get(MODEL_CONFIG, b"{}")))
+
+
+def add_older_settings(config: Any, folder: Path, loaded: JsonObject) -> None:
+    """Add the settings of the position embeddings to the configuration in a folder by their older names.
+
+    Args:
+        config: The configuration that the folder has.
+        loaded: The content of the one that the model was loaded with.
+    """
+    file = folder / MODEL_CONFIG
+    written = file.read_bytes()
+    content = json.loads(written)
+    _add_rope_settings(content, loaded)
+    if "text_config" in content:
+        _add_rope_settings(content["text_config"], loaded.get("text_config", {}))
+    if content == json.loads(written):
+        return
+    _write_json(file, content)
+    try:
+        positions = _positions(type(config).from_pretrained(folder))
+    except Exception:  # a family may mean something else by an older name; transformers raises errors of all kinds
+        positions = None
+    if positions != _positions(config):
+        file.write_bytes(written)
+
+
+def _positions(config: Any) -> object:
+    return getattr(config.get_text_config(), "rope_parameters", None)
 
 
 def _add_rope_settings(config: JsonObject, loaded: JsonObject) -> None:
-    """Add the settings of the position embeddings by their older names."""
     if not config.get("rope_parameters"):
         return
     # As published, if they were: 4.57 refuses those of Phi-3 in any other form.
     names = (*ROPE_SETTINGS, *GPT_NEOX_NAMES.values())
     settings = {name: loaded[name] for name in names if name in loaded}
     if not settings:
-        settings = _older_rope_settings(config["rope_parameters"])
-        if str(config.get("model_type")).startswith("gpt_neox"):
-            settings = {GPT_NEOX_NAMES.get(name, name): value for name, value in settings.items()}
+        settings = _older_rope_settings(config["rope_parameters"], str(config.get("model_type")))
     for name, value in settings.items():
         config.setdefault(name, value)
 
 
-def _older_rope_settings(parameters: JsonObject) -> JsonObject:
+def _older_rope_settings(parameters: JsonObject, model_type: str) -> JsonObject:
     """Return `rope_parameters` as older settings; {} if each kind of layer has its own and none is called so in 4.57."""
     settings: JsonObject = {}
+    may_scale = True
     if "full_attention" in parameters and "sliding_attention" in parameters:
         settings["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
         parameters = parameters["full_attention"]
+        may_scale = model_type.startswith(("gemma3", "olmo3"))
     if "rope_theta" not in parameters:
         return {}
     settings["rope_theta"] = parameters["rope_theta"]
     if "partial_rotary_factor" in parameters:
         settings["partial_rotary_factor"] = parameters["partial_rotary_factor"]
-    if parameters["rope_type"] != "default":
+    if may_scale and parameters["rope_type"] != "default":
         settings["rope_scaling"] = {name: value for name, value in parameters.items() if name not in ROPE_SETTINGS}
+    if model_type.startswith("gpt_neox"):
+        settings = {GPT_NEOX_NAMES.get(name, name): value for name, value in settings.items()}
     return settings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from rove.core.plain import JsonMapping, JsonObject, is_mapping, is_sequence
 from rove.models.load import LoadedModel, folder_of
 from rove.models.pretrained import CATALOG, model_path, models_folder
 from rove.runs.run import Run
-from rove.statistics.format import interval, limits, number
+from rove.statistics.format import caveats, interval, limits, number
 from rove.train.config import RLConfig, SFTConfig, TrainingConfig
 from rove.utils.files import atomic_write
 
@@ -233,6 +234,9 @@ def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement]
         for metric, estimate in measurement.estimates.items():
             cells = (measurement.model, env, metric, number(estimate.get("mean")), interval(estimate))
             yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    note = caveats(chain.from_iterable(measurement.estimates.values() for measurement in measurements))
+    if note:
+        yield from ("", f"\\{note}")
     best = summary.get("best")
     if best and best["metric"].startswith("eval/"):
         yield ""

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
+from pathlib import PureWindowsPath
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -123,6 +124,12 @@ def without_secrets(value: object, settings: object = None, by_field: bool = Tru
             secrets[name] = text
     secrets |= {str(number): text for number, text in enumerate(_secret_settings(settings, False))}
     return _mask_values(value, Secrets(NO_KEY, secrets), "", by_field)
+
+
+def public_path(text: str) -> str:
+    """Return a path outside of the current folder by its last two parts: the others describe the machine. Other texts stay."""
+    is_private = text.startswith((".", "/", "~")) or PureWindowsPath(text).is_absolute()
+    return "/".join(text.replace("\\", "/").rstrip("/").split("/")[-2:]) if is_private else text
 
 
 def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,7 @@ def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
     """Merge an adapter into the weights of its base model, in place; return the model."""
     try:
         file_names = load_file(Path(folder) / ADAPTER_TENSORS).keys()
+        _check_tied(model, file_names, folder)
         device = str(next(model.parameters()).device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # missing weights are an error below
@@ -205,8 +206,27 @@ def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
             f"the adapter in {folder} cannot be put into its base model: {reason}; expected {ADAPTER_CONFIG} and "
             f"{ADAPTER_TENSORS} as PEFT writes them for that model"
         ) from error
-    # PEFT leaves out tensors that do not fit, with a warning only: the merged model would be another one.
-    unmatched = sorted(file_names ^ model_names)
+    # PEFT leaves out tensors that do not fit, with a warning only: the merged model would be another one. Beside an adapter of
+    # the embeddings or the head, it writes a copy of their own weights.
+    unmatched = sorted(name for name in file_names ^ model_names if not name.endswith(".base_layer.weight"))
     if unmatched:
         raise ConfigError(f"the adapter in {folder} does not fit its base model: only one of them has '{unmatched[0]}'")
     return wrapped.merge_and_unload().requires_grad_(True)  # pyright: ignore[reportCallIssue]
+
+
+def _check_tied(model: Any, file_names: Iterable[str], folder: str | Path) -> None:
+    """Refuse low-rank changes of an embedding or a head that share one weight.
+
+    Merging adds the change to both, so that the model computes something else than with the adapter, also in plain PEFT.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return
+    for name, module in model.named_modules():
+        is_changed = any(f".{name}.lora_" in file_name for file_name in file_names)
+        if module in (embedding, head) and is_changed:
+            raise ConfigError(
+                f"the adapter in {folder} changes {name}, whose weight is also that of the "
+                f"{'embeddings' if module is head else 'head'}: merged, it would change both. Train it with modules_to_save "
+                "instead of target_modules, or on a base model with tie_word_embeddings = false"
+            )

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rove.core.errors import ConfigError, missing_train_package
 from rove.core.plain import Arguments
+from rove.models.older_releases import save_model, save_tokenizer
 
 try:
     import gguf as _gguf
@@ -41,5 +42,5 @@ def convert_gguf(file: Path, folder: Path) -> None:
     # The weights are ordinary floats now; transformers refuses to save a model that still counts as quantized.
     quantizer: Any = model.hf_quantizer
     quantizer.remove_quantization_config(model)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_model(model, folder)
+    save_tokenizer(tokenizer, folder)

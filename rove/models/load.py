@@ -28,6 +28,7 @@ from rove.models.chat_templates import limit_chat_templates
 from rove.models.device import choose_device
 from rove.models.folder_check import check_folder
 from rove.models.linear import use_fast_linear
+from rove.models.older_releases import read_small_files, save_model, save_tokenizer
 from rove.models.pretrained import check_model_type, model_path
 from rove.models.recompute import use_recomputing_layers
 from rove.models.templates import adapter_template, end_of_turn, read_args, use_template, write_settings
@@ -95,6 +96,8 @@ class LoadedModel(NamedTuple):
     """The adapter that is trained and saved; None: the whole model."""
     file_dtypes: Mapping[str, torch.dtype] | None = None
     """Type of each weight in the folder that it was loaded from, by the names there. The weights themselves are fp32."""
+    small_files: Mapping[str, bytes] | None = None
+    """Configuration files in that folder; see `rove.models.older_releases`."""
 
     @property
     def context(self) -> int:
@@ -108,12 +111,16 @@ class LoadedModel(NamedTuple):
     def save(self, path: Path) -> None:
         """Write a Hugging Face model folder, or an adapter folder in PEFT format."""
         if self.adapter is None:
-            self.model.save_pretrained(path)
-            self.tokenizer.save_pretrained(path)
+            save_model(self.model, path, self.small_files)
+            self.save_tokenizer(path)
         else:
             self.adapter.save(path)
         write_settings(path, self.renderer.settings, is_adapter=self.adapter is not None)
         _make_readable(path)
+
+    def save_tokenizer(self, path: Path) -> None:
+        """Write the tokenizer, and the processors of a model that also reads images."""
+        save_tokenizer(self.tokenizer, path, self.small_files)
 
     def save_final(self, path: Path) -> None:
         """Write the result of a training: as `save`, but with weights of the types that the model was loaded from."""
@@ -194,7 +201,10 @@ def load_model(
             f"cannot load a model from '{path}': {type(error).__name__}: {error}; check its config.json, weights and tokenizer "
             "files, or download it again"
         ) from error
-    return prepared._replace(name=digest_model(path), file_dtypes=file_dtypes(_folder_of(path)))
+    source = folder_of(path)
+    return prepared._replace(
+        name=digest_model(path), file_dtypes=file_dtypes(source), small_files=read_small_files(source)
+    )
 
 
 def load_tokenizer(
@@ -207,7 +217,7 @@ def load_tokenizer(
     return tokenizer, use_template(tokenizer, str(path), chat_template, args)
 
 
-def _folder_of(path: str | Path) -> Path:
+def folder_of(path: str | Path) -> Path:
     """Return the folder of a model: `path` itself, or that of the local Hugging Face cache."""
     cached = None if Path(path).is_dir() else try_to_load_from_cache(str(path), "config.json")
     return Path(cached).parent if isinstance(cached, str) else Path(path)
@@ -251,7 +261,7 @@ def check_model(path: str | Path) -> None:
             f"no model '{path}': expected a folder, a name of `rove model list`, or the name of a model in the local Hugging "
             "Face cache"
         )
-    check_model_type(path, _folder_of(folder if folder.is_dir() else path) / "config.json")
+    check_model_type(path, folder_of(folder if folder.is_dir() else path) / "config.json")
 
 
 def _is_cached(name: str) -> bool:

@@ -70,8 +70,8 @@ CATALOG = {
 }
 HUB_PREFIX = "hf:"
 """Before the name of a model on the Hugging Face hub."""
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-"""Files of a model on the hub; folders below it hold the same weights in other formats."""
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "README.md"]
+"""Files of a model on the hub; its card states the license. Folders below it hold the same weights in other formats."""
 
 Convert = Callable[[Path, Path], None]
 """Writes the model of a GGUF file (first argument) into an empty folder (second argument)."""

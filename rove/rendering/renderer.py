@@ -63,6 +63,26 @@ class Tokenizer(Protocol):
         ...
 
 
+def check_text_parts(content: Sequence[Any]) -> None:
+    """Raise a `ConfigError` if a message has an image or another part that is no text; see docs/decisions/images.md."""
+    for part in content:
+        kind = "text" if isinstance(part, str) else part.get("type", "text")
+        if kind != "text":
+            raise ConfigError(
+                f"a message has a part of type '{kind}'; expected 'text': this model supports text only. Use a model at an "
+                "endpoint for images and sound"
+            )
+
+
+def check_first_prompt(env: Any, train: bool = False) -> None:
+    """Raise a `ConfigError` if the first prompt of an environment has parts that local models cannot read."""
+    for example in env.examples(1, train):
+        prompt = example.get("prompt")
+        for message in prompt if isinstance(prompt, list) else ():
+            if isinstance(message.get("content"), list):
+                check_text_parts(message["content"])
+
+
 class Renderer:
     """Renders conversations with a tokenizer's chat template, and raw texts without it.
 
@@ -151,12 +171,6 @@ class Renderer:
     def _render_probe(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
         return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **{**self.settings.args, **variables})
 
-    def check_environment(self, env: object) -> None:
-        """Raise a `ConfigError` if the chat template lacks what every rollout of an environment needs: messages or tools."""
-        if not self.template and getattr(env, "message_type", "chat") == "chat":
-            raise no_template()
-        self.check_tools(getattr(env, "tool_defs", None))
-
     def check_tools(self, tools: object) -> None:
         """Raise a `ConfigError` with the reason if there are tools and the chat template cannot use them."""
         if tools and self.tool_format is None:
@@ -164,6 +178,16 @@ class Renderer:
                 "tools are given, but the model's chat template has no known tool-call format: "
                 f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model or remove the tools"
             )
+
+    def check_environment(self, env: Any, train: bool = False) -> None:
+        """Raise a `ConfigError` if this model cannot read the messages, the tools or the first prompt of an environment.
+
+        Otherwise, every rollout would fail; see docs/decisions/images.md.
+        """
+        if not self.template and getattr(env, "message_type", "chat") == "chat":
+            raise no_template()
+        self.check_tools(getattr(env, "tool_defs", None))
+        check_first_prompt(env, train)
 
     def text(
         self,
@@ -452,12 +476,7 @@ class Renderer:
         """Return a message with a single text as its content and a role that the template supports."""
         content = message.get("content")
         if isinstance(content, list):
-            for part in content:
-                kind = "text" if isinstance(part, str) else part.get("type", "text")
-                if kind != "text":
-                    raise ConfigError(
-                        f"a message has a part of type '{kind}'; expected 'text': this model supports text only"
-                    )
+            check_text_parts(content)
             message = {**message, "content": text_of(message)}
         elif content is None:
             message = {**message, "content": ""}

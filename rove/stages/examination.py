@@ -21,7 +21,7 @@ from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel
-from rove.rendering.renderer import Renderer, Tokenizer
+from rove.rendering.renderer import Renderer, Tokenizer, check_first_prompt
 from rove.rollouts.evaluate import conversation_texts, generate
 from rove.train.diagnosis import Task, before_training
 from rove.train.policy_comparison import longest_response
@@ -177,6 +177,7 @@ async def examine(
     Raises:
         ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
     """
+    check_first_prompt(env, train=True)
     if not env.policies and loaded is None:
         raise ConfigError(
             "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
+from rove.envs.loading import environment_version
 from rove.runs.run import Run
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.models import run_model_new, show_model
@@ -23,7 +24,7 @@ from rove.utils.console import TextTable, styled
 from rove.utils.processes import peak_memory, release_memory
 
 if TYPE_CHECKING:
-    from rove.train.config import TrainingConfig
+    from rove.train.config import RLConfig, SFTConfig, TrainingConfig
     from rove.train.worker_group import Ranks
 
 BASE = "base"
@@ -102,7 +103,32 @@ class Pipeline:
         if recipe.data is not None and not is_full and not has_temperatures:
             self.measure(SAMPLED, trained, temperature=1.0)
         (recipe.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
+        self._write_cards()
         return self.rows
+
+    def _write_cards(self) -> None:
+        """Write the rows of the results table into the card of each trained model, up to the row of that model."""
+        from rove.train.model_card import Measurement, write_card
+
+        version = environment_version(self.recipe.env, self.recipe.env_dir, self.recipe.env_args)
+        measurements: list[Measurement] = []
+        for row in self.rows:
+            for condition, summary in row.conditions.items():
+                estimates = {"reward": summary["reward"], **summary["functions"]}
+                measurements.append(Measurement(row.name, version, condition, estimates))
+            config = self._config_of(row)
+            if config is not None:
+                run = Run(Path(row.model).parent)
+                # A recipe does not name the model of an RL stage, which is the result of the stage before.
+                config = msgspec.structs.replace(config, model=run.config()["config"]["model"])
+                write_card(Path(row.model), run, config, run.summary() or {}, measurements, row.name)
+
+    def _config_of(self, row: Row) -> RLConfig | SFTConfig | None:
+        """Return the settings of the stage that trained the model of a row; None for another model."""
+        if row.name == "+ SFT":
+            return self.recipe.sft
+        stages = [stage for stage in self.recipe.rl if row.name == f"+ {stage.name}"]
+        return stages[0].config if stages else None
 
     def _run_sft(self) -> str:
         """Run SFT and measure its model; return the model's folder."""

@@ -28,6 +28,7 @@ from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
 from rove.train.config import Goal, RLConfig
 from rove.train.evaluation import HeldOutEvaluations, check_measured, count_falls, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
+from rove.train.model_card import save_result
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
@@ -108,7 +109,7 @@ async def train_rl(
                 falls = count_falls(history, goal)
                 loop.end_step(row, has_fallen=falls > earlier_falls and backoff < 1)
         loop.checkpoint(step)
-        return _save_final(run, loaded, history, goal)
+        return _save_final(config, run, loaded, history, goal)
     finally:
         await loop.close()
         callbacks.close()
@@ -152,7 +153,7 @@ class _Loop:
     def __init__(
         self, config: RLConfig, env: Environment, loaded: LoadedModel, run: Run, ranks: Ranks, on_progress: OnProgress
     ):
-        loaded.renderer.check_environment(env)  # otherwise, every rollout would fail
+        loaded.renderer.check_environment(env, train=True)
         self.config = config
         self.env = env
         self.loaded = loaded
@@ -334,11 +335,12 @@ def must_synchronize(config: RLConfig, number: int) -> bool:
     )
 
 
-def _save_final(run: Run, loaded: LoadedModel, history: History, goal: Goal) -> Path:
-    """Save the last or the best weights as the result of the run."""
+def _save_final(config: RLConfig, run: Run, loaded: LoadedModel, history: History, goal: Goal) -> Path:
+    """Save the last or the best weights with their card as the result of the run."""
     if goal.metric is not None:
         restore_weights(run.path / "checkpoints" / "best", loaded)
-    final = run.save_final(loaded.save_final)
     last = history[-1]
-    run.finish({"steps": last["step"], "last": last, **outcome(history, goal)})
+    summary = {"steps": last["step"], "last": last, **outcome(history, goal)}
+    final = save_result(config, run, loaded, summary)
+    run.finish(summary)
     return final

@@ -24,6 +24,7 @@ from rove.train.config import VALIDATION_LOSS, Goal, SFTConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
+from rove.train.model_card import save_result
 from rove.train.sequences import TrainingSequence
 from rove.train.sft_data import SFTData, SFTSource, TokenizedConversation, overlong_notices, split, tokenize
 from rove.train.trainer import lr_scale, step_unless_non_finite
@@ -107,7 +108,7 @@ def train_sft(
         callbacks.close()
     counts: JsonObject = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
     counts |= _overlong_counts(tokenized, config)
-    return _save_final(run, loaded, {**counts, **_best(history, goal)})
+    return _save_final(config, run, loaded, {**counts, **_best(history, goal)})
 
 
 def _overlong_counts(tokenized: Sequence[TokenizedConversation], config: SFTConfig) -> dict[str, int]:
@@ -125,11 +126,11 @@ def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: 
     return HeldOutEvaluations(config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress)
 
 
-def _save_final(run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
-    """Save the best weights as the final model and complete the run."""
+def _save_final(config: SFTConfig, run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
+    """Save the best weights as the final model with its card, and complete the run."""
     # SFT ends some measurements after the best weights, when the loss no longer falls.
     restore_weights(run.path / "checkpoints" / "best", loaded)
-    final = run.save_final(loaded.save_final)
+    final = save_result(config, run, loaded, summary)
     run.finish(summary)
     return final
 

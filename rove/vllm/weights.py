@@ -30,7 +30,7 @@ def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None
     model = loaded.model
     weights = merged_weights(model) if merged else base_weights(model)
     model.save_pretrained(folder, state_dict=weights)
-    loaded.tokenizer.save_pretrained(folder)
+    loaded.save_tokenizer(folder)
     config = msgspec.json.decode((folder / "config.json").read_bytes())
     is_tied = config.get("tie_word_embeddings", model.config.get_text_config().tie_word_embeddings)
     if config["model_type"] == "lfm2":

@@ -7,10 +7,12 @@ import math
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from commands import Rove, contents, in_this_process
+from huggingface_hub import ModelCard
 from made import made_run, record
 from processes import start
 from rich.console import Console
@@ -212,5 +214,13 @@ def test_the_recipe_of_the_published_baseline_runs_in_one_and_in_two_processes(r
     for result in (one_process, two_processes):
         assert [row["name"] for row in result["rows"]] == names
         assert all(summary["failed"] == 0 for row in result["rows"] for summary in row["conditions"].values())
-    for stage in ("sft", "rl1", "rl2"):
-        assert (tmp_path / "two" / stage / "final" / "adapter_model.safetensors").exists()
+    for stage, row in (("sft", "+ SFT"), ("rl1", "+ RL 1"), ("rl2", "+ RL 2")):
+        final = tmp_path / "two" / stage / "final"
+        assert (final / "adapter_model.safetensors").exists()
+        card: Any = ModelCard.load(final / "README.md")
+        [conditions] = [shown["conditions"] for shown in two_processes["rows"] if shown["name"] == row]
+        rewards = [summary["reward"]["mean"] for summary in conditions.values()]
+        assert [result.metric_value for result in card.data.eval_results if result.metric_type == "reward"] == rewards
+        assert card.data.library_name == "peft"
+        assert "| teacher (script) | tictactoe#" in card.content
+        assert str(tmp_path) not in card.content

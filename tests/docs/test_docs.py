@@ -454,7 +454,7 @@ def test_training_page_adapter_commands(tmp_path: Path) -> None:
     for command in commands(block):
         run(command + smaller.get(command[1], []), tmp_path, env=env)
     names = {file.name for file in (tmp_path / "runs/adapter/final").iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
+    assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors", "base.txt"}
     assert load_model(tmp_path / "models/merged", "cpu").adapter is None
 
 

@@ -12,7 +12,7 @@ from fakes import bpe_tokenizer, tiny_model
 from families import FAMILIES, FAST, assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners import lora
 from safetensors.torch import load_file, save_file
 from tiers import first_quick
@@ -296,6 +296,47 @@ def test_the_base_of_an_adapter_can_be_an_adapter(tmp_path: Path):
     with_both = with_adapter(first, tmp_path / "adapter", seed=2)
     with_both.save(tmp_path / "second")
     assert_close(logits(load_model(tmp_path / "second", device="cpu").model), logits(with_both.model))
+
+
+def save_peft_adapter(folder: Path, tied: bool, **settings: Any) -> torch.Tensor:
+    """Save a model and an adapter of it as a program that uses plain PEFT does; return the logits with the adapter."""
+    base = tiny_model("qwen3")
+    base.model.config.tie_word_embeddings = tied
+    if not tied:
+        base.model.lm_head.weight = torch.nn.Parameter(2.0 * base.model.lm_head.weight.detach())
+    base.save(folder / "base")
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder / "base")
+    wrapped: Any = get_peft_model(plain, LoraConfig(r=3, task_type="CAUSAL_LM", **settings))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in trainable_parameters(wrapped).values():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    wrapped.save_pretrained(str(folder / "adapter"))
+    wrapped.eval()
+    return logits(wrapped)
+
+
+def test_an_adapter_of_plain_peft_may_change_embeddings_and_head(tmp_path: Path):
+    rows: dict[str, tuple[bool, dict[str, Any]]] = {
+        "low rank": (False, {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
+        "saved whole": (False, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
+        "saved whole, tied": (True, {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
+    }
+    for name, (tied, adapter_settings) in rows.items():
+        expected = save_peft_adapter(tmp_path / name, tied, **adapter_settings)
+        merged = load_model(tmp_path / name / "adapter", device="cpu")
+        assert_close(logits(merged.model), expected)
+        merged.save(tmp_path / name / "merged")
+        assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / name / "merged")), expected)
+
+
+@pytest.mark.parametrize("changed", ["embed_tokens", "lm_head"])
+def test_a_low_rank_change_of_a_tied_head_or_its_embeddings_is_refused(changed: str, tmp_path: Path):
+    save_peft_adapter(tmp_path, tied=True, target_modules=["q_proj", changed])
+    with pytest.raises(
+        ConfigError, match=rf"changes .*{changed}, whose weight is also that of the .* tie_word_embeddings = false"
+    ):
+        load_model(tmp_path / "adapter", device="cpu")
 
 
 def test_the_digest_of_an_adapter_includes_its_base(tmp_path: Path):

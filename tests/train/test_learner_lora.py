@@ -109,6 +109,7 @@ def test_only_the_adapter_is_changed_and_saved(tmp_path: Path, kind: str):
         "CHECKSUMS",
     }
     assert {file.name for file in (tmp_path / "final").iterdir()} == {
+        "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
         "base.txt",

@@ -13,7 +13,7 @@ import msgspec
 from rove import Run
 from rove.core.digest import digest_files
 from rove.core.errors import RunError
-from rove.core.masking import without_secrets
+from rove.core.masking import public_path, without_secrets
 from rove.core.plain import JsonObject
 from rove.core.records import RolloutRecord
 from rove.hub.package.manifest import Manifest
@@ -43,7 +43,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
     records = sorted(run.finished(), key=lambda record: record.reward or 0.0)
     document = {
         "schema": SCHEMA,
-        "model": _public_name(model),
+        "model": public_path(model),
         "content": manifest.content,
         "summary": summary,
         "settings": {name: value for name, value in config.items() if name not in (*PRIVATE_SETTINGS, "model")},
@@ -51,11 +51,6 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
         "sha256": hashlib.sha256((run.path / "rollouts.jsonl").read_bytes()).hexdigest(),
     }
     return without_secrets(document)
-
-
-def _public_name(model: str) -> str:
-    """Return a model's name, of a local folder only the last two parts: the others describe the machine."""
-    return "/".join(Path(model).parts[-2:]) if model.startswith((".", "/", "~")) else model
 
 
 def code_digest(wheel: Path, module: str) -> str:

@@ -1,0 +1,119 @@
+"""The model card in `final/`: the hub reads it, and it says nothing about the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard, metadata_load
+
+from rove.core.config import convert
+from rove.runs.run import Run
+from rove.train.config import RLConfig, SFTConfig
+from rove.train.model_card import Measurement, write_card
+
+CARD = "README.md"
+ROWS = [
+    {
+        "step": 0,
+        "eval/held/reward/mean": 0.25,
+        "eval/held/reward/interval_low": 0.1,
+        "eval/held/reward/interval_high": 0.4,
+    },
+    {"step": 1, "reward/mean": 0.5},
+    {"step": 2, "reward/mean": 0.75, "eval/held/reward/mean": 0.5}
+    | {"eval/held/reward/interval_low": 0.375, "eval/held/reward/interval_high": 0.625},
+]
+
+
+def rl_run(folder: Path, rows: list[dict[str, Any]] = ROWS, **settings: Any) -> tuple[Run, RLConfig]:
+    """Return a finished run and its settings."""
+    config = convert(RLConfig, {"env": "arithmetic", "model": str(folder / "base"), **settings})
+    identity = {"env": "arithmetic#abc", "evaluated": ["arithmetic#abc"] * len(config.evaluation)}
+    run = Run(folder / "run")
+    with run:
+        run.start("rl", {"env": "arithmetic"}, identity)
+        for row in rows:
+            run.append_metrics(row)
+    (folder / "base").mkdir()
+    (folder / "final").mkdir()
+    return run, config
+
+
+def test_the_hub_reads_the_card_of_an_rl_run(tmp_path: Path):
+    evaluation = [{"env": "arithmetic", "name": "held"}]
+    run, config = rl_run(tmp_path, evaluation=evaluation, learning_rate=1e-5, loss={"kind": "grpo"})
+    base_card = "---\nlicense: apache-2.0\nbase_model: someone/else\n---\n# Base\n"
+    (tmp_path / "base" / CARD).write_text(base_card)
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+
+    data: Any = ModelCard.load(tmp_path / "final" / CARD).data
+    assert (data.library_name, data.license, data.tags) == ("transformers", "apache-2.0", ["rove", "rl"])
+    assert data.base_model is None  # the base is a folder, whose card names what that derives from
+    [result] = data.eval_results
+    assert (result.dataset_type, result.dataset_revision) == ("arithmetic", "abc")
+    assert (result.metric_type, result.metric_value, result.metric_args) == (
+        "reward",
+        0.5,
+        {"interval_95": [0.375, 0.625]},
+    )
+
+    text = (tmp_path / "final" / CARD).read_text()
+    assert "| before training | arithmetic#abc held, temperature 0 | reward | 0.250 | [0.100, 0.400] |" in text
+    assert "| after step 2 | arithmetic#abc held, temperature 0 | reward | 0.500 | [0.375, 0.625] |" in text
+    assert "| learning_rate | 0.00001 |" in text
+    assert "| loss.kind | grpo |" in text
+    assert "chosen by" not in text
+
+
+def test_a_card_has_no_secrets_and_no_folders_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SEARCH_API_KEY", "from-the-environment-7")
+    env_args = {
+        "api_key": "tea-and-biscuits-41",
+        "query": "from-the-environment-7",
+        "file": str(tmp_path / "a" / "b.csv"),
+    }
+    run, config = rl_run(tmp_path, env_args=env_args, run_dir=str(tmp_path / "run"))
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    text = (tmp_path / "final" / CARD).read_text()
+    assert str(tmp_path) not in text
+    assert '{"api_key":"***","query":"***","file":"a/b.csv"}' in text
+    assert "The run has no evaluation. Measured in training at step 2: reward/mean 0.75." in text
+
+
+def test_the_card_of_an_adapter_names_the_published_model_through_a_chain_of_runs(tmp_path: Path):
+    config = convert(SFTConfig, {"data": "chats.jsonl", "model": str(tmp_path / "base"), "lora": {"rank": 8}})
+    run = Run(tmp_path / "run")
+    with run:
+        run.start("sft", {}, {"data": "file#abc"})
+        run.append_metrics({"step": 3, "validation_loss": 1.5, "loss": 2.0})
+    for name in ("base", "final"):
+        (tmp_path / name).mkdir()
+    base_card = "---\nlicense: other\nlicense_name: gemma\nbase_model: google/gemma-3-1b-it\ntags: [rove, rl]\n---\n"
+    (tmp_path / "base" / CARD).write_text(base_card)
+    (tmp_path / "final" / "adapter_config.json").write_text("{}")
+    summary = {"conversations": 7, "best": {"metric": "validation_loss", "step": 3, "value": 1.5}}
+    measurements = [
+        Measurement("base", "arithmetic#abc", "easy", {"reward": {"mean": 0.125, "low": 0.0, "high": 0.25}}),
+        Measurement("+ SFT", "arithmetic#abc", "easy", {"reward": {"mean": 0.5, "low": 0.25, "high": 0.75}}),
+    ]
+    write_card(tmp_path / "final", run, config, summary, measurements, "+ SFT")
+
+    data: Any = metadata_load(tmp_path / "final" / CARD)
+    assert data["base_model"] == "google/gemma-3-1b-it"
+    assert (data["license"], data["license_name"]) == ("other", "gemma")
+    assert (data["library_name"], data["tags"]) == ("peft", ["rove", "sft", "lora"])
+    [entry] = data["model-index"]
+    assert [result["metrics"][0]["value"] for result in entry["results"]] == [0.5]
+    text = (tmp_path / "final" / CARD).read_text()
+    assert "| weights | after step 3, chosen by `validation_loss` |" in text
+    assert "| + SFT | arithmetic#abc easy | reward | 0.500 | [0.250, 0.750] |" in text
+
+
+def test_a_damaged_card_of_the_base_says_nothing(tmp_path: Path):
+    run, config = rl_run(tmp_path)
+    (tmp_path / "base" / CARD).write_text("---\nlicense: [apache\n---\n")
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    assert "license" not in json.dumps(metadata_load(tmp_path / "final" / CARD))

@@ -167,7 +167,7 @@ def _head_pattern(head: str) -> re.Pattern[str]:
     """Return the pattern of a head; what it writes with the number of the call is the call's id."""
     before, name_and_index, after = re.split(r"((?:functions\.)?\{name\}(?::\{index\})?)", head)
     name = r"(?P<name>[^\s<>:]+)"
-    id = rf"(?P<id>functions\.{name}:\d+)" if "{index}" in name_and_index else rf"(?P<id>){name}"
+    id = rf"(?P<id>(?:functions\.)?{name}:\d+)" if "{index}" in name_and_index else rf"(?P<id>){name}"
     return re.compile(rf"{_spaced(before).pattern}\s*{id}{_spaced(after).pattern}")
 
 

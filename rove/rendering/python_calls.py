@@ -107,7 +107,7 @@ def write_call_list(calls: Sequence[Call]) -> str:
 
 
 _GEMMA_STRING = re.compile(r"""<\|"\|>(?P<raw>.*?)<\|"\|>""", re.DOTALL)
-_GEMMA_KEY = re.compile(r"[^\s:{}\[\],<>]+")
+_GEMMA_KEY = re.compile(r"[^:{}\[\],<>]+")
 
 
 def read_gemma_call(text: str, start: int = 0) -> tuple[Call, int]:
@@ -253,7 +253,7 @@ class _GemmaReader(_Reader):
     def _pair(self) -> tuple[str, JsonValue]:
         self._skip_space()
         is_quoted = self._string_pattern.match(self.text, self.at) is not None
-        key = self._strings() if is_quoted else self.match(_GEMMA_KEY, "the name of an argument")
+        key = self._strings() if is_quoted else self.match(_GEMMA_KEY, "the name of an argument").strip()
         self.expect(":")
         return key, self.value()
 

@@ -25,7 +25,16 @@ from rove.rendering.reasoning import (
     in_form,
     sampled_after_opened,
 )
-from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
+from rove.rendering.tool_calls import (
+    NO_SCHEMAS,
+    Format,
+    Schemas,
+    accepted_id,
+    calls_of,
+    read_calls,
+    schemas_of,
+    settled_characters,
+)
 from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
 
 T = TypeVar("T")
@@ -362,6 +371,8 @@ class Renderer:
     def _as_rendered(self, message: Mapping[str, object], schemas: Schemas) -> JsonMapping:
         """Return a message in the form that makes the template render its calls as the model writes them."""
         message = self._normalized(message)
+        if self.tool_support.short_ids and "tool_call_id" in message:
+            message = {**message, "tool_call_id": accepted_id(message["tool_call_id"])}
         calls = calls_of(message)
         if not calls or message["role"] != "assistant":
             return message
@@ -376,6 +387,8 @@ class Renderer:
         template_calls: list[JsonMapping] = []
         for chat_call, call in zip(chat_calls, calls, strict=True):
             function = {"name": call.name, "arguments": call.arguments}  # a mapping, not its JSON: templates write it
+            if self.tool_support.short_ids:
+                chat_call = {**chat_call, "id": accepted_id(chat_call.get("id"))}
             template_calls.append({**chat_call, "function": function})
         return {**message, "content": message.get("content") or "", "tool_calls": template_calls}
 
@@ -415,11 +428,33 @@ class Renderer:
         ends = [self.decode([stop]) for stop in stop_ids]
         last_ends = [(answer.rfind(end), end) for end in ends if end in answer]
         if not last_ends:
-            return answer + (ends[0] if ends else "")
+            return answer + self._end_by_next_message(whole, messages, tools, template_kwargs, ends)
         position, end = max(last_ends)
         turn = answer[:position].rstrip()
         # Phi-3 writes its end of text after the end of the last turn; sampling ends before.
         return turn if turn.endswith(tuple(ends)) else answer[:position] + end
+
+    def _end_by_next_message(
+        self,
+        whole: str,
+        messages: Sequence[Mapping[str, object]],
+        tools: object,
+        template_kwargs: Mapping[str, object] | None,
+        ends: Sequence[str],
+    ) -> str:
+        """Return the end of a turn that the template writes with the next message, or else the end-of-sequence token.
+
+        GLM ends a turn with the token of the next role: `<|observation|>` after calls, `<|user|>` after an answer.
+        """
+        calls = cast("Sequence[Mapping[str, object]]", messages[-1].get("tool_calls") or ())
+        replies = [{"role": "tool", "tool_call_id": call.get("id"), "content": "-"} for call in calls]
+        replies = replies or [{"role": "user", "content": "-"}]
+        try:
+            longer = self.text([*messages, *replies], tools, False, template_kwargs)
+        except ConfigError:  # the template accepts no further message
+            longer = whole
+        written = [end for end in ends if longer.startswith(whole + end)]
+        return next(iter([*written, *ends]), "")
 
     def _unrendered(self, prompt: str, whole: str, message: Mapping[str, object]) -> str:
         """Return the text of a message whose rendering does not continue the prompt.

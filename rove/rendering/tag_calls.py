@@ -16,8 +16,6 @@ from rove.core.plain import Arguments, JsonMapping, JsonValue
 from rove.rendering.json_calls import whole_json
 from rove.rendering.python_calls import CONSTANTS, Call, MalformedCall, read_literal
 
-NEWLINE = "\n"
-
 
 class TagForm(NamedTuple):
     """The tags of calls, in the order in which they occur."""
@@ -49,7 +47,9 @@ def _tag_form(begin: str, head: str, argument: str, next_argument: str, call_end
 
 _QWEN_HEAD = r"<function=(?P<name>[^<>\n]+)>"
 _QWEN_ARGUMENT = r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-QWEN_FORM = _tag_form("<tool_call>", _QWEN_HEAD, _QWEN_ARGUMENT, "<parameter=", "</function>", "</tool_call>")
+QWEN_FORM = _tag_form(
+    "(?:<tool_call>|(?=<function=))", _QWEN_HEAD, _QWEN_ARGUMENT, "<parameter=", "</function>", "</tool_call>"
+)
 SEED_FORM = _tag_form(
     "<seed:tool_call>",
     _QWEN_HEAD,
@@ -75,13 +75,14 @@ MINIMAX_FORM = _tag_form(
     "</minimax:tool_call>",
 )
 DSML_FORM = _tag_form(
-    "<｜DSML｜(?:function|tool)_calls>",
-    '<｜DSML｜invoke name="(?P<name>[^"]+)">',
-    '<｜DSML｜parameter name="(?P<key>[^"]+)" string="(?P<is_string>true|false)">(?P<value>.*?)</｜DSML｜parameter>',
-    "<｜DSML｜parameter name=",
-    "</｜DSML｜invoke>",
-    "</｜DSML｜(?:function|tool)_calls>",
+    "<｜DSML｜ ?(?:function_|tool_)?calls>",
+    '<｜DSML｜ ?invoke name="(?P<name>[^"]+)">',
+    '<｜DSML｜ ?parameter name="(?P<key>[^"]+)" string="(?P<is_string>true|false)">(?P<value>.*?)</｜DSML｜ ?parameter>',
+    "<｜DSML｜ ?parameter name=",
+    "</｜DSML｜ ?invoke>",
+    "</｜DSML｜ ?(?:function_|tool_)?calls>",
 )
+"""DeepSeek V3.2 has `function_calls`, V4 `tool_calls`, and V4.1 `calls` after a space."""
 
 
 def parse_tags(text: str, form: TagForm) -> tuple[str, list[Call]]:
@@ -126,56 +127,83 @@ def _arguments_at(text: str, start: int, form: TagForm) -> tuple[Arguments, int]
     return arguments, position
 
 
-def write_qwen(calls: Sequence[Call]) -> str:
-    """Return calls as Qwen3-Coder writes them."""
-    return "\n".join(f"<tool_call>\n{_function_text(call, NEWLINE)}\n</tool_call>" for call in calls)
+class TagTexts(NamedTuple):
+    """The texts of calls as a family writes them; `{name}`, `{key}` and `{is_string}` stand for what they say."""
+
+    begin: str
+    head: str
+    argument: str
+    argument_end: str
+    tail: str
+    separator: str
+    end: str
 
 
-def write_seed(calls: Sequence[Call]) -> str:
-    """Return calls as Seed-OSS writes them."""
-    return "\n".join(f"<seed:tool_call>\n{_function_text(call, '')}\n</seed:tool_call>" for call in calls)
+TAG_TEXTS = {
+    "qwen_xml": TagTexts(
+        "",
+        "<tool_call>\n<function={name}>\n",
+        "<parameter={key}>\n",
+        "\n</parameter>\n",
+        "</function>\n</tool_call>",
+        "\n",
+        "",
+    ),
+    "glm": TagTexts(
+        "",
+        "<tool_call>{name}\n",
+        "<arg_key>{key}</arg_key>\n<arg_value>",
+        "</arg_value>\n",
+        "</tool_call>",
+        "\n",
+        "",
+    ),
+    "seed": TagTexts(
+        "",
+        "<seed:tool_call>\n<function={name}>\n",
+        "<parameter={key}>",
+        "</parameter>\n",
+        "</function>\n</seed:tool_call>",
+        "\n",
+        "",
+    ),
+    "minimax": TagTexts(
+        "<minimax:tool_call>\n",
+        '<invoke name="{name}">\n',
+        '<parameter name="{key}">',
+        "</parameter>\n",
+        "</invoke>",
+        "\n",
+        "\n</minimax:tool_call>",
+    ),
+    "deepseek_v32": TagTexts(
+        "<｜DSML｜function_calls>\n",
+        '<｜DSML｜invoke name="{name}">\n',
+        '<｜DSML｜parameter name="{key}" string="{is_string}">',
+        "</｜DSML｜parameter>\n",
+        "</｜DSML｜invoke>",
+        "\n",
+        "\n</｜DSML｜function_calls>",
+    ),
+}
 
 
-def _function_text(call: Call, around: str) -> str:
-    lines = [f"<function={call.name}>"]
+def write_tags(calls: Sequence[Call], texts: TagTexts) -> str:
+    """Return calls with each argument in tags of its own."""
+    written = [_call_text(call, texts) for call in calls]
+    return texts.begin + texts.separator.join(written) + texts.end
+
+
+def _call_text(call: Call, texts: TagTexts) -> str:
+    text = texts.head.replace("{name}", call.name)
     for key, value in call.arguments.items():
-        lines.append(f"<parameter={key}>{around}{value_text(value)}{around}</parameter>")
-    return "\n".join([*lines, "</function>"])
+        text += argument_head(texts, key, isinstance(value, str)) + value_text(value) + texts.argument_end
+    return text + texts.tail
 
 
-def write_glm(calls: Sequence[Call]) -> str:
-    """Return calls as GLM 4.5 writes them."""
-    return "\n".join(_glm_call(call) for call in calls)
-
-
-def _glm_call(call: Call) -> str:
-    lines = [f"<tool_call>{call.name}"]
-    for key, value in call.arguments.items():
-        lines += [f"<arg_key>{key}</arg_key>", f"<arg_value>{value_text(value)}</arg_value>"]
-    return "\n".join([*lines, "</tool_call>"])
-
-
-def write_minimax(calls: Sequence[Call]) -> str:
-    """Return calls as MiniMax M2 writes them."""
-    lines = ["<minimax:tool_call>"]
-    for call in calls:
-        lines.append(f'<invoke name="{call.name}">')
-        lines += [f'<parameter name="{key}">{value_text(value)}</parameter>' for key, value in call.arguments.items()]
-        lines.append("</invoke>")
-    return "\n".join([*lines, "</minimax:tool_call>"])
-
-
-def write_dsml(calls: Sequence[Call]) -> str:
-    """Return calls as DeepSeek V3.2 writes them."""
-    lines = ["<｜DSML｜function_calls>"]
-    for call in calls:
-        lines.append(f'<｜DSML｜invoke name="{call.name}">')
-        for key, value in call.arguments.items():
-            is_string = json.dumps(isinstance(value, str))
-            tag = f'<｜DSML｜parameter name="{key}" string="{is_string}">'
-            lines.append(f"{tag}{value_text(value)}</｜DSML｜parameter>")
-        lines.append("</｜DSML｜invoke>")
-    return "\n".join([*lines, "</｜DSML｜function_calls>"])
+def argument_head(texts: TagTexts, key: str, is_string: bool) -> str:
+    """Return the text before the value of an argument."""
+    return texts.argument.replace("{key}", key).replace("{is_string}", json.dumps(is_string))
 
 
 def value_text(value: JsonValue) -> str:
@@ -184,12 +212,14 @@ def value_text(value: JsonValue) -> str:
 
 
 def typed_arguments(arguments: Arguments, parameters: JsonMapping | None) -> Arguments:
-    """Return arguments with the types of the tool's schema; None is the schema of an unknown tool."""
+    """Return arguments whose texts have the types of the tool's schema; None is the schema of an unknown tool."""
     schema = parameters or {}
     properties = schema.get("properties") or {}
-    return {
-        key: _typed(text, json_types(argument_schema(schema, properties.get(key)))) for key, text in arguments.items()
-    }
+    typed = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, str):
+            typed[key] = _typed(value, json_types(argument_schema(schema, properties.get(key))))
+    return typed
 
 
 MAX_REFERENCES = 10

@@ -38,14 +38,11 @@ from rove.rendering.tag_calls import (
     MINIMAX_FORM,
     QWEN_FORM,
     SEED_FORM,
+    TAG_TEXTS,
     TagForm,
     parse_tags,
     typed_arguments,
-    write_dsml,
-    write_glm,
-    write_minimax,
-    write_qwen,
-    write_seed,
+    write_tags,
 )
 
 Parsed = tuple[str, list[Call]]
@@ -74,8 +71,12 @@ class Format(NamedTuple):
     """What ends a list of calls, if the format has lists."""
     written: re.Pattern[str] | None = None
     """Pattern of a call as the model's template writes it, for a format whose parser also reads calls of other formats."""
+    bare_start: str = "{"
+    """First character of a bare call."""
+    thought_ends: tuple[str, ...] = ("</think>",)
+    """What ends the reasoning of a model with this format."""
     is_untyped: bool = False
-    """Whether `parse` returns every value as text, because only the tool's schema tells a number from its digits."""
+    """Whether `parse` returns values as text, because only the tool's schema tells a number from its digits."""
 
 
 Schemas = Mapping[str, JsonMapping]
@@ -147,12 +148,12 @@ Each possible end is tried, the last one first, and every attempt parses the res
 def _read_calls(
     text: str, tool_format: Format, names: Collection[str], prompt_length: int, schemas: Schemas
 ) -> tuple[str, list[dict[str, object]]]:
-    for end in _thought_ends(text):
+    for end in _thought_ends(text, tool_format.thought_ends):
         if not tool_format.starts.search(text[end:]):
             continue
         try:
             content, calls = tool_format.parse(text[end:])
-            if not calls or "</think>" in content:
+            if not calls or any(thought_end in content for thought_end in tool_format.thought_ends):
                 continue
             if tool_format.bare and any(call.name not in names for call in calls):  # JSON that is an answer, not a call
                 continue
@@ -184,11 +185,13 @@ def unparsed_call_format(text: str) -> Format | None:
     return first_format
 
 
-def _thought_ends(text: str) -> list[int]:
-    """Return the positions at which the reasoning may end: a call may quote the last </think>, or all of them."""
-    closed = (text.find("</think>"), text.rfind("</think>"))
-    ends = [start + len("</think>") for start in closed if start >= 0]
-    return sorted({0, *ends})
+def _thought_ends(text: str, markers: Sequence[str]) -> list[int]:
+    """Return the positions at which the reasoning may end: a call may quote the last marker, or all of them."""
+    ends = {0}
+    for marker in markers:
+        closed = (text.find(marker), text.rfind(marker))
+        ends.update(start + len(marker) for start in closed if start >= 0)
+    return sorted(ends)
 
 
 def settled_characters(text: str, tool_format: Format) -> int:
@@ -205,8 +208,8 @@ def settled_characters(text: str, tool_format: Format) -> int:
                 settled = min(settled, len(text) - length)
                 break
     if tool_format.bare:
-        for end in _thought_ends(text):
-            if text[end:].lstrip()[:1] in ("", "{"):
+        for end in _thought_ends(text, tool_format.thought_ends):
+            if text[end:].lstrip()[:1] in ("", tool_format.bare_start):
                 settled = min(settled, end)
                 break
     return len(text[:settled].rstrip())
@@ -224,6 +227,11 @@ def calls_of(message: JsonMapping) -> list[Call] | None:
 def short_id(salt: str) -> str:
     """Return an id of nine characters, as Mistral's templates require; a hash gives equal responses equal ids."""
     return hashlib.sha1(salt.encode(errors="replace"), usedforsecurity=False).hexdigest()[:9]
+
+
+def accepted_id(id: object) -> str:
+    """Return an id that Mistral's templates accept: this one, or a shorter one for an id of another model."""
+    return id if isinstance(id, str) and SHORT_ID.fullmatch(id) else short_id(str(id))
 
 
 def _chat_form(call: Call, salt: str) -> dict[str, object]:
@@ -361,6 +369,7 @@ def _write_mistral_named(calls: Sequence[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json.dumps(call.arguments, ensure_ascii=False)}" for call in calls)
 
 
+_MISTRAL_THOUGHT_ENDS = ("</think>", "[/THINK]")
 _TAG, _MARKER, _MISTRAL = map(re.compile, (r"<tool_call>", r"<\|tool_call_start\|>", r"\[TOOL_CALLS\]"))
 FORMATS = (
     Format("hermes", _parse_tagged, _write_tagged, _TAG, _TAG, ("<tool_call>",), call_end="</tool_call>"),
@@ -381,6 +390,7 @@ FORMATS = (
         re.compile(r"\[ARGS\]"),
         _MISTRAL,
         ("[TOOL_CALLS]",),
+        thought_ends=_MISTRAL_THOUGHT_ENDS,
         written=re.compile(r"\[TOOL_CALLS\]\s*[^\s\[].*\[ARGS\]", re.DOTALL),
     ),
     Format(
@@ -390,6 +400,7 @@ FORMATS = (
         _MISTRAL,
         _MISTRAL,
         ("[TOOL_CALLS]",),
+        thought_ends=_MISTRAL_THOUGHT_ENDS,
         list_end="]",
         written=re.compile(r"\[TOOL_CALLS\]\s*\["),
     ),
@@ -409,33 +420,30 @@ FORMATS = (
 _NO_TEMPLATE = re.compile(r"(?!)")
 
 
-def _tag_format(
-    name: str, form: TagForm, write: Callable[[Sequence[Call]], str], tags: tuple[str, ...], call_end: str, starts: str
-) -> Format:
+def _tag_format(name: str, form: TagForm, marks: tuple[str, ...], call_end: str, starts: str = "") -> Format:
+    texts = TAG_TEXTS[name]
     return Format(
         name,
-        lambda text: parse_tags(text, form),
-        write,
+        partial(parse_tags, form=form),
+        partial(write_tags, texts=texts),
         _NO_TEMPLATE,
-        re.compile(starts),
-        tags,
+        re.compile(starts or "|".join(marks)),
+        marks,
         call_end=call_end,
+        list_end=texts.end,
         is_untyped=form is not DSML_FORM,
     )
 
 
+_QWEN_START = r"(?:<tool_call>\s*)?<function="  # some models leave out the first tag, as llama.cpp and Ollama saw
 _GLM_START = r"<tool_call>\s*[^\s<>{}\[\]\"]+\s*(?:<arg_key>|</tool_call>)"
-_DSML_TAGS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+_DSML_TAGS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
 TAG_FORMATS = (
-    _tag_format("qwen_xml", QWEN_FORM, write_qwen, ("<tool_call>",), "</tool_call>", r"<tool_call>\s*<function="),
-    _tag_format("glm", GLM_FORM, write_glm, ("<tool_call>",), "</tool_call>", _GLM_START),
-    _tag_format("seed", SEED_FORM, write_seed, ("<seed:tool_call>",), "</seed:tool_call>", "<seed:tool_call>"),
-    _tag_format(
-        "minimax", MINIMAX_FORM, write_minimax, ("<minimax:tool_call>",), "</invoke>", "<minimax:tool_call>"
-    )._replace(list_end="\n</minimax:tool_call>"),
-    _tag_format("deepseek_v32", DSML_FORM, write_dsml, _DSML_TAGS, "</｜DSML｜invoke>", "|".join(_DSML_TAGS))._replace(
-        list_end="\n</｜DSML｜function_calls>"
-    ),
+    _tag_format("qwen_xml", QWEN_FORM, ("<tool_call>", "<function="), "</tool_call>", _QWEN_START),
+    _tag_format("glm", GLM_FORM, ("<tool_call>",), "</tool_call>", _GLM_START),
+    _tag_format("seed", SEED_FORM, ("<seed:tool_call>",), "</seed:tool_call>"),
+    _tag_format("minimax", MINIMAX_FORM, ("<minimax:tool_call>",), "</invoke>"),
+    _tag_format("deepseek_v32", DSML_FORM, _DSML_TAGS, "invoke>"),
 )
 """Formats with tags for each argument. `format_of` does not know them: `rove.rendering.tool_support` detects them."""
 
@@ -453,6 +461,18 @@ def _parse_gemma(text: str) -> Parsed:
         calls.append(call)
         position = close.end()
     return content + text[position:].removesuffix("<|tool_response>"), calls
+
+
+# Llama 4: [f(a=1), g(b="x")], also between <|python_start|> and <|python_end|>
+
+
+def _parse_llama4(text: str) -> Parsed:
+    start = text.index("[")
+    calls, end = _listed_calls(text, start)
+    content = text[:start].replace("<|python_start|>", "") + text[end:].replace("<|python_end|>", "")
+    if content.strip():
+        raise MalformedCall("unexpected text around the calls")
+    return "", calls
 
 
 def _write_gemma(calls: Sequence[Call]) -> str:
@@ -491,6 +511,19 @@ MARKED_FORMATS = (
         re.compile(r"<\|tool_call>"),
         (_GEMMA_MARKER,),
         call_end="<tool_call|>",
+    ),
+    Format(
+        "llama4",
+        _parse_llama4,
+        write_call_list,
+        _NO_TEMPLATE,
+        re.compile(r"\A\s*(?:<\|python_start\|>\s*)?\[[\w.-]+\("),
+        ("<|python_start|>",),
+        bare=True,
+        call_end=")",
+        list_end="]",
+        bare_start="[",
+        is_untyped=True,
     ),
 )
 """Formats with markers of their own, of which `format_of` knows only those whose templates leave the calls to the text."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rove.core.plain import JsonMapping, JsonObject
 from rove.rendering.python_calls import Call
-from rove.rendering.reasoning import detect_reasoning_form, in_form
+from rove.rendering.reasoning import OPENED, detect_reasoning_form, in_form
 from rove.rendering.tool_calls import ALL_FORMATS, MARKED_FORMATS, Format, calls_of, format_of, read_calls
 
 Render = Callable[[Sequence[JsonMapping], JsonMapping], str]
@@ -67,7 +67,6 @@ UNREAD_FORMATS = (
     ("Command R", re.compile(r"\bAction:\s*```json")),
     ("Kimi K3", re.compile(r"<\|open\|>call tool=")),
     ("MiniMax M3", re.compile(r"\]<\]minimax\[>\[")),
-    ("Llama 4", re.compile(rf"\[{NAME}\(|<\|python_start\|>")),
     ("Functionary", re.compile(rf"<function={NAME}>\{{|>>>{NAME}\n")),
     ("Apertus", re.compile(r"<\|tools_prefix\|>")),
     ("GigaChat", re.compile(r"function call<\|role_sep\|>|<\|function_call\|>")),
@@ -77,8 +76,8 @@ UNREAD_FORMATS = (
 )
 """Formats that rove does not read, and what identifies a call in them."""
 READ_FORMATS = (
-    "Hermes/Qwen3, Qwen3-Coder/Qwen3.5/Nemotron 3, GLM 4.5, Llama 3, LFM2, Mistral, DeepSeek V3/V3.1/V3.2, Kimi K2, Gemma 4, "
-    "MiniMax M1/M2, Seed-OSS, Cohere Command R7B/A, Granite, Nemotron 2, Apriel"
+    "Hermes/Qwen3, Qwen3-Coder/Qwen3.5/Nemotron 3, GLM 4.5, Llama 3 and 4, LFM2, Mistral, DeepSeek V3/V3.1/V3.2, Kimi K2, "
+    "Gemma 4, MiniMax M1/M2, Seed-OSS, Cohere Command R7B/A, Granite, Nemotron 2, Apriel"
 )
 
 
@@ -172,23 +171,38 @@ def _with_id(id: str) -> tuple[JsonMapping, JsonMapping]:
 
 
 def _is_changed_as_text(render: Render, variables: JsonMapping, tool_format: Format) -> bool:
-    """Return whether a template writes the probe call itself after the prompt, but something else if it is given as text.
+    """Return whether a template writes something else than the probe call if the call is given as text.
 
     Cohere's templates put the text of a message between markers of their own, and Gemma 4's hide the tool's result.
     """
     prompt_variables = {**variables, "add_generation_prompt": True}
+    form = detect_reasoning_form(render)
+
+    def render_text(text: str) -> str:
+        message = in_form({"role": "assistant", "content": text}, form)
+        return render([_USER, message, _ANSWER], prompt_variables)
+
     try:
         prompt = render([_USER], prompt_variables)
         called = render([_USER, _CALLING, _ANSWER], prompt_variables)
-        reply = called[len(prompt) : called.rindex(RESULT)]
-        end = (tool_format.list_end or tool_format.call_end).strip()
-        reply = reply[: reply.rindex(end) + len(end)]
-        if not called.startswith(prompt + reply):
-            return False
-        as_text = in_form({"role": "assistant", "content": reply}, detect_reasoning_form(render))
-        return not render([_USER, as_text, _ANSWER], prompt_variables).startswith(prompt + reply)
+        if called.startswith(prompt):
+            reply = _up_to_call_end(called[len(prompt) :], tool_format)
+            return not render_text(reply).startswith(prompt + reply)
+        call_text = tool_format.write([CALL])
+        if OPENED.search(prompt):
+            reply = f"thought\n</think>\n\n{call_text}"
+            if render_text(reply).startswith(prompt + reply):
+                return False
+        return render_text(call_text) != called
     except Exception:  # templates can raise any error, and a call may have another end
         return False
+
+
+def _up_to_call_end(text: str, tool_format: Format) -> str:
+    """Return a text up to the end of the last call before the result."""
+    end = (tool_format.list_end or tool_format.call_end).strip()
+    before_result = text[: text.rindex(RESULT)]
+    return before_result[: before_result.rindex(end) + len(end)]
 
 
 def _shows_result(

@@ -390,7 +390,9 @@ class Renderer:
             if self.tool_support.short_ids:
                 chat_call = {**chat_call, "id": accepted_id(chat_call.get("id"))}
             template_calls.append({**chat_call, "function": function})
-        return {**message, "content": message.get("content") or "", "tool_calls": template_calls}
+        message = {**message, "content": message.get("content") or "", "tool_calls": template_calls}
+        takes_field = not self.tool_support.keeps_text and "reasoning_content" in self.template
+        return in_form(message, "field") if takes_field else message
 
     def _normalized(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message with a single text as its content and a role that the template supports."""

@@ -188,12 +188,8 @@ def _is_changed_as_text(render: Render, variables: JsonMapping, tool_format: For
         if called.startswith(prompt):
             reply = _up_to_call_end(called[len(prompt) :], tool_format)
             return not render_text(reply).startswith(prompt + reply)
-        call_text = tool_format.write([CALL])
-        if OPENED.search(prompt):
-            reply = f"thought\n</think>\n\n{call_text}"
-            if render_text(reply).startswith(prompt + reply):
-                return False
-        return render_text(call_text) != called
+        # A call without reasoning is no example of what follows a prompt that opens it.
+        return OPENED.search(prompt) is None and render_text(tool_format.write([CALL])) != called
     except Exception:  # templates can raise any error, and a call may have another end
         return False
 

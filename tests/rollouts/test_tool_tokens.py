@@ -25,7 +25,7 @@ from rove.train.sequences import sequences_from_messages, sequences_from_record
 from tests.rendering.test_tool_support import TEMPLATES as FURTHER_TEMPLATES
 from tests.rendering.test_tools import TEMPLATES
 
-ALL = {**TEMPLATES, "rove": CHAT_TEMPLATE, **{name: FURTHER_TEMPLATES[name] for name in ("qwen_xml", "glm")}}
+ALL = {**TEMPLATES, "rove": CHAT_TEMPLATE, **{k: v for k, v in FURTHER_TEMPLATES.items() if k not in TEMPLATES}}
 
 
 def add(a: int, b: int, why: str) -> dict[str, Any]:

@@ -365,9 +365,19 @@ def _gemma(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     calls: list[str] = []
     for function in functions:
         head = lark.marks("<|tool_call>") + " " + lark.literal(f"call:{_checked_name(function['name'])}{{")
-        arguments = _named_arguments(lark, function, argument, lark.literal(","))
+        arguments = _named_arguments(lark, _with_sorted_arguments(function), argument, lark.literal(","))
         calls.append(f"{head} {arguments} {lark.literal('}')} {lark.mark('<tool_call|>')}")
     return "", "", "", calls
+
+
+def _with_sorted_arguments(function: JsonMapping) -> JsonMapping:
+    """Return a function with its arguments in the order in which Gemma 4's template writes them."""
+    schema = _schema(function)
+    properties = schema.get("properties") or {}
+    return {
+        **function,
+        "parameters": {**schema, "properties": {key: properties[key] for key in sorted(properties, key=str.lower)}},
+    }
 
 
 def _untyped_value(lark: _Lark, schema: JsonMapping, end: str) -> str:

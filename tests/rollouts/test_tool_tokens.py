@@ -59,7 +59,7 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     sampling = {"logit_bias": {greeting_token: -100}}  # forces a tokenization that the tokenizer never produces
     form = {"regex": call_pattern(renderer, count)}
     [record] = roll(
-        env, client, sampling_args={"structured_outputs": form, "temperature": 1.0, "max_tokens": 400} | sampling
+        env, client, sampling_args={"structured_outputs": form, "temperature": 1.0, "max_tokens": 1000} | sampling
     )
 
     assert record.error is None, record.error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rove.core.plain import JsonObject, JsonValue
-from rove.rendering.python_calls import Call, MalformedCall
+from rove.rendering.python_calls import Call, MalformedCall, with_id
 
 
 def _no_constant(name: str) -> object:
@@ -156,7 +156,7 @@ def parse_marked(text: str, form: JsonForm) -> tuple[str, list[Call]]:
         while match := head.match(text, position):
             value, position = read_json(text, match.end())
             position = _match_end(tail, text, position)
-            calls.append(Call(match["name"], json_arguments(value), match["id"] or ""))
+            calls.append(with_id(Call(match["name"], json_arguments(value)), match["id"] or ""))
         if len(calls) == num_calls:
             raise MalformedCall("no call after the marker")
         position = _match_end(end, text, position)

@@ -23,8 +23,18 @@ class Call(NamedTuple):
 
     name: str
     arguments: Arguments
-    id: str = ""
-    """The id that the model wrote; "" if it wrote none."""
+    id = ""  # no field, because two calls that differ in their ids only are equal
+
+
+class _IdentifiedCall(Call):
+    """A call with the id that the model wrote."""
+
+
+def with_id(call: Call, id: str) -> Call:
+    """Return a call with the id that the model wrote; "" if it wrote none."""
+    identified = _IdentifiedCall(*call)
+    identified.id = id
+    return identified
 
 
 class MalformedCall(Exception):

@@ -29,6 +29,7 @@ from rove.rendering.python_calls import (
     read_call,
     read_call_list,
     read_gemma_call,
+    with_id,
     write_call_list,
     write_gemma_call,
 )
@@ -161,7 +162,7 @@ def _read_calls(
                 calls = [Call(call.name, typed_arguments(call.arguments, schemas.get(call.name))) for call in calls]
             ids = [call.id for call in calls]
             if len(set(ids)) < len(ids):  # results could not be told apart
-                calls = [call._replace(id="") for call in calls]
+                calls = [Call(*call) for call in calls]
             converted = [_chat_form(call, f"{prompt_length} {i} {text}") for i, call in enumerate(calls)]
         except (MalformedCall, RecursionError):
             continue
@@ -345,14 +346,14 @@ def _parse_mistral(text: str) -> Parsed:
         values = whole_json(body)
         if not values:
             raise MalformedCall("no calls")
-        return content, [call_in(value)._replace(id=kept_id(value.get("id"))) for value in values]
+        return content, [with_id(call_in(value), kept_id(value.get("id"))) for value in values]
     calls, position = [], 0
     while True:
         head = _MISTRAL_HEAD.match(body, position)
         if head is None:
             raise MalformedCall("not a call")
         value, position = read_json(body, head.end())
-        calls.append(Call(head["name"], json_arguments(value), kept_id(head["id"])))
+        calls.append(with_id(Call(head["name"], json_arguments(value)), kept_id(head["id"])))
         remaining = body[position:].lstrip()
         if not remaining:
             return content, calls

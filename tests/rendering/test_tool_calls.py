@@ -45,7 +45,7 @@ VALUES = st.recursive(
     SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3), max_leaves=8
 )
 ARGUMENTS = st.dictionaries(NAMES | st.text(max_size=4), VALUES, max_size=4)
-CALLS = st.lists(st.builds(Call, NAMES, ARGUMENTS, id=st.just("")), min_size=1, max_size=3)
+CALLS = st.lists(st.builds(Call, NAMES, ARGUMENTS), min_size=1, max_size=3)
 
 FRAGMENTS = ["<tool_call>", "</tool_call>", "<|tool_call_start|>[", "]<|tool_call_end|>", "[TOOL_CALLS]", "[", "[ARGS]"]
 FRAGMENTS += [

@@ -274,6 +274,7 @@ def test_the_calls_of_a_published_template_are_read_and_kept(templates: Path, na
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_mask_covers_what_a_model_samples_and_the_end_of_its_turn(templates: Path, name: str):
     renderer = renderer_of(templates, name)
+    assert isinstance(renderer.tokenizer, CharacterTokenizer)
     ends = list(renderer.tokenizer.end_ids)
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"count": 7}}}
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from rove.core.errors import ConfigError, as_json
 from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
+from rove.rendering.json_calls import LIST_FORMS, MARKED_FORMS, JsonForm
 from rove.rendering.python_calls import NAME
-from rove.rendering.tag_calls import argument_schema, json_types
+from rove.rendering.tag_calls import TAG_TEXTS, TagTexts, argument_head, argument_schema, json_types
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
@@ -215,6 +216,11 @@ class _Lark:
         token = self._special_token(text)
         return self.literal(text) if token is None else f"<[{token}]>"
 
+    def marks(self, text: str) -> str:
+        """Return an expression for a text that contains marks of the format."""
+        pieces = re.split(r"(<[^<>\s]+>|\[[A-Z_]+\]|\{index\})", text)
+        return " ".join("/[0-9]{1,3}/" if piece == "{index}" else self.mark(piece) for piece in pieces if piece)
+
     def text_until(self, end: str) -> str:
         """Return an expression for any text without `</`, and the mark after it.
 
@@ -297,11 +303,11 @@ def _mistral_named(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     return "", "", "", calls
 
 
-def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
-    begin = f"{lark.mark('<|tool_call_start|>')} {lark.literal('[')}"
-    end = f"{lark.literal(']')} {lark.mark('<|tool_call_end|>')}"
+def _pythonic(
+    lark: _Lark, functions: Sequence[JsonMapping], begin: str = "<|tool_call_start|>[", end: str = "]<|tool_call_end|>"
+) -> CallRules:
     calls = [_python_call(lark, function) for function in functions]
-    return begin, lark.literal(", "), end, calls
+    return lark.marks(begin), lark.literal(", "), lark.marks(end), calls
 
 
 def _python_call(lark: _Lark, function: JsonMapping) -> str:
@@ -314,35 +320,64 @@ def _python_call(lark: _Lark, function: JsonMapping) -> str:
     return f"{begin} {_named_arguments(lark, function, argument, lark.literal(', '))} {lark.literal(')')}"
 
 
-def _qwen_xml(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
+def _tags(lark: _Lark, functions: Sequence[JsonMapping], texts: TagTexts) -> CallRules:
     def argument(key: str, schema: JsonMapping) -> str:
-        begin = lark.literal(f"<parameter={_checked_name(key)}>\n")
-        return f"{begin} {_untyped_value(lark, schema, NEWLINE + '</parameter>' + NEWLINE)}"
+        is_string = json_types(argument_schema(schema, schema)) == {"string"}
+        head = lark.marks(argument_head(texts, _checked_name(key), is_string))
+        if texts.argument_end.startswith("\n"):  # a string ends at the line break
+            return f"{head} {_untyped_value(lark, schema, texts.argument_end)}"
+        end = texts.argument_end.rstrip("\n")
+        return f"{head} {_untyped_value(lark, schema, end)} {lark.literal(texts.argument_end[len(end) :])}"
 
     calls: list[str] = []
     for function in functions:
-        name = lark.literal(f"\n<function={_checked_name(function['name'])}>\n")
-        arguments = _named_arguments(lark, function, argument)
-        end = lark.literal("</function>\n")
-        calls.append(f"{lark.mark('<tool_call>')} {name} {arguments} {end} {lark.mark('</tool_call>')}")
-    return "", lark.literal("\n"), "", calls
+        head = lark.marks(texts.head.replace("{name}", _checked_name(function["name"])))
+        calls.append(f"{head} {_named_arguments(lark, function, argument)} {lark.marks(texts.tail)}")
+    return lark.marks(texts.begin), lark.marks(texts.separator), lark.marks(texts.end), calls
 
 
-def _glm(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
+def _json_form(lark: _Lark, functions: Sequence[JsonMapping], form: JsonForm) -> CallRules:
+    calls: list[str] = []
+    for function in functions:
+        head = lark.marks(form.head.replace("{name}", _checked_name(function["name"])))
+        calls.append(f"{head} {lark.json(_schema(function))} {lark.marks(form.tail)}")
+    return lark.marks(form.begin), lark.marks(form.separator), lark.marks(form.end), calls
+
+
+def _gemma(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
+    quote = lark.mark('<|"|>')
+
     def argument(key: str, schema: JsonMapping) -> str:
-        name = f"{lark.mark('<arg_key>')} {lark.literal(_checked_name(key))} {lark.mark('</arg_key>')}"
-        value = f"{lark.mark('<arg_value>')} {_untyped_value(lark, schema, '</arg_value>')}"
-        return f"{name} {lark.literal(NEWLINE)} {value} {lark.literal(NEWLINE)}"
+        value = argument_schema(schema, schema)
+        types = json_types(value)
+        name = lark.literal(f"{_checked_name(key)}:")
+        if types == {"string"}:
+            options = [value["const"]] if "const" in value else value.get("enum")
+            text = "/[^<]*/" if options is None else f"({' | '.join(map(lark.literal, options))})"
+            return f"{name} {quote} {text} {quote}"
+        if not types or not types <= {"integer", "number", "boolean", "null"}:
+            raise ConfigError(
+                f"the argument '{key}' has the schema {as_json(dict(schema))}; expected a string, a number or a boolean, the "
+                "only values that a forced call can have in the format of Gemma 4: change the tool or the tool_choice"
+            )
+        return f"{name} {lark.json(schema)}"
 
     calls: list[str] = []
     for function in functions:
-        name = lark.literal(_checked_name(function["name"]) + "\n")
-        arguments = _named_arguments(lark, function, argument)
-        calls.append(f"{lark.mark('<tool_call>')} {name} {arguments} {lark.mark('</tool_call>')}")
-    return "", lark.literal("\n"), "", calls
+        head = lark.marks("<|tool_call>") + " " + lark.literal(f"call:{_checked_name(function['name'])}{{")
+        arguments = _named_arguments(lark, _with_sorted_arguments(function), argument, lark.literal(","))
+        calls.append(f"{head} {arguments} {lark.literal('}')} {lark.mark('<tool_call|>')}")
+    return "", "", "", calls
 
 
-NEWLINE = "\n"
+def _with_sorted_arguments(function: JsonMapping) -> JsonMapping:
+    """Return a function with its arguments in the order in which Gemma 4's template writes them."""
+    schema = _schema(function)
+    properties = schema.get("properties") or {}
+    return {
+        **function,
+        "parameters": {**schema, "properties": {key: properties[key] for key in sorted(properties, key=str.lower)}},
+    }
 
 
 def _untyped_value(lark: _Lark, schema: JsonMapping, end: str) -> str:
@@ -402,12 +437,15 @@ def _checked_name(name: str) -> str:
     return name
 
 
+_JSON_FORMS = {**MARKED_FORMS, **LIST_FORMS}
 _WRITERS: dict[str, Callable[[_Lark, Sequence[JsonMapping]], CallRules]] = {
     "hermes": _tagged,
     "llama3": _llama,
     "lfm2": _pythonic,
     "mistral": _mistral,
     "mistral_named": _mistral_named,
-    "qwen_xml": _qwen_xml,
-    "glm": _glm,
+    "llama4": partial(_pythonic, begin="[", end="]"),
+    "gemma4": _gemma,
+    **{name: partial(_tags, texts=texts) for name, texts in TAG_TEXTS.items()},
+    **{name: partial(_json_form, form=form) for name, form in _JSON_FORMS.items()},
 }

@@ -23,6 +23,18 @@ class Call(NamedTuple):
 
     name: str
     arguments: Arguments
+    id = ""  # no field, because two calls that differ in their ids only are equal
+
+
+class _IdentifiedCall(Call):
+    """A call with the id that the model wrote."""
+
+
+def with_id(call: Call, id: str) -> Call:
+    """Return a call with the id that the model wrote; "" if it wrote none."""
+    identified = _IdentifiedCall(*call)
+    identified.id = id
+    return identified
 
 
 class MalformedCall(Exception):
@@ -76,6 +88,15 @@ def read_call(text: str, start: int = 0) -> tuple[Call, int]:
     return reader.call(), reader.at
 
 
+def read_literal(text: str) -> JsonValue:
+    """Return the value of a text that is one literal of Python or JSON."""
+    reader = _Reader(text, 0)
+    value = reader.value()
+    if text[reader.at :].strip():
+        raise MalformedCall("unexpected text after the value")
+    return value
+
+
 def write_call(call: Call) -> str:
     """Return a call in Python's syntax."""
     arguments: list[str] = []
@@ -93,6 +114,36 @@ def write_call(call: Call) -> str:
 def write_call_list(calls: Sequence[Call]) -> str:
     """Return a list of calls in Python's syntax."""
     return f"[{', '.join(map(write_call, calls))}]"
+
+
+_GEMMA_STRING = re.compile(r"""<\|"\|>(?P<raw>.*?)<\|"\|>""", re.DOTALL)
+_GEMMA_KEY = re.compile(r"[^:{}\[\],<>]+")
+
+
+def read_gemma_call(text: str, start: int = 0) -> tuple[Call, int]:
+    """Return the call `call:f{a:1,b:<|"|>x<|"|>}` of Gemma 4 that starts at `start`, and the position after it."""
+    reader = _GemmaReader(text, start, _GEMMA_STRING)
+    reader.expect("call:")
+    name = reader.match(NAME, "the name of a tool")
+    arguments = reader.value()
+    if not isinstance(arguments, dict):
+        raise MalformedCall("the arguments are not in braces")
+    return Call(name, arguments), reader.at
+
+
+def write_gemma_call(call: Call) -> str:
+    """Return a call as Gemma 4 writes it."""
+    return f"call:{call.name}{_gemma_text(call.arguments)}"
+
+
+def _gemma_text(value: JsonValue) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_gemma_text(value[key])}" for key in sorted(value, key=str.lower)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_gemma_text, value)) + "]"
+    return json.dumps(value)
 
 
 class _Reader:
@@ -129,7 +180,7 @@ class _Reader:
 
     def call(self) -> Call:
         """Return the call at the position."""
-        name = self._match(NAME, "the name of a tool")
+        name = self.match(NAME, "the name of a tool")
         self.expect("(")
         arguments: Arguments = {}
         for argument in self.items(")", self._argument):
@@ -144,7 +195,7 @@ class _Reader:
             if not isinstance(value, dict):
                 raise MalformedCall("** is not followed by a dict")
             return value
-        name = self._match(NAME, "the name of an argument")
+        name = self.match(NAME, "the name of an argument")
         self.expect("=")
         return {name: self.value()}
 
@@ -159,8 +210,8 @@ class _Reader:
         if self._string_pattern.match(self.text, self.at):
             return self._strings()
         if _NUMBER.match(self.text, self.at):
-            return _number(self._match(_NUMBER, "a number"))
-        word = self._match(NAME, "a value")
+            return _number(self.match(_NUMBER, "a number"))
+        word = self.match(NAME, "a value")
         if word not in CONSTANTS:
             raise MalformedCall(f"not a literal: {word}")
         return CONSTANTS[word]
@@ -192,7 +243,8 @@ class _Reader:
             self._skip_space()
         return joined
 
-    def _match(self, pattern: re.Pattern[str], expected: str) -> str:
+    def match(self, pattern: re.Pattern[str], expected: str) -> str:
+        """Skip spaces, and return the text of a pattern that must be there."""
         self._skip_space()
         match = pattern.match(self.text, self.at)
         if match is None:
@@ -203,6 +255,17 @@ class _Reader:
     def _skip_space(self) -> None:
         space = _SPACE.match(self.text, self.at)
         self.at = space.end() if space else self.at
+
+
+class _GemmaReader(_Reader):
+    """Reads the arguments of Gemma 4, whose keys have no quotes."""
+
+    def _pair(self) -> tuple[str, JsonValue]:
+        self._skip_space()
+        is_quoted = self._string_pattern.match(self.text, self.at) is not None
+        key = self._strings() if is_quoted else self.match(_GEMMA_KEY, "the name of an argument").strip()
+        self.expect(":")
+        return key, self.value()
 
 
 def _string(literal: str) -> str:

@@ -27,7 +27,16 @@ from rove.rendering.reasoning import (
     sampled_after_opened,
 )
 from rove.rendering.template_settings import OWN_TEMPLATE, TemplateSettings, no_template
-from rove.rendering.tool_calls import NO_SCHEMAS, Format, Schemas, calls_of, read_calls, schemas_of, settled_characters
+from rove.rendering.tool_calls import (
+    NO_SCHEMAS,
+    Format,
+    Schemas,
+    accepted_id,
+    calls_of,
+    read_calls,
+    schemas_of,
+    settled_characters,
+)
 from rove.rendering.tool_support import READ_FORMATS, ToolSupport, detect_tool_support
 from rove.rendering.turn_ends import TurnEnds, detect_closing, opening_after
 
@@ -455,6 +464,8 @@ class Renderer:
     def _as_rendered(self, message: Mapping[str, object], schemas: Schemas) -> JsonMapping:
         """Return a message in the form that makes the template render its calls as the model writes them."""
         message = self._normalized(message)
+        if self.tool_support.short_ids and "tool_call_id" in message:
+            message = {**message, "tool_call_id": accepted_id(message["tool_call_id"])}
         calls = calls_of(message)
         if not calls or message["role"] != "assistant":
             return message
@@ -469,8 +480,12 @@ class Renderer:
         template_calls: list[JsonMapping] = []
         for chat_call, call in zip(chat_calls, calls, strict=True):
             function = {"name": call.name, "arguments": call.arguments}  # a mapping, not its JSON: templates write it
+            if self.tool_support.short_ids:
+                chat_call = {**chat_call, "id": accepted_id(chat_call.get("id"))}
             template_calls.append({**chat_call, "function": function})
-        return {**message, "content": message.get("content") or "", "tool_calls": template_calls}
+        message = {**message, "content": message.get("content") or "", "tool_calls": template_calls}
+        takes_field = not self.tool_support.keeps_text and "reasoning_content" in self.template
+        return in_form(message, "field") if takes_field else message
 
     def _normalized(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message with a single text as its content and a role that the template supports."""
@@ -512,7 +527,7 @@ class Renderer:
             def render(longer: Sequence[JsonMapping]) -> str:
                 return self.text(longer, tools, generation_prompt=False, template_kwargs=template_kwargs)
 
-            opening = opening_after(render, whole, messages, calls_tools=bool(calls_of(messages[-1])))
+            opening = opening_after(render, whole, messages)
             opened = [end for end in ends if opening.startswith(end)]
             return answer + (opened or ends or [""])[0]
         position, end = max(last_ends)

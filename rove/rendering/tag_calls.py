@@ -1,6 +1,7 @@
 """Parse and write tool calls whose arguments are in tags of their own, without types.
 
-Qwen3-Coder, Qwen3.5 and Nemotron 3 write `<function=NAME>` and `<parameter=KEY>`; GLM 4.5 writes `<arg_key>` and `<arg_value>`.
+Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS write `<function=NAME>` and `<parameter=KEY>`; GLM 4.5 writes `<arg_key>` and
+`<arg_value>`; MiniMax M2 and DeepSeek V3.2 write `<invoke name="NAME">`.
 A value is plain text: `1` may be the number or the string, and only the tool's JSON schema says which. `typed_arguments` decides.
 """
 
@@ -12,87 +13,197 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rove.core.plain import Arguments, JsonMapping, JsonValue
-from rove.rendering.python_calls import CONSTANTS, Call, MalformedCall
+from rove.rendering.json_calls import whole_json
+from rove.rendering.python_calls import CONSTANTS, Call, MalformedCall, read_literal
 
 
 class TagForm(NamedTuple):
-    """The tags of a call, in the order in which they occur."""
+    """The tags of calls, in the order in which they occur."""
 
+    begin: re.Pattern[str]
+    """Pattern of the tag before one call or several."""
     head: re.Pattern[str]
-    """Pattern of the beginning, with the group `name`."""
+    """Pattern of the beginning of a call, with the group `name`."""
     argument: re.Pattern[str]
     """Pattern of an argument, with the groups `key` and `value`. The tags that may follow are part of the pattern, because a
-    value may quote its closing tag."""
+    value may quote its closing tag. A group `is_string` says whether the value is text or JSON."""
+    call_end: re.Pattern[str]
+    """Pattern of the end of a call."""
     end: re.Pattern[str]
-    """Pattern of the end."""
+    """Pattern of the tag after the calls."""
 
 
-QWEN_FORM = TagForm(
-    re.compile(r"<tool_call>\s*<function=(?P<name>[^<>\n]+)>\s*"),
-    re.compile(
-        r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>\s*(?=<parameter=|</function>)", re.DOTALL
-    ),
-    re.compile(r"</function>\s*</tool_call>"),
+def _tag_form(begin: str, head: str, argument: str, next_argument: str, call_end: str, end: str) -> TagForm:
+    """Return a form of which `argument` goes up to the next argument or the end of the call."""
+    whole_argument = rf"{argument}\s*(?={next_argument}|{call_end or end})"
+    return TagForm(
+        re.compile(begin + r"\s*"),
+        re.compile(head + r"\s*"),
+        re.compile(whole_argument, re.DOTALL),
+        re.compile(call_end + r"\s*"),
+        re.compile(end),
+    )
+
+
+_QWEN_HEAD = r"<function=(?P<name>[^<>\n]+)>"
+_QWEN_ARGUMENT = r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+QWEN_FORM = _tag_form(
+    "(?:<tool_call>|(?=<function=))", _QWEN_HEAD, _QWEN_ARGUMENT, "<parameter=", "</function>", "</tool_call>"
 )
-GLM_FORM = TagForm(
-    re.compile(r"<tool_call>\s*(?P<name>[^\s<>{}\[\]\"]+)\s*(?=<arg_key>|</tool_call>)"),
-    re.compile(
-        r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>\s*(?=<arg_key>|</tool_call>)",
-        re.DOTALL,
-    ),
-    re.compile(r"</tool_call>"),
+SEED_FORM = _tag_form(
+    "<seed:tool_call>",
+    _QWEN_HEAD,
+    r"<parameter=(?P<key>[^<>\n]+)>(?P<value>.*?)</parameter>",
+    "<parameter=",
+    "</function>",
+    "</seed:tool_call>",
 )
+GLM_FORM = _tag_form(
+    "<tool_call>",
+    r"(?P<name>[^\s<>{}\[\]\"]+)\s*(?=<arg_key>|</tool_call>)",
+    r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+    "<arg_key>",
+    "",
+    "</tool_call>",
+)
+MINIMAX_FORM = _tag_form(
+    "<minimax:tool_call>",
+    '<invoke name="(?P<name>[^"]+)">',
+    '<parameter name="(?P<key>[^"]+)">(?P<value>.*?)</parameter>',
+    "<parameter name=",
+    "</invoke>",
+    "</minimax:tool_call>",
+)
+DSML_FORM = _tag_form(
+    "<｜DSML｜ ?(?:function_|tool_)?calls>",
+    '<｜DSML｜ ?invoke name="(?P<name>[^"]+)">',
+    '<｜DSML｜ ?parameter name="(?P<key>[^"]+)" string="(?P<is_string>true|false)">(?P<value>.*?)</｜DSML｜ ?parameter>',
+    "<｜DSML｜ ?parameter name=",
+    "</｜DSML｜ ?invoke>",
+    "</｜DSML｜ ?(?:function_|tool_)?calls>",
+)
+"""DeepSeek V3.2 has `function_calls`, V4 `tool_calls`, and V4.1 `calls` after a space."""
 
 
 def parse_tags(text: str, form: TagForm) -> tuple[str, list[Call]]:
-    """Return the text outside the calls, and the calls; every value is a string."""
+    """Return the text outside the calls, and the calls; a value is a string unless its tag says otherwise."""
     calls: list[Call] = []
     content, position = "", 0
-    while (start := text.find("<tool_call>", position)) >= 0:
-        content += text[position:start]
-        call, position = _call_at(text, start, form)
-        calls.append(call)
+    while begin := form.begin.search(text, position):
+        content += text[position : begin.start()]
+        listed, position = _calls_at(text, begin.end(), form)
+        calls += listed
     return content + text[position:], calls
 
 
-def _call_at(text: str, start: int, form: TagForm) -> tuple[Call, int]:
-    head = form.head.match(text, start)
-    if head is None:
+def _calls_at(text: str, start: int, form: TagForm) -> tuple[list[Call], int]:
+    calls: list[Call] = []
+    position = start
+    while head := form.head.match(text, position):
+        arguments, position = _arguments_at(text, head.end(), form)
+        call_end = form.call_end.match(text, position)
+        if call_end is None:
+            raise MalformedCall("not closed")
+        calls.append(Call(head["name"].strip(), arguments))
+        position = call_end.end()
+    if not calls:
         raise MalformedCall("no name of a tool")
+    end = form.end.match(text, position)
+    if end is None:
+        raise MalformedCall("not closed")
+    return calls, end.end()
+
+
+def _arguments_at(text: str, start: int, form: TagForm) -> tuple[Arguments, int]:
     arguments: Arguments = {}
-    position = head.end()
+    position = start
     while argument := form.argument.match(text, position):
         key = argument["key"].strip()
         if key in arguments:
             raise MalformedCall(f"the argument {key} is given twice")
-        arguments[key] = argument["value"]
+        is_string = argument.groupdict().get("is_string") != "false"
+        arguments[key] = argument["value"] if is_string else whole_json(argument["value"])
         position = argument.end()
-    end = form.end.match(text, position)
-    if end is None:
-        raise MalformedCall("not closed")
-    return Call(head["name"].strip(), arguments), end.end()
+    return arguments, position
 
 
-def write_qwen(calls: Sequence[Call]) -> str:
-    """Return calls as Qwen3-Coder writes them."""
-    return "\n".join(_qwen_call(call) for call in calls)
+class TagTexts(NamedTuple):
+    """The texts of calls as a family writes them; `{name}`, `{key}` and `{is_string}` stand for what they say."""
+
+    begin: str
+    head: str
+    argument: str
+    argument_end: str
+    tail: str
+    separator: str
+    end: str
 
 
-def _qwen_call(call: Call) -> str:
-    parameters = [f"<parameter={key}>\n{value_text(value)}\n</parameter>" for key, value in call.arguments.items()]
-    return "\n".join(["<tool_call>", f"<function={call.name}>", *parameters, "</function>", "</tool_call>"])
+TAG_TEXTS = {
+    "qwen_xml": TagTexts(
+        "",
+        "<tool_call>\n<function={name}>\n",
+        "<parameter={key}>\n",
+        "\n</parameter>\n",
+        "</function>\n</tool_call>",
+        "\n",
+        "",
+    ),
+    "glm": TagTexts(
+        "",
+        "<tool_call>{name}\n",
+        "<arg_key>{key}</arg_key>\n<arg_value>",
+        "</arg_value>\n",
+        "</tool_call>",
+        "\n",
+        "",
+    ),
+    "seed": TagTexts(
+        "",
+        "<seed:tool_call>\n<function={name}>\n",
+        "<parameter={key}>",
+        "</parameter>\n",
+        "</function>\n</seed:tool_call>",
+        "\n",
+        "",
+    ),
+    "minimax": TagTexts(
+        "<minimax:tool_call>\n",
+        '<invoke name="{name}">\n',
+        '<parameter name="{key}">',
+        "</parameter>\n",
+        "</invoke>",
+        "\n",
+        "\n</minimax:tool_call>",
+    ),
+    "deepseek_v32": TagTexts(
+        "<｜DSML｜function_calls>\n",
+        '<｜DSML｜invoke name="{name}">\n',
+        '<｜DSML｜parameter name="{key}" string="{is_string}">',
+        "</｜DSML｜parameter>\n",
+        "</｜DSML｜invoke>",
+        "\n",
+        "\n</｜DSML｜function_calls>",
+    ),
+}
 
 
-def write_glm(calls: Sequence[Call]) -> str:
-    """Return calls as GLM 4.5 writes them."""
-    return "\n".join(_glm_call(call) for call in calls)
+def write_tags(calls: Sequence[Call], texts: TagTexts) -> str:
+    """Return calls with each argument in tags of its own."""
+    written = [_call_text(call, texts) for call in calls]
+    return texts.begin + texts.separator.join(written) + texts.end
 
 
-def _glm_call(call: Call) -> str:
-    lines = [f"<tool_call>{call.name}"]
+def _call_text(call: Call, texts: TagTexts) -> str:
+    text = texts.head.replace("{name}", call.name)
     for key, value in call.arguments.items():
-        lines += [f"<arg_key>{key}</arg_key>", f"<arg_value>{value_text(value)}</arg_value>"]
-    return "\n".join([*lines, "</tool_call>"])
+        text += argument_head(texts, key, isinstance(value, str)) + value_text(value) + texts.argument_end
+    return text + texts.tail
+
+
+def argument_head(texts: TagTexts, key: str, is_string: bool) -> str:
+    """Return the text before the value of an argument."""
+    return texts.argument.replace("{key}", key).replace("{is_string}", json.dumps(is_string))
 
 
 def value_text(value: JsonValue) -> str:
@@ -101,12 +212,14 @@ def value_text(value: JsonValue) -> str:
 
 
 def typed_arguments(arguments: Arguments, parameters: JsonMapping | None) -> Arguments:
-    """Return arguments with the types of the tool's schema; None is the schema of an unknown tool."""
+    """Return arguments whose texts have the types of the tool's schema; None is the schema of an unknown tool."""
     schema = parameters or {}
     properties = schema.get("properties") or {}
-    return {
-        key: _typed(text, json_types(argument_schema(schema, properties.get(key)))) for key, text in arguments.items()
-    }
+    typed = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, str):
+            typed[key] = _typed(value, json_types(argument_schema(schema, properties.get(key))))
+    return typed
 
 
 MAX_REFERENCES = 10
@@ -159,6 +272,16 @@ def _no_constant(name: str) -> object:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # "NaN" is a word here
 
 
+def _decoded(text: str) -> JsonValue:
+    """Return the value of JSON, or of the list or dict that Seed-OSS writes as Python does."""
+    try:
+        return _DECODER.decode(text)
+    except ValueError:
+        if not text.startswith(("[", "{")):
+            raise
+        return read_literal(text)
+
+
 def _typed(text: str, types: frozenset[str]) -> JsonValue:
     """Return the value of a text; the text itself if no other value of an allowed type has it."""
     if types == {"string"}:
@@ -168,8 +291,8 @@ def _typed(text: str, types: frozenset[str]) -> JsonValue:
         value = CONSTANTS[text]
     else:
         try:
-            value = _DECODER.decode(text)
-        except (ValueError, RecursionError):
+            value = _decoded(text)
+        except (ValueError, RecursionError, MalformedCall):
             return text
     kind = _json_type(value)
     is_allowed = not types or kind in types or (kind == "integer" and "number" in types)

@@ -5,13 +5,46 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rove.core.plain import JsonMapping, JsonObject, JsonValue
-from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, write_call_list
-from rove.rendering.tag_calls import GLM_FORM, QWEN_FORM, parse_tags, typed_arguments, write_glm, write_qwen
+from rove.core.plain import JsonMapping, JsonObject
+from rove.rendering.json_calls import (
+    LIST_FORMS,
+    MARKED_FORMS,
+    JsonForm,
+    call_in,
+    json_arguments,
+    parse_listed,
+    parse_marked,
+    read_json,
+    whole_json,
+    write_form,
+)
+from rove.rendering.python_calls import (
+    Call,
+    MalformedCall,
+    read_call,
+    read_call_list,
+    read_gemma_call,
+    with_id,
+    write_call_list,
+    write_gemma_call,
+)
+from rove.rendering.tag_calls import (
+    DSML_FORM,
+    GLM_FORM,
+    MINIMAX_FORM,
+    QWEN_FORM,
+    SEED_FORM,
+    TAG_TEXTS,
+    TagForm,
+    parse_tags,
+    typed_arguments,
+    write_tags,
+)
 
 Parsed = tuple[str, list[Call]]
 """The text outside the calls, and the calls."""
@@ -39,8 +72,12 @@ class Format(NamedTuple):
     """What ends a list of calls, if the format has lists."""
     written: re.Pattern[str] | None = None
     """Pattern of a call as the model's template writes it, for a format whose parser also reads calls of other formats."""
+    bare_start: str = "{"
+    """First character of a bare call."""
+    thought_ends: tuple[str, ...] = ("</think>",)
+    """What ends the reasoning of a model with this format."""
     is_untyped: bool = False
-    """Whether `parse` returns every value as text, because only the tool's schema tells a number from its digits."""
+    """Whether `parse` returns values as text, because only the tool's schema tells a number from its digits."""
 
 
 Schemas = Mapping[str, JsonMapping]
@@ -112,17 +149,20 @@ Each possible end is tried, the last one first, and every attempt parses the res
 def _read_calls(
     text: str, tool_format: Format, names: Collection[str], prompt_length: int, schemas: Schemas
 ) -> tuple[str, list[dict[str, object]]]:
-    for end in _thought_ends(text):
+    for end in _thought_ends(text, tool_format.thought_ends):
         if not tool_format.starts.search(text[end:]):
             continue
         try:
             content, calls = tool_format.parse(text[end:])
-            if not calls or "</think>" in content:
+            if not calls or any(thought_end in content for thought_end in tool_format.thought_ends):
                 continue
             if tool_format.bare and any(call.name not in names for call in calls):  # JSON that is an answer, not a call
                 continue
             if tool_format.is_untyped:
                 calls = [Call(call.name, typed_arguments(call.arguments, schemas.get(call.name))) for call in calls]
+            ids = [call.id for call in calls]
+            if len(set(ids)) < len(ids):  # results could not be told apart
+                calls = [Call(*call) for call in calls]
             converted = [_chat_form(call, f"{prompt_length} {i} {text}") for i, call in enumerate(calls)]
         except (MalformedCall, RecursionError):
             continue
@@ -134,7 +174,7 @@ def unparsed_call_format(text: str) -> Format | None:
     """Return the format of a call that starts in a response and that `read_calls` could not parse; None if none starts."""
     answer = text.rpartition("</think>")[2]
     first_format, first_start = None, len(answer)
-    for tool_format in FORMATS:
+    for tool_format in (*MARKED_FORMATS, *TAG_FORMATS, *FORMATS):
         for mark in tool_format.marks:
             start = answer.find(mark)
             # The last of the formats with the same marker: Mistral's older one, whose calls are JSON.
@@ -146,11 +186,13 @@ def unparsed_call_format(text: str) -> Format | None:
     return first_format
 
 
-def _thought_ends(text: str) -> list[int]:
-    """Return the positions at which the reasoning may end: a call may quote the last </think>, or all of them."""
-    closed = (text.find("</think>"), text.rfind("</think>"))
-    ends = [start + len("</think>") for start in closed if start >= 0]
-    return sorted({0, *ends})
+def _thought_ends(text: str, markers: Sequence[str]) -> list[int]:
+    """Return the positions at which the reasoning may end: a call may quote the last marker, or all of them."""
+    ends = {0}
+    for marker in markers:
+        closed = (text.find(marker), text.rfind(marker))
+        ends.update(start + len(marker) for start in closed if start >= 0)
+    return sorted(ends)
 
 
 def settled_characters(text: str, tool_format: Format) -> int:
@@ -167,8 +209,8 @@ def settled_characters(text: str, tool_format: Format) -> int:
                 settled = min(settled, len(text) - length)
                 break
     if tool_format.bare:
-        for end in _thought_ends(text):
-            if text[end:].lstrip()[:1] in ("", "{"):
+        for end in _thought_ends(text, tool_format.thought_ends):
+            if text[end:].lstrip()[:1] in ("", tool_format.bare_start):
                 settled = min(settled, end)
                 break
     return len(text[:settled].rstrip())
@@ -178,9 +220,19 @@ def calls_of(message: JsonMapping) -> list[Call] | None:
     """Return the calls of a message in chat form; None if the arguments of one are not a JSON object."""
     try:
         functions = [call["function"] for call in message.get("tool_calls") or []]
-        return [Call(function["name"], _arguments(function["arguments"])) for function in functions]
+        return [Call(function["name"], json_arguments(function["arguments"])) for function in functions]
     except (MalformedCall, KeyError, TypeError):
         return None
+
+
+def short_id(salt: str) -> str:
+    """Return an id of nine characters, as Mistral's templates require; a hash gives equal responses equal ids."""
+    return hashlib.sha1(salt.encode(errors="replace"), usedforsecurity=False).hexdigest()[:9]
+
+
+def accepted_id(id: object) -> str:
+    """Return an id that Mistral's templates accept: this one, or a shorter one for an id of another model."""
+    return id if isinstance(id, str) and SHORT_ID.fullmatch(id) else short_id(str(id))
 
 
 def _chat_form(call: Call, salt: str) -> dict[str, object]:
@@ -188,68 +240,11 @@ def _chat_form(call: Call, salt: str) -> dict[str, object]:
         arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise MalformedCall from error
-    # Mistral's templates require nine letters or digits. A hash gives equal responses equal ids.
-    id = hashlib.sha1(salt.encode(errors="replace"), usedforsecurity=False).hexdigest()[:9]
-    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-def _no_constant(name: str) -> object:
-    raise MalformedCall(name)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models put raw line breaks into strings
-
-
-def _json(text: str, start: int = 0) -> tuple[JsonValue, int]:
-    """Return the JSON value that starts at `start`, and the position after it."""
-    while text[start : start + 1].isspace():
-        start += 1
-    try:
-        return _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError) as error:
-        raise MalformedCall(str(error)) from error
-
-
-def _whole_json(text: str) -> JsonValue:
-    value, end = _json(text)
-    if text[end:].strip():
-        raise MalformedCall("unexpected text after the JSON")
-    return value
-
-
-def _arguments(value: object) -> JsonObject:
-    """Return arguments that are an object or its JSON; null, as a value or as text, and an empty text are no arguments."""
-    if isinstance(value, str):
-        value = _whole_json(value) if value.strip() else None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise MalformedCall("the arguments are not a JSON object")
-    return value
-
-
-ARGUMENT_KEYS = ("arguments", "parameters")
-_METADATA = frozenset({"name", "id", "type", "index", *ARGUMENT_KEYS})
-"""Keys of a call that hold no arguments of the tool."""
-
-
-def _call(value: object, needs_arguments: bool = False) -> Call:
-    """Return the call in a JSON object; its arguments are under one of `ARGUMENT_KEYS`.
-
-    Null is no arguments. An object without arguments is a call only if no other key might hold them, because arguments must not
-    be lost silently.
-    """
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        raise MalformedCall("not a call")
-    values = [value[key] for key in ARGUMENT_KEYS if value.get(key) is not None]
-    if len(values) > 1:
-        raise MalformedCall("two keys hold arguments")
-    if needs_arguments and not value.keys() & set(ARGUMENT_KEYS):
-        raise MalformedCall("no arguments")
-    arguments = _arguments(values[0]) if values else {}
-    if not arguments and value.keys() - _METADATA:
-        raise MalformedCall("the arguments have another key")
-    return Call(value["name"], arguments)
+    return {
+        "id": call.id or short_id(salt),
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
 
 
 def _dumped(call: Call, key: str = "arguments") -> str:
@@ -263,12 +258,12 @@ def _parse_tagged(text: str) -> Parsed:
     calls, content, position = [], "", 0
     while (start := text.find("<tool_call>", position)) >= 0:
         content += text[position:start]
-        value, end = _json(text, start + len("<tool_call>"))  # the JSON may contain the closing tag
+        value, end = read_json(text, start + len("<tool_call>"))  # the JSON may contain the closing tag
         close = re.compile(r"\s*</tool_call>").match(text, end)
         if close is None:
             raise MalformedCall("not closed")
         items = value if isinstance(value, list) else [value]
-        calls += [_call(item) for item in items]
+        calls += [call_in(item) for item in items]
         position = close.end()
     return content + text[position:], calls
 
@@ -291,9 +286,9 @@ def _parse_llama(text: str) -> Parsed:
         return content, [Call(call.name.removesuffix(".call"), call.arguments)]
     calls, position = [], 0
     while True:
-        value, position = _json(body, position)
+        value, position = read_json(body, position)
         # Without a marker, JSON with a name may be an answer: only its arguments show that it is a call.
-        calls.append(_call(value, needs_arguments=True))
+        calls.append(call_in(value, needs_arguments=True))
         separator = re.compile(r"\s*;?\s*").match(body, position)
         if separator:
             position = separator.end()
@@ -335,23 +330,30 @@ def _write_pythonic(calls: Sequence[Call]) -> str:
 # Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}], in newer models [TOOL_CALLS]f[ARGS]{…}, also with the id of the call or
 # without the second marker: [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}, [TOOL_CALLS]f{…}
 
-_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\])?\s*(?=\{)")
+SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+"""The only ids of calls that Mistral's templates accept."""
+_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w-]*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+def kept_id(id: object) -> str:
+    """Return the id that a model wrote into a call if Mistral's templates accept it, so that they write it again."""
+    return id if isinstance(id, str) and SHORT_ID.fullmatch(id) else ""
 
 
 def _parse_mistral(text: str) -> Parsed:
     content, _, body = text.partition("[TOOL_CALLS]")
     if body.lstrip().startswith("["):
-        values = _whole_json(body)
+        values = whole_json(body)
         if not values:
             raise MalformedCall("no calls")
-        return content, [_call(value) for value in values]
+        return content, [with_id(call_in(value), kept_id(value.get("id"))) for value in values]
     calls, position = [], 0
     while True:
         head = _MISTRAL_HEAD.match(body, position)
         if head is None:
             raise MalformedCall("not a call")
-        value, position = _json(body, head.end())
-        calls.append(Call(head["name"], _arguments(value)))
+        value, position = read_json(body, head.end())
+        calls.append(with_id(Call(head["name"], json_arguments(value)), kept_id(head["id"])))
         remaining = body[position:].lstrip()
         if not remaining:
             return content, calls
@@ -368,6 +370,7 @@ def _write_mistral_named(calls: Sequence[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json.dumps(call.arguments, ensure_ascii=False)}" for call in calls)
 
 
+_MISTRAL_THOUGHT_ENDS = ("</think>", "[/THINK]")
 _TAG, _MARKER, _MISTRAL = map(re.compile, (r"<tool_call>", r"<\|tool_call_start\|>", r"\[TOOL_CALLS\]"))
 FORMATS = (
     Format("hermes", _parse_tagged, _write_tagged, _TAG, _TAG, ("<tool_call>",), call_end="</tool_call>"),
@@ -375,7 +378,7 @@ FORMATS = (
         "lfm2",
         _parse_pythonic,
         _write_pythonic,
-        re.compile(r"<\|tool_(call|list)_start\|>"),
+        re.compile(r"<\|tool_(call|list)_start\|>|List of tools: \["),
         _MARKER,
         ("<|tool_call_start|>",),
         call_end=")",
@@ -388,6 +391,7 @@ FORMATS = (
         re.compile(r"\[ARGS\]"),
         _MISTRAL,
         ("[TOOL_CALLS]",),
+        thought_ends=_MISTRAL_THOUGHT_ENDS,
         written=re.compile(r"\[TOOL_CALLS\]\s*[^\s\[].*\[ARGS\]", re.DOTALL),
     ),
     Format(
@@ -397,6 +401,7 @@ FORMATS = (
         _MISTRAL,
         _MISTRAL,
         ("[TOOL_CALLS]",),
+        thought_ends=_MISTRAL_THOUGHT_ENDS,
         list_end="]",
         written=re.compile(r"\[TOOL_CALLS\]\s*\["),
     ),
@@ -414,30 +419,116 @@ FORMATS = (
 """Known formats, in the order in which `format_of` tries them."""
 
 _NO_TEMPLATE = re.compile(r"(?!)")
-TAG_FORMATS = (
-    Format(
-        "qwen_xml",
-        lambda text: parse_tags(text, QWEN_FORM),
-        write_qwen,
+
+
+def _tag_format(name: str, form: TagForm, marks: tuple[str, ...], call_end: str, starts: str = "") -> Format:
+    texts = TAG_TEXTS[name]
+    return Format(
+        name,
+        partial(parse_tags, form=form),
+        partial(write_tags, texts=texts),
         _NO_TEMPLATE,
-        re.compile(r"<tool_call>\s*<function="),
-        ("<tool_call>",),
-        call_end="</tool_call>",
-        is_untyped=True,
+        re.compile(starts or "|".join(marks)),
+        marks,
+        call_end=call_end,
+        list_end=texts.end,
+        is_untyped=form is not DSML_FORM,
+    )
+
+
+_QWEN_START = r"(?:<tool_call>\s*)?<function="  # some models leave out the first tag, as llama.cpp and Ollama saw
+_GLM_START = r"<tool_call>\s*[^\s<>{}\[\]\"]+\s*(?:<arg_key>|</tool_call>)"
+_DSML_TAGS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜ calls>")
+TAG_FORMATS = (
+    _tag_format("qwen_xml", QWEN_FORM, ("<tool_call>", "<function="), "</tool_call>", _QWEN_START),
+    _tag_format("glm", GLM_FORM, ("<tool_call>",), "</tool_call>", _GLM_START),
+    _tag_format("seed", SEED_FORM, ("<seed:tool_call>",), "</seed:tool_call>"),
+    _tag_format("minimax", MINIMAX_FORM, ("<minimax:tool_call>",), "</invoke>"),
+    _tag_format("deepseek_v32", DSML_FORM, _DSML_TAGS, "invoke>"),
+)
+"""Formats with tags for each argument. `format_of` does not know them: `rove.rendering.tool_support` detects them."""
+
+_GEMMA_MARKER = "<|tool_call>"
+
+
+def _parse_gemma(text: str) -> Parsed:
+    calls, content, position = [], "", 0
+    while (start := text.find(_GEMMA_MARKER, position)) >= 0:
+        content += text[position:start]
+        call, end = read_gemma_call(text, start + len(_GEMMA_MARKER))
+        close = re.compile(r"\s*<tool_call\|>").match(text, end)
+        if close is None:
+            raise MalformedCall("not closed")
+        calls.append(call)
+        position = close.end()
+    return content + text[position:].removesuffix("<|tool_response>"), calls
+
+
+# Llama 4: [f(a=1), g(b="x")], also between <|python_start|> and <|python_end|>
+
+
+def _parse_llama4(text: str) -> Parsed:
+    start = text.index("[")
+    calls, end = _listed_calls(text, start)
+    content = text[:start].replace("<|python_start|>", "") + text[end:].replace("<|python_end|>", "")
+    if content.strip():
+        raise MalformedCall("unexpected text around the calls")
+    return "", calls
+
+
+def _write_gemma(calls: Sequence[Call]) -> str:
+    return "".join(f"{_GEMMA_MARKER}{write_gemma_call(call)}<tool_call|>" for call in calls)
+
+
+def _json_formats() -> Iterator[Format]:
+    """Return the formats with JSON between markers."""
+    for forms, parse in ((MARKED_FORMS, parse_marked), (LIST_FORMS, parse_listed)):
+        for name, form in forms.items():
+            yield Format(
+                name,
+                partial(parse, form=form),
+                partial(write_form, form=form),
+                re.compile(re.escape(form.marker)) if name in ("granite", "phi4") else _NO_TEMPLATE,
+                re.compile(re.escape(form.marker)),
+                (form.marker,),
+                call_end=form.tail,
+                list_end=form.end,
+                written=re.compile(_list_start(form)) if forms is LIST_FORMS else None,
+            )
+
+
+def _list_start(form: JsonForm) -> str:
+    """Return a pattern that tells apart the two families with the same marker, Apriel and MiniMax M1."""
+    return re.escape(form.marker) + (r"\s*\[" if "[" in form.begin else r"\s*\{")
+
+
+MARKED_FORMATS = (
+    *_json_formats(),
+    Format(
+        "gemma4",
+        _parse_gemma,
+        _write_gemma,
+        _NO_TEMPLATE,
+        re.compile(r"<\|tool_call>"),
+        (_GEMMA_MARKER,),
+        call_end="<tool_call|>",
     ),
     Format(
-        "glm",
-        lambda text: parse_tags(text, GLM_FORM),
-        write_glm,
+        "llama4",
+        _parse_llama4,
+        write_call_list,
         _NO_TEMPLATE,
-        re.compile(r"<tool_call>\s*[^\s<>{}\[\]\"]+\s*(?:<arg_key>|</tool_call>)"),
-        ("<tool_call>",),
-        call_end="</tool_call>",
+        re.compile(r"\A\s*(?:<\|python_start\|>\s*)?\[[\w.-]+\("),
+        ("<|python_start|>",),
+        bare=True,
+        call_end=")",
+        list_end="]",
+        bare_start="[",
         is_untyped=True,
     ),
 )
-"""Formats with tags for each argument. `format_of` does not know them: `rove.rendering.tool_support` detects them."""
-ALL_FORMATS = (*FORMATS, *TAG_FORMATS)
+"""Formats with markers of their own, of which `format_of` knows only those whose templates leave the calls to the text."""
+ALL_FORMATS = (*FORMATS, *TAG_FORMATS, *MARKED_FORMATS)
 
 
 def schemas_of(tools: object) -> Schemas:

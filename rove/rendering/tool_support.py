@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from rove.core.plain import JsonMapping, JsonObject
 from rove.rendering.python_calls import Call
-from rove.rendering.tool_calls import ALL_FORMATS, Format, calls_of, format_of, read_calls
+from rove.rendering.reasoning import OPENED, detect_reasoning_form, in_form
+from rove.rendering.tool_calls import ALL_FORMATS, MARKED_FORMATS, Format, calls_of, format_of, read_calls
 
 Render = Callable[[Sequence[JsonMapping], JsonMapping], str]
 """Render messages with variables of the template; may raise any error."""
@@ -29,6 +30,8 @@ class ToolSupport(NamedTuple):
     """Variable of the template that takes the tools."""
     keeps_text: bool = True
     """Whether a message with calls can be rendered from the text that the model sampled, and a tool's result after it."""
+    short_ids: bool = False
+    """Whether the ids of calls must be nine letters or digits, as in Mistral's templates."""
 
 
 TOOL_VARIABLES = ("tools", "xml_tools")
@@ -49,7 +52,7 @@ _PARAMETERS = {
 }
 _TOOL = {"type": "function", "function": {"name": NAME, "description": "Do it.", "parameters": _PARAMETERS}}
 _USER = {"role": "user", "content": _QUESTION}
-_CALLING = {
+_CALLING: JsonObject = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
@@ -61,18 +64,21 @@ _ANSWER = {"role": "tool", "tool_call_id": _CALL_ID, "content": RESULT}
 UNREAD_FORMATS = (
     ("gpt-oss (harmony)", re.compile(r"<\|channel\|>|to=functions\.")),
     ("Muse Glimmer", re.compile(r"<atem:")),
-    ("Gemma 4", re.compile(r"<\|tool_call>\s*call:")),
-    ("Cohere", re.compile(r"<\|START_ACTION\|>|\bAction:\s*```json")),
-    ("DeepSeek", re.compile(r"<｜tool▁calls?▁begin｜>|<｜DSML｜")),
-    ("Kimi", re.compile(r"<\|tool_calls_section_begin\|>")),
-    ("MiniMax", re.compile(r"<minimax:tool_call>")),
-    ("Granite or Phi-4", re.compile(r"<\|tool_call\|>|functools\[")),
-    ("Nemotron 2", re.compile(r"<TOOLCALL>")),
-    ("Llama 4", re.compile(rf"\[{NAME}\(|<\|python_start\|>")),
-    ("Seed-OSS", re.compile(r"<seed:tool_call>")),
+    ("Command R", re.compile(r"\bAction:\s*```json")),
+    ("Kimi K3", re.compile(r"<\|open\|>call tool=")),
+    ("MiniMax M3", re.compile(r"\]<\]minimax\[>\[")),
+    ("Functionary", re.compile(rf"<function={NAME}>\{{|>>>{NAME}\n")),
+    ("Apertus", re.compile(r"<\|tools_prefix\|>")),
+    ("GigaChat", re.compile(r"function call<\|role_sep\|>|<\|function_call\|>")),
+    ("Hunyuan", re.compile(r"<tool_calls?:opensource>")),
+    ("MiniCPM", re.compile(r"<function name=")),
+    ("Solar", re.compile(r"<\|tool_call:begin\|>")),
 )
 """Formats that rove does not read, and what identifies a call in them."""
-READ_FORMATS = "Hermes/Qwen3, Qwen3-Coder/Qwen3.5/Nemotron 3, GLM 4.5, Llama 3, LFM2, Mistral"
+READ_FORMATS = (
+    "Hermes/Qwen3, Qwen3-Coder/Qwen3.5/Nemotron 3, GLM 4.5, Llama 3 and 4, LFM2, Mistral, DeepSeek V3/V3.1/V3.2, Kimi K2, "
+    "Gemma 4, MiniMax M1/M2, Seed-OSS, Cohere Command R7B/A, Granite, Nemotron 2, Apriel"
+)
 
 
 def detect_tool_support(render: Render, template: str) -> ToolSupport:
@@ -105,10 +111,14 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
     tool_format = next((one for one in ALL_FORMATS if _reads_back(one, call_text)), None)
     if tool_format is None:
         return ToolSupport(None, _unread(call_text))
-    if _shows_result(render, {"role": "assistant", "content": tool_format.write([CALL])}, variables, is_text=True):
-        return ToolSupport(tool_format, "", variable)
-    if _shows_result(render, _CALLING, variables):
-        return ToolSupport(tool_format, "", variable, keeps_text=False)
+    short_ids = not _shows_result(render, *_with_id("call_1"), variables)
+    short_ids = short_ids and _shows_result(render, _CALLING, _ANSWER, variables)
+    as_text = {"role": "assistant", "content": tool_format.write([CALL])}
+    shows_text = _shows_result(render, as_text, _ANSWER, variables, is_text=True)
+    if shows_text and not _is_changed_as_text(render, variables, tool_format):
+        return ToolSupport(tool_format, "", variable, short_ids=short_ids)
+    if _shows_result(render, _CALLING, _ANSWER, variables):
+        return ToolSupport(tool_format, "", variable, keeps_text=False, short_ids=short_ids)
     return ToolSupport(None, f"it writes calls ({tool_format.name}), but not the results of tools")
 
 
@@ -117,7 +127,8 @@ def _support_of_text(render: Render, template: str, variables: JsonMapping, vari
 
     Its source is the only hint of the format, which has to round-trip like any other.
     """
-    tool_format = format_of(template)
+    marked = [tool_format for tool_format in MARKED_FORMATS if tool_format.mark.search(template)]
+    tool_format = format_of(template) or next(iter(marked), None)
     if tool_format is None:
         return ToolSupport(None, "it writes no calls, and nothing in it names their format")
     message = {"role": "assistant", "content": tool_format.write([CALL])}
@@ -153,13 +164,52 @@ def _reads_back(tool_format: Format, text: str) -> bool:
     return calls_of({"tool_calls": calls}) == [CALL]
 
 
-def _shows_result(render: Render, message: JsonMapping, variables: JsonMapping, is_text: bool = False) -> bool:
+def _with_id(id: str) -> tuple[JsonMapping, JsonMapping]:
+    """Return the probe call and its result with an id."""
+    call = {**_CALLING["tool_calls"][0], "id": id}
+    return {**_CALLING, "tool_calls": [call]}, {**_ANSWER, "tool_call_id": id}
+
+
+def _is_changed_as_text(render: Render, variables: JsonMapping, tool_format: Format) -> bool:
+    """Return whether a template writes something else than the probe call if the call is given as text.
+
+    Cohere's templates put the text of a message between markers of their own, and Gemma 4's hide the tool's result.
+    """
+    prompt_variables = {**variables, "add_generation_prompt": True}
+    form = detect_reasoning_form(render)
+
+    def render_text(text: str) -> str:
+        message = in_form({"role": "assistant", "content": text}, form)
+        return render([_USER, message, _ANSWER], prompt_variables)
+
+    try:
+        prompt = render([_USER], prompt_variables)
+        called = render([_USER, _CALLING, _ANSWER], prompt_variables)
+        if called.startswith(prompt):
+            reply = _up_to_call_end(called[len(prompt) :], tool_format)
+            return not render_text(reply).startswith(prompt + reply)
+        # A call without reasoning is no example of what follows a prompt that opens it.
+        return OPENED.search(prompt) is None and render_text(tool_format.write([CALL])) != called
+    except Exception:  # templates can raise any error, and a call may have another end
+        return False
+
+
+def _up_to_call_end(text: str, tool_format: Format) -> str:
+    """Return a text up to the end of the last call before the result."""
+    end = (tool_format.list_end or tool_format.call_end).strip()
+    before_result = text[: text.rindex(RESULT)]
+    return before_result[: before_result.rindex(end) + len(end)]
+
+
+def _shows_result(
+    render: Render, message: JsonMapping, result: JsonMapping, variables: JsonMapping, is_text: bool = False
+) -> bool:
     """Return whether a template renders two turns with a call and its result.
 
     Two, because Mistral's templates count messages without `tool_calls`, and reject the second one after a tool's result.
     """
     try:
-        text = render([_USER, *[message, _ANSWER] * 2], {**variables, "add_generation_prompt": True})
+        text = render([_USER, *[message, result] * 2], {**variables, "add_generation_prompt": True})
     except Exception:  # templates can raise any error
         return False
     is_message_whole = not is_text or str(message["content"]) in text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rove.core.plain import JsonMapping
 
@@ -55,16 +55,15 @@ def detect_closing(
     return [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(last, inner, strict=False))]
 
 
-def opening_after(
-    render: Callable[[Sequence[JsonMapping]], str], whole: str, messages: Sequence[JsonMapping], calls_tools: bool
-) -> str:
+def opening_after(render: Callable[[Sequence[JsonMapping]], str], whole: str, messages: Sequence[JsonMapping]) -> str:
     """Return the text that a template writes after a finished conversation if another message follows; "" if it changes more.
 
     GLM's turns end with the token that opens the next message: <|observation|> after a call, else <|user|>.
     """
-    role = "tool" if calls_tools else "user"
+    calls: Any = messages[-1].get("tool_calls") or ()
+    following: list[JsonMapping] = [{"role": "tool", "tool_call_id": call.get("id"), "content": "x"} for call in calls]
     try:
-        longer = render([*messages, {"role": role, "content": "x"}])
+        longer = render([*messages, *(following or [{"role": "user", "content": "x"}])])
     except Exception:  # templates can raise any error
         return ""
     return longer[len(whole) :] if longer.startswith(whole) else ""

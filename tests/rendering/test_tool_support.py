@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from rove.core.errors import ConfigError
 from rove.core.messages import ToolMessage, UserMessage
 from rove.core.records import StepTokens
 from rove.rendering.renderer import Renderer
-from rove.rendering.tool_calls import TAG_FORMATS, Call, calls_of, read_calls, schemas_of, unparsed_call_format
+from rove.rendering.tool_calls import (
+    ALL_FORMATS,
+    TAG_FORMATS,
+    Call,
+    calls_of,
+    read_calls,
+    schemas_of,
+    unparsed_call_format,
+)
 
 PARAMETERS = {
     "type": "object",
@@ -54,7 +63,66 @@ LFM_CALL = (
     "{{ \"'\" + value + \"'\" if value is string else value }}{{ '' if loop.last else ', ' }}{% endfor %})]<|tool_call_end|>"
 )
 MISTRAL_CALL = "[TOOL_CALLS]{{ function.name }}[CALL_ID]{{ call.id }}[ARGS]{{ function.arguments | tojson }}"
+ARGUMENT_LOOP = "{% for key, value in function.arguments | items %}"
+PLAIN_VALUE = "{{ value if value is string else value | tojson }}"
+SEED_CALL = (
+    "{{ '<seed:tool_call>\n<function=' + function.name + '>\n' }}" + ARGUMENT_LOOP + "<parameter={{ key }}>"
+    "{{ value if value is string else value | string }}{{ '</parameter>\n' }}{% endfor %}{{ '</function>\n</seed:tool_call>' }}"
+)
+MINIMAX_CALL = (
+    "{{ '<minimax:tool_call>\n' if loop.first else '' }}<invoke name=\"{{ function.name }}\">{{ '\n' }}"
+    + ARGUMENT_LOOP
+    + '<parameter name="{{ key }}">'
+    + PLAIN_VALUE
+    + "{{ '</parameter>\n' }}{% endfor %}"
+    "{{ '</invoke>\n' }}{{ '</minimax:tool_call>' if loop.last else '' }}"
+)
+DSML_CALL = (
+    "{{ '<｜DSML｜function_calls>\n' if loop.first else '' }}<｜DSML｜invoke name=\"{{ function.name }}\">{{ '\n' }}"
+    + ARGUMENT_LOOP
+    + "<｜DSML｜parameter name=\"{{ key }}\" string=\"{{ 'true' if value is string else 'false' }}\">"
+    + PLAIN_VALUE
+    + "{{ '</｜DSML｜parameter>\n' }}{% endfor %}{{ '</｜DSML｜invoke>\n' }}"
+    "{{ '</｜DSML｜function_calls>' if loop.last else '' }}"
+)
+DEEPSEEK_CALL = (
+    "{{ '<｜tool▁calls▁begin｜>' if loop.first else '\n' }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ function.name }}"
+    "{{ '\n```json\n' }}{{ function.arguments | tojson }}{{ '\n```<｜tool▁call▁end｜>' }}"
+    "{{ '<｜tool▁calls▁end｜>' if loop.last else '' }}"
+)
+DEEPSEEK_31_CALL = (
+    "{{ '<｜tool▁calls▁begin｜>' if loop.first else '' }}<｜tool▁call▁begin｜>{{ function.name }}<｜tool▁sep｜>"
+    "{{ function.arguments | tojson }}<｜tool▁call▁end｜>{{ '<｜tool▁calls▁end｜>' if loop.last else '' }}"
+)
+KIMI_CALL = (
+    "{{ '<|tool_calls_section_begin|>' if loop.first else '' }}<|tool_call_begin|>functions.{{ function.name }}:"
+    "{{ loop.index0 }}<|tool_call_argument_begin|>{{ function.arguments | tojson }}<|tool_call_end|>"
+    "{{ '<|tool_calls_section_end|>' if loop.last else '' }}"
+)
+OBJECT = '{"name": "{{ function.name }}", "arguments": {{ function.arguments | tojson }}}'
+COHERE_CALL = (
+    '{{ \'<|START_ACTION|>[\n\' if loop.first else \',\n\' }}    {"tool_call_id": "{{ loop.index0 }}", "tool_name": '
+    "\"{{ function.name }}\", \"parameters\": {{ function.arguments | tojson }}}{{ '\n]<|END_ACTION|>' if loop.last else '' }}"
+)
+
+
+def listed(begin: str, end: str) -> str:
+    """Return the body of a loop that writes a list of objects."""
+    return "{{ '" + begin + "' if loop.first else ', ' }}" + OBJECT + "{{ '" + end + "' if loop.last else '' }}"
+
+
 TEMPLATES = {
+    "seed": template_of(SEED_CALL),
+    "minimax": template_of(MINIMAX_CALL),
+    "deepseek_v32": template_of(DSML_CALL),
+    "deepseek_v3": template_of(DEEPSEEK_CALL),
+    "deepseek_v31": template_of(DEEPSEEK_31_CALL),
+    "kimi": template_of(KIMI_CALL),
+    "cohere": template_of(COHERE_CALL),
+    "granite": template_of(listed("<|tool_call|>[", "]")),
+    "phi4": template_of(listed("functools[", "]")),
+    "nemotron2": template_of(listed("<TOOLCALL>[", "]</TOOLCALL>")),
+    "apriel": template_of(listed("<tool_calls>[", "]</tool_calls>")),
     "qwen_xml": template_of(QWEN_CALL),
     "glm": template_of(GLM_CALL),
     "hermes": template_of(HERMES_CALL),
@@ -116,9 +184,8 @@ def test_the_calls_that_a_template_writes_are_read_and_kept_over_turns(name: str
             template_of(HERMES_CALL, head="{% if tools %}{{ raise_exception('no tools') }}{% endif %}"),
             "rejects tools: .*no tools",
         ),
-        (template_of("<|tool_call>call:{{ function.name }}{}<tool_call|>"), "in the format of Gemma 4"),
         (template_of("<|channel|>commentary to=functions.{{ function.name }}"), "in the format of gpt-oss"),
-        (template_of("<|tool_calls_section_begin|>functions.{{ function.name }}:0"), "in the format of Kimi"),
+        (template_of("<|open|>call tool={{ function.name }}"), "in the format of Kimi K3"),
         (template_of("CALL {{ function.name }}!"), "does not read: 'CALL probe_tool!"),
         (template_of("{{ raise_exception('no calls') }}"), "rejects a message with a tool call: .*no calls"),
         (HEAD + "{% for m in messages %}{{ m.content }}{% endfor %}" + TAIL, "it writes no calls"),
@@ -242,3 +309,51 @@ def test_calls_without_reasoning_are_trained_with_a_closed_block():
     trained = renderer.decode([id for id, is_trained in zip(ids, mask, strict=True) if is_trained])
     assert trained.startswith("\n</think>\n\n<tool_call>") and trained.endswith("</tool_call><|end|>")
     assert calls_of(renderer.message(trained.removesuffix("<|end|>"), TOOLS)) == [Call("f", {"count": 1})]
+
+
+def test_ids_of_other_models_are_replaced_where_a_template_rejects_them():
+    check = "{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id | length != 9 %}"
+    check += "{{ raise_exception('ids have nine characters') }}{% endif %}{% endfor %}{% endfor %}"
+    result = "{% for m in messages if m.role == 'tool' %}[{{ m.tool_call_id }}]{% endfor %}"
+    renderer = renderer_of(check + TEMPLATES["mistral_named"].replace(TAIL, result + TAIL))
+    assert renderer.tool_support.short_ids
+    call = {"id": "call_0a1b2c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    text = renderer.text([UserMessage("hi"), message, ToolMessage("done", "call_0a1b2c")], TOOLS)
+    [id] = re.findall(r"\[CALL_ID\](\w{9})\[ARGS\]", text)
+    assert f"[{id}]" in text
+
+
+@each_row(
+    ("how", "text", "id"),
+    [
+        ("mistral_named", "[TOOL_CALLS]f[CALL_ID]aB3456789[ARGS]{}", "aB3456789"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "aB3456789"}]', "aB3456789"),
+        (
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_calls_section_end|>",
+            "functions.f:3",
+        ),
+    ],
+)
+def test_an_id_that_the_model_wrote_is_kept(how: str, text: str, id: str):
+    [tool_format] = [one for one in ALL_FORMATS if one.name == how]
+    [call] = read_calls(text, tool_format)[1]
+    assert call["id"] == id
+
+
+def test_a_turn_ends_with_the_token_that_the_template_writes_before_the_next_message():
+    """GLM 4.5 has no end of a turn: after calls the model samples `<|observation|>`, and after an answer `<|user|>`."""
+    body = (
+        "{% for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>{{ m.content }}{% for call in "
+    )
+    body += "m.tool_calls or [] %}{% set function = call.function %}" + GLM_CALL + "{% endfor %}{% endfor %}"
+    renderer = renderer_of(HEAD + body + TAIL)
+    marks = {mark: renderer.encode(mark) for mark in ("<|user|>", "<|observation|>")}
+    renderer.stop_ids = frozenset(ids[0] for ids in marks.values() if len(ids) == 1)
+    calling = {"role": "assistant", "content": "", "tool_calls": chat_calls(Call("f", {"count": 1}))}
+    messages = [UserMessage("hi"), calling, ToolMessage("done", "abcdefgh0"), {"role": "assistant", "content": "yes"}]
+    branches = renderer.training_branches(messages, TOOLS)
+    trained = [id for ids, mask in branches for id, is_trained in zip(ids, mask, strict=True) if is_trained]
+    assert renderer.decode(trained).endswith("yes<|user|>")

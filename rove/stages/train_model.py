@@ -20,12 +20,14 @@ from rove.stages.pipeline import Pipeline, Row, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
-from rove.stages.results import Diagnosis, data_frame, held_out_rewards, image
+from rove.stages.results import Diagnosis, held_out_rewards
 from rove.utils.event_loop import outside_event_loop
+from rove.utils.notebook import ShownAsText, data_frame, image
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
+
+    from rove.utils.figure import NotebookFigure
 
 CheckFile = Callable[[Path, JsonMapping], None]
 """Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""
@@ -35,7 +37,7 @@ SMOKE_NOTE = "smoke test: the figures above mean nothing; "
 
 
 @dataclass(frozen=True)
-class PipelineResult:
+class PipelineResult(ShownAsText):
     """The result of `rove.train_model`.
 
     Example:
@@ -85,12 +87,12 @@ class PipelineResult:
                 rows.append({"name": row.name, "model": row.model, "condition": condition, **_flat(summary)})
         return data_frame(rows)
 
-    def plot(self) -> Figure:
+    def plot(self) -> NotebookFigure:
         """Return a matplotlib figure with the rewards during training, one panel per stage."""
-        from matplotlib.figure import Figure
+        from rove.utils.figure import NotebookFigure
 
         runs = self.runs
-        figure: Any = Figure(figsize=(5 * max(1, len(runs)), 3.4))
+        figure: Any = NotebookFigure(figsize=(5 * max(1, len(runs)), 3.4))
         for position, (name, run) in enumerate(runs.items(), start=1):
             axis = figure.add_subplot(1, len(runs), position)
             metrics = run.metrics()

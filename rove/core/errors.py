@@ -54,8 +54,15 @@ class Error(Exception):
     """One line per failed attempt, oldest first; empty without retries."""
 
 
+def _message_lines(error: Error) -> list[str]:
+    """Return what IPython prints instead of a traceback, which would hide a message that says how to fix the cause."""
+    return [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+
+
 class ConfigError(Error, ValueError):
     """A setting, flag, file, or name is wrong; the message states the given value, the expected value, and a fix."""
+
+    _render_traceback_ = _message_lines
 
 
 class SettingError(ConfigError):
@@ -198,6 +205,8 @@ class TrustError(HubError):
 
 class RunError(Error):
     """A run folder cannot be used."""
+
+    _render_traceback_ = _message_lines
 
 
 class PackageError(Error):

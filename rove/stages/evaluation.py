@@ -236,7 +236,8 @@ def _evaluate(
     available = Options(**config.options).count_examples(env)
     if available is not None and config.num_examples > available:
         text = f"num_examples is {config.num_examples}; the dataset has {available}"
-        is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here
+        # Only then may its module be imported here; an environment of a notebook has no module.
+        is_here = bool(env.source) and not (config.isolation.is_on or config.ray.address)
         is_given = "num_examples" in config.env_args
         if is_here and not is_given and "num_examples" in environment_arguments(config.env, config.env_dir):
             arguments = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
@@ -250,8 +251,15 @@ def _evaluate(
             await client.close()
 
     title = title or f"{config.env} · {short(config.model)}"
-    with reporter.progress(title, (available or 0) * config.rollouts_per_example) as progress:
-        return run_async(run_all(EvalProgress(progress, reporter, client)))
+    try:
+        with reporter.progress(title, (available or 0) * config.rollouts_per_example) as progress:
+            return run_async(run_all(EvalProgress(progress, reporter, client)))
+    except KeyboardInterrupt:
+        text = "nothing was saved (save is off)"
+        if run is not None:
+            text = f"the finished rollouts are in {run.path}, and the same call or command continues with the others"
+        reporter.note(f"interrupted; {text}", important=True)
+        raise
 
 
 def _with_price(config: EvalConfig) -> EvalConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,25 @@ def test_finished_rollouts_are_not_repeated_unless_the_run_is_overwritten(capsys
     assert "already has 3 rollouts" in capsys.readouterr().out
     again = rove.evaluate_model("scripted:solver", sums(), num_examples=1, run_dir="runs/a", overwrite=True)
     assert again.scored == 3
+
+
+def test_an_interrupted_evaluation_says_that_it_continues(capsys: pytest.CaptureFixture[str]) -> None:
+    rewarded: list[Any] = []
+
+    def interrupting(completion: Any) -> float:
+        rewarded.append(completion)
+        if len(rewarded) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return 1.0
+
+    rows = [{"question": "1 + 1?", "answer": "2"}]
+    env = rove.SingleTurnEnv(dataset=rows, rubric=rove.Rubric([interrupting]), policies={"solver": solver})
+    with pytest.raises(KeyboardInterrupt):
+        rove.evaluate_model("scripted:solver", env, run_dir="runs/a", max_concurrent=1)
+    text = "interrupted; the finished rollouts are in runs/a, and the same call or command continues with the others"
+    assert text in capsys.readouterr().out
+    assert rove.evaluate_model("scripted:solver", env, run_dir="runs/a", max_concurrent=1).scored == 3
+    assert len(rewarded) < 6
 
 
 def test_settings_override_those_of_a_config() -> None:

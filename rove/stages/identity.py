@@ -121,8 +121,13 @@ def begin(
 
 
 @contextmanager
-def noting_interruption(run: Run, reporter: Reporter, checkpoint_every: int) -> Generator[None]:
-    """Say after Ctrl-C where a training run will continue."""
+def noting_interruption(run: Run, reporter: Reporter, setting: str, steps: int) -> Generator[None]:
+    """Say after Ctrl-C where a training run will continue.
+
+    Args:
+        setting: Name of the setting for the steps between checkpoints.
+        steps: Its value.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -136,7 +141,7 @@ def noting_interruption(run: Run, reporter: Reporter, checkpoint_every: int) -> 
             )
         else:
             text = (
-                f"interrupted before the first checkpoint (checkpoint_every is {checkpoint_every} steps): nothing was saved, and "
+                f"interrupted before the first checkpoint ({setting} is {steps} steps): nothing was saved, and "
                 "the same call or command begins again at step 1"
             )
         reporter.note(text, important=True)

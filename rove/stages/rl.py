@@ -100,7 +100,7 @@ def run_rl(
         version = env.identity["env"] if env.source else env.identity
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
-    with run, noting_interruption(run, reporter, config.checkpoint_every):
+    with run, noting_interruption(run, reporter, "checkpoint_every", config.checkpoint_every):
         start = begin(run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env))
         if start is None:
             return TrainingResult(run.path / "final", run)

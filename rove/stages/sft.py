@@ -101,7 +101,7 @@ def run_sft(
         bookkeeping = bookkeeping | {"overlong"}
     identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
-    with run, noting_interruption(run, reporter, config.checkpoint_every):
+    with run, noting_interruption(run, reporter, "validate_every", config.validate_every):
         start = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
         if start is None:
             return TrainingResult(run.path / "final", run)

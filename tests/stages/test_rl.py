@@ -51,7 +51,7 @@ def test_an_interruption_before_the_first_checkpoint_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = rove.Run(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), noting_interruption(run, rove.ConsoleReporter(), 10):
+    with pytest.raises(KeyboardInterrupt), noting_interruption(run, rove.ConsoleReporter(), "checkpoint_every", 10):
         raise KeyboardInterrupt
     note = "interrupted before the first checkpoint (checkpoint_every is 10 steps): nothing was saved"
     assert note in capsys.readouterr().out

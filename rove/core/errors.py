@@ -254,6 +254,11 @@ def nearest(name: str, options: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" if names else "none are known here"
 
 
+def sentence(text: str) -> str:
+    """Return a text that ends a sentence: with a full stop, unless it ends with a question mark, as a hint does."""
+    return text if text.endswith(("?", ".", "!", "…")) else f"{text}."
+
+
 class phase:
     """Context manager that marks exceptions with the phase of a rollout in which they were raised; the innermost phase applies.
 

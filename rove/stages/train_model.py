@@ -127,10 +127,12 @@ def train_model(
     *,
     env_args: Mapping[str, object] | None = None,
     env_dir: str | Path | None = None,
+    scorer: str | None = None,
     recipe: str | Path | None = None,
     device: str = "auto",
     seed: int = 0,
     run_dir: str | Path | None = None,
+    dry_run: bool = False,
     smoke: bool = False,
     reporter: Reporter | None = None,
 ) -> PipelineResult:
@@ -146,10 +148,13 @@ def train_model(
         model: Pretrained model: a folder, or a name that `rove model list` prints. Default: a new, small model.
         env_args: Arguments of the environment.
         env_dir: Folder that is searched first for the environment.
+        scorer: Scorer for a file of questions: "exact", "numeric", …; the same as the scorer in `env_args`.
         recipe: Recipe file to use. Default: choose one.
         device: Device of the models.
         seed: Random seed of all stages (≥ 0).
-        run_dir: Folder of all stages. Default: runs/train-ENV-seedN.
+        run_dir: Folder of all stages. Default: runs/train-ENV-seedN, and with `env_args` a part for them.
+        dry_run: Whether to only choose the recipe and write it to the folder. The result then has the recipe and no rows; the
+            command `rove train ENV --dry-run` also estimates time and memory.
         smoke: Whether to use tiny sizes, in a folder of their own, to check that everything runs. Nothing is learned.
         reporter: Shows progress. Default: the console or the notebook.
 
@@ -161,7 +166,7 @@ def train_model(
     request = TrainRequest(
         environment_name(env),
         model=None if model is None else str(model),
-        env_args=dict(env_args or {}),
+        env_args=({} if scorer is None else {"scorer": scorer}) | dict(env_args or {}),
         env_dir=None if env_dir is None else str(env_dir),
     )
     used_reporter = reporter or ConsoleReporter()
@@ -171,6 +176,8 @@ def train_model(
             from rove.train.worker_group import SINGLE_PROCESS
 
         complete, _ = prepare(request, recipe, run_dir, seed, device, used_reporter, check_own, smoke)
+        if dry_run:
+            return PipelineResult(complete, [])
         return run_recipe(Pipeline(complete, used_reporter, SINGLE_PROCESS), smoke)
 
     return outside_event_loop(run)

@@ -82,3 +82,19 @@ def test_settings_override_those_of_a_config() -> None:
         rove.evaluate_model(config=config, num_exampels=2)
     with pytest.raises(rove.ConfigError, match="env"):
         rove.evaluate_model("scripted:teacher")
+
+
+def test_a_scorer_is_an_argument_of_a_file_of_questions() -> None:
+    Path("sums.csv").write_text("question,answer\n1 + 1?,2\n2 + 2?,4\n")
+    settings: dict[str, Any] = {"num_examples": 2, "rollouts_per_example": 1}
+    by_name = rove.evaluate_model("scripted:teacher", "sums.csv", scorer="numeric", **settings)
+    by_args = rove.evaluate_model("scripted:teacher", "sums.csv", env_args={"scorer": "numeric"}, **settings)
+    assert by_name.run is not None and by_args.run is not None
+    assert by_name.run.path == by_args.run.path
+    split = rove.evaluate_model(
+        "scripted:teacher", "sums.csv", scorer="numeric", env_args={"held_out": 0.5}, **settings
+    )
+    assert split.run is not None
+    assert split.run.config()["config"]["env_args"] == {"held_out": 0.5, "scorer": "numeric"}
+    with pytest.raises(rove.ConfigError, match="scorer cannot change a loaded environment"):
+        rove.evaluate_model("scripted:solver", sums(), scorer="numeric")

@@ -244,7 +244,7 @@ class _Auditor:
         await self._do("policy-search", search(subject, base, self.options.seed), reason)
         await self._do("reward-statistics", check_statistics(subject, base))
         if self.learner is None:
-            await self._do("learned-reward", _as_async([]), "only with --learn")
+            await self._do("learned-reward", _as_async([]), "only with learn (--learn)")
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rove.core.errors import ConfigError, nearest
 from rove.core.findings import Finding, Severity, findings_by_area
+from rove.utils.notebook import ShownAsText, data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
 
 MAX_EVIDENCE_CHARS = 2000
 """Maximum characters of a prompt or completion in a finding."""
@@ -21,7 +26,7 @@ CHECKS = tuple(findings_by_area()["audit"])
 """Ids of the checks, which are the ids of their findings."""
 
 
-class Report(msgspec.Struct, kw_only=True):
+class Report(ShownAsText, msgspec.Struct, kw_only=True):
     """Result of an audit."""
 
     env: str
@@ -59,6 +64,26 @@ class Report(msgspec.Struct, kw_only=True):
         done = f"{len(self.checks) - len(self.skipped)} of {len(self.checks)} checks done"
         findings = [f"{finding.severity.value}: {finding}" for finding in self.findings] or ["no findings"]
         return "\n".join([f"audit of {self.env}: {done}", *findings])
+
+    def to_pandas(self) -> DataFrame:
+        """Return a `pandas.DataFrame` with a row per finding, the most severe first.
+
+        Columns: severity, check, finding, rate, low, high, floor, remedy, prompt, completion (rate with its 95% interval;
+        nan without one).
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        rows: list[dict[str, object]] = []
+        for finding in self.findings:
+            rate, low, high = finding.rate or (None, None, None)
+            row: dict[str, object] = {"severity": finding.severity.value, "check": finding.id, "finding": finding.text}
+            row |= {"rate": rate, "low": low, "high": high, "floor": finding.floor}
+            row |= {"remedy": finding.remedy, "prompt": finding.prompt, "completion": finding.completion}
+            rows.append(row)
+        numbers = ["rate", "low", "high", "floor"]
+        columns = ["severity", "check", "finding", *numbers, "remedy", "prompt", "completion"]
+        return data_frame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
 
     def command(self, check: str) -> str:
         """Return the command that does a check of this audit again."""

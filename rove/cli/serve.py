@@ -41,7 +41,7 @@ def print_start(config: ServeConfig, url: str, console: Console, prompt: JsonMap
     body = shlex.quote(json.dumps({"model": name, **prompt}, ensure_ascii=False))
     api = "completions" if "prompt" in prompt else "chat/completions"
     key = f' -H "Authorization: Bearer ${config.api_key_var}"' if config.api_key_var else ""
-    evaluate = f"rove eval {config.env or 'reverse_text'} -m {name} -b {url}"
+    evaluate = f"rove eval {config.env or 'ENV'} -m {name} -b {url}"
     hint(
         console,
         f"try it: curl {url}/{api} -H 'Content-Type: application/json'{key} -d {body}",

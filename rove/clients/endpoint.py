@@ -312,7 +312,9 @@ class EndpointClient(ABC):
         except TimeoutError as error:
             raise _TemporaryError(f"no answer within {self.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _TemporaryError(f"{type(error).__name__}: {error}") from error
+            # Not its subclasses: a wrong name or certificate needs another fix.
+            hint = f"; is the server running at {url.origin()}?" if type(error) is aiohttp.ClientConnectorError else ""
+            raise _TemporaryError(f"{type(error).__name__}: {error}{hint}") from error
 
     def _refusal(self, url: URL, status: int, text: str, retry_after: float) -> Exception:
         """Return the exception for an HTTP status of 300 or more."""

@@ -54,8 +54,15 @@ class Error(Exception):
     """One line per failed attempt, oldest first; empty without retries."""
 
 
+def _message_lines(error: Error) -> list[str]:
+    """Return what IPython prints instead of a traceback, which would hide a message that says how to fix the cause."""
+    return [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+
+
 class ConfigError(Error, ValueError):
     """A setting, flag, file, or name is wrong; the message states the given value, the expected value, and a fix."""
+
+    _render_traceback_ = _message_lines
 
 
 class SettingError(ConfigError):
@@ -199,6 +206,8 @@ class TrustError(HubError):
 class RunError(Error):
     """A run folder cannot be used."""
 
+    _render_traceback_ = _message_lines
+
 
 class PackageError(Error):
     """An environment package, its manifest, or its signature is invalid; rove uses no part of it."""
@@ -243,6 +252,11 @@ def nearest(name: str, options: Iterable[str]) -> str:
     if close:
         return f"did you mean '{close[0]}'?"
     return f"known: {', '.join(names)}" if names else "none are known here"
+
+
+def sentence(text: str) -> str:
+    """Return a text that ends a sentence: with a full stop, unless it ends with a question mark, as a hint does."""
+    return text if text.endswith(("?", ".", "!", "…")) else f"{text}."
 
 
 class phase:

@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from rove.core.errors import sentence
 from rove.core.plain import JsonMapping, JsonObject
 
 
@@ -107,8 +108,9 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __str__(self) -> str:
         """Return the finding as one line: id, what was seen, and what to do."""
-        remedy = f". To try: {self.remedy}" if self.remedy else ""
-        return f"{self.id}: {self.text}{remedy}"
+        if not self.remedy:
+            return f"{self.id}: {self.text}"
+        return f"{self.id}: {sentence(self.text)} To try: {self.remedy}"
 
 
 EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}

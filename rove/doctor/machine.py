@@ -278,7 +278,7 @@ def check_time(steps: int, checkpoint_every: int, sampling: float, training: flo
         return Finding("time", duration)
     if step * checkpoint_every > 3600:
         duration += f"; an interruption may cost {human_seconds(step * checkpoint_every)}"
-        return Finding("time", duration, remedy="lower --checkpoint-every")
+        return Finding("time", duration, remedy="lower checkpoint_every")
     return Finding("time", duration, OK, "more if rollouts become longer during training")
 
 

@@ -27,7 +27,7 @@ from torch.nn.functional import linear
 
 from rove.core.digest import ADAPTER_CONFIG as CONFIG
 from rove.core.digest import ADAPTER_TENSORS as TENSORS
-from rove.core.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, nearest, sentence
 from rove.core.plain import JsonMapping
 from rove.engine.families import FAMILIES
 
@@ -157,7 +157,9 @@ def load_adapter(
 def find_adapter(adapters: Mapping[str, Adapter], name: str) -> Adapter:
     """Return the adapter of this name."""
     if name not in adapters:
-        raise ConfigError(f"no adapter '{name}' is loaded; {nearest(name, adapters)}. Load it with load_adapter")
+        raise ConfigError(
+            f"no adapter '{name}' is loaded; {sentence(nearest(name, adapters))} Load it with load_adapter"
+        )
     return adapters[name]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from rove.envs.options import EvaluateOptions, GenerateOptions
 from rove.rubrics import Rubric, RubricGroup
 from rove.rubrics.parser import Parser
 from rove.statistics.result import EvaluationResult
-from rove.utils.event_loop import outside_event_loop
+from rove.utils.event_loop import outside_event_loop, run_async
 from rove.utils.functions import maybe_await
 
 
@@ -303,11 +302,11 @@ class Environment(ABC):
         self, client: AnyClient, model: str = "", **options: Unpack[GenerateOptions]
     ) -> list[RolloutRecord]:
         """Call `generate` from synchronous code, also in a notebook."""
-        return outside_event_loop(lambda: asyncio.run(self.generate(client, model, **options)))
+        return outside_event_loop(lambda: run_async(self.generate(client, model, **options)))
 
     def evaluate_sync(self, client: AnyClient, model: str = "", **options: Unpack[EvaluateOptions]) -> EvaluationResult:
         """Call `evaluate` from synchronous code, also in a notebook."""
-        return outside_event_loop(lambda: asyncio.run(self.evaluate(client, model, **options)))
+        return outside_event_loop(lambda: run_async(self.evaluate(client, model, **options)))
 
     def rollout_slot(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that is held during one rollout; it may wait until the environment has capacity."""

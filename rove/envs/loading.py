@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,10 @@ ENTRY_POINT_GROUP = "rove.environments"
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 CHECKED_TYPES = {int, float, bool, str, NoneType}
 """Annotations of environment arguments whose values are checked."""
+
+
+_imported_digests: dict[str, str] = {}
+"""Module of an environment → digest of its files at its import, so that an edited one is not used as it was before."""
 
 
 class ExternalEnvironment(NamedTuple):
@@ -59,6 +63,9 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     folder or Python file ("./environments/name") is that environment. A name that ends in
     .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. An
     object of another library may convert itself with a method `__rove_environment__`.
+
+    A module of a folder is imported again if its files changed since its import, as after an edit in a notebook; for an
+    installed module, a warning says that the old code is in use.
 
     Args:
         env_id: name of the environment.
@@ -133,7 +140,7 @@ def as_environment(value: object, prefix: str = "this is") -> Environment:
 
 def _source(file: Path) -> str:
     """Return version and code hash of a package, so that scores of different versions are not mixed."""
-    digest = digest_files(file.parent.rglob("*.py") if file.name == "__init__.py" else [file])
+    digest = digest_files(_source_files(file))
     project = project_file(file)
     if not project.is_file():
         return digest
@@ -341,6 +348,7 @@ def _import(name: str, env_dir: str | Path | None) -> ModuleType:
         return _import_file(name, file)
     if getattr(sys.modules.get(module), "__file__", str(file)) != str(file):
         _forget(module)
+    _warn_if_changed(module, file)
     with _importing(module, file):
         return importlib.import_module(module)
 
@@ -427,23 +435,61 @@ def _import_file(name: str, file: Path) -> ModuleType:
     if name in sys.stdlib_module_names:  # the standard module must stay importable
         name = f"{name}_environment"
     loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+    digest = digest_files(_source_files(file))
+    is_same_file = getattr(loaded, "__file__", None) == str(file)
+    if loaded is not None and is_same_file and _imported_digests.get(name, digest) == digest:
         return loaded
+    if is_same_file:
+        _discard_bytecode(file)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     _forget(name)
     sys.modules[name] = module
+    _imported_digests[name] = digest
     with _importing(name, file):
         spec.loader.exec_module(module)
     return module
+
+
+def _source_files(file: Path) -> list[Path]:
+    """Return the Python files of an environment: all files of a package, or the module alone."""
+    return list(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+
+
+def _discard_bytecode(file: Path) -> None:
+    """Remove the compiled files of an environment that changed, and let Python look for new submodules.
+
+    Python compares only seconds and sizes, so it would run the old code after a quick edit such as 0.5 → 0.6.
+    """
+    for source_file in _source_files(file):
+        with suppress(OSError):  # a folder without permission to write has no new compiled files either
+            Path(importlib.util.cache_from_source(str(source_file))).unlink(missing_ok=True)
+    importlib.invalidate_caches()
+
+
+def _warn_if_changed(module: str, file: Path) -> None:
+    """Warn if the files of an installed module changed since its import, as those of an editable installation can.
+
+    It is not imported again, because other code may have imported it too.
+    """
+    digest = digest_files(_source_files(file))
+    if module not in sys.modules:
+        _imported_digests[module] = digest
+    if _imported_digests.setdefault(module, digest) != digest:
+        warnings.warn(
+            f"{file} or a file of its package changed after the import of '{module}', and the old code is still in use; start "
+            "Python again (in a notebook, restart the kernel) to use the new code",
+            stacklevel=4,
+        )
 
 
 def _forget(name: str) -> None:
     submodules = [module_name for module_name in sys.modules if module_name.startswith(f"{name}.")]
     for module_name in (name, *submodules):
         sys.modules.pop(module_name, None)
+    _imported_digests.pop(name, None)
 
 
 @contextmanager

@@ -173,8 +173,8 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
         if _is_blank(row.values.get(name)):
             names = ", ".join(repr(str(column)) for column in row.values)
             raise ConfigError(
-                f"{path}, {row.position} has no value in the column '{name}'; its columns: {names}. Name other columns with "
-                '-a \'{"question_column": "…", "answer_column": "…"}\''
+                f"{path}, {row.position} has no value in the column '{name}'; its columns: {names}. Name other columns in "
+                'env_args (-a): {"question_column": "…", "answer_column": "…"}'
             )
     question = _question(path, row, columns[0])
     answers = _answers(path, row, columns[1])

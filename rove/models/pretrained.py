@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from rove.core.errors import ConfigError, missing_train_package, nearest
+from rove.core.errors import ConfigError, missing_train_package, nearest, sentence
 from rove.utils.files import cache_folder, file_lock, remove
 
 PIP_TIMEOUT_S = 1800.0
@@ -127,8 +127,8 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
     if source not in CATALOG:
         on_hub = f"; for a model of the Hugging Face hub: rove model get {HUB_PREFIX}{source}" if "/" in source else ""
         raise ConfigError(
-            f"no pretrained model '{source}'; {nearest(source, CATALOG)}. Expected a name of `rove model list`, hf:ORG/NAME, "
-            f"or a .gguf file{on_hub}"
+            f"no pretrained model '{source}'; {sentence(nearest(source, CATALOG))} Expected a name of `rove model list`, "
+            f"hf:ORG/NAME, or a .gguf file{on_hub}"
         )
     target = _new_folder(folder) if folder else models_folder() / source
     with file_lock(models_folder() / f".{source}.lock"):  # a second process waits, and finds the model there

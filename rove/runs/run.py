@@ -189,8 +189,9 @@ class Run(RunFiles):
         with suppress(RunError):  # a damaged line may belong to a scored rollout
             lines = self.ledger()[0].values()
             if kind == "eval" and lines and all(line.failed for line in lines):
-                return "All rollouts of the old run failed: pass --overwrite to delete it, or another --run-dir"
-        return "Pass another --run-dir, or --overwrite to delete the old run"
+                advice = "pass --overwrite to delete it, or another --run-dir (overwrite and run_dir in Python)"
+                return f"All rollouts of the old run failed: {advice}"
+        return "Pass another --run-dir, or --overwrite to delete the old run (run_dir and overwrite in Python)"
 
     def _refuse_foreign(self) -> None:
         """Refuse a folder that is not empty and not a run folder."""
@@ -201,7 +202,8 @@ class Run(RunFiles):
             self.config()
         except RunError as error:
             raise RunError(
-                f"{self.path} is not a run folder and not empty (it has {', '.join(names[:4])}); pass another --run-dir\n{error}"
+                f"{self.path} is not a run folder and not empty (it has {', '.join(names[:4])}); pass another --run-dir "
+                f"(run_dir in Python)\n{error}"
             ) from error
 
     def _check_files(self) -> None:
@@ -228,7 +230,7 @@ class Run(RunFiles):
             self._lock.close()
             self._lock = None
             raise RunError(
-                f"another process is writing to {self.path}; wait for it, or pass another --run-dir"
+                f"another process is writing to {self.path}; wait for it, or pass another --run-dir (run_dir in Python)"
             ) from error
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rove.clients.scripted import ScriptedClient
-from rove.core.errors import ConfigError, MissingKeyError, as_json, nearest, needs_train_extra
+from rove.core.errors import ConfigError, MissingKeyError, as_json, nearest, needs_train_extra, sentence
 from rove.core.protocols import Client
 from rove.envs.environment import Environment
 from rove.models.pretrained import CATALOG, model_path
@@ -138,8 +138,8 @@ def _scripted(model: str, env: Environment | None) -> Client:
         )
     if name not in env.policies:
         raise ConfigError(
-            f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. Environments define "
-            "them as policies={'name': fn(messages, state, rng)}; a group has those that all its members define"
+            f"environment '{env.env_id}' has no scripted policy '{name}'; {sentence(nearest(name, env.policies))} Environments "
+            "define them as policies={'name': fn(messages, state, rng)}; a group has those that all its members define"
         )
     return ScriptedClient(env.policies[name], name)
 

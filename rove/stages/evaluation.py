@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import ConfigError
-from rove.core.plain import Arguments, JsonMapping, JsonObject
+from rove.core.plain import Arguments, JsonMapping, JsonObject, is_mapping
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
@@ -157,7 +157,7 @@ class EvalProgress:
         self.count += 1
         if record.error is not None and not self.failed:
             message = f"{record.error.type}: {record.error.message}{source_line(record.error)}"
-            self.reporter.note(f"first failure, in {record.error.phase}: {message}")
+            self.reporter.note(f"first failure, in {record.error.phase}: {message}", important=True)
         if record.error is not None:
             self.failed += 1
         self.rewards += record.reward or 0.0
@@ -176,6 +176,8 @@ def evaluate_model(
     env: str | Environment | None = None,
     config: EvalConfig | None = None,
     *,
+    scorer: str | None = None,
+    judge_model: str | None = None,
     overwrite: bool = False,
     reporter: Reporter | None = None,
     **settings: object,
@@ -193,6 +195,8 @@ def evaluate_model(
         model: "scripted:NAME", a model folder, a name in endpoints.toml, or a model's name at `base_url`. May be in `config`.
         env: Name of an environment, a file of questions, or an environment. May be in `config`.
         config: All settings; default: those of `rove eval`.
+        scorer: Scorer for a file of questions: "exact", "numeric", …; the same as the scorer in `env_args`.
+        judge_model: Model for the scorer "judge"; the same as in `env_args`.
         overwrite: Whether to discard an earlier run in the folder.
         reporter: Shows progress. Default: the console or the notebook.
         settings: Single settings, such as `num_examples=100`; they override those of `config`.
@@ -207,9 +211,17 @@ def evaluate_model(
             "For a client of your own, call rove.evaluate(env, client)"
         )
     name, loaded = (None, None) if env is None else name_and_environment(env)
-    env_args = None if loaded is None else loaded.env_args
+    scoring = {name: value for name, value in (("scorer", scorer), ("judge_model", judge_model)) if value is not None}
+    if scoring and loaded is not None:
+        raise ConfigError(
+            f"{' and '.join(scoring)} cannot change a loaded environment; give them to rove.load_environment(FILE, scorer=…)"
+        )
+    env_args = scoring or None if loaded is None else loaded.env_args
     # False is no setting of the caller, and would override `config`.
     named = {"model": model and str(model), "env": name, "env_args": env_args, "overwrite": overwrite or None}
+    env_args_setting = settings.get("env_args")
+    if scoring and is_mapping(env_args_setting):
+        settings = {**settings, "env_args": {**env_args_setting, **scoring}}
     used = settings_from(EvalConfig, config, {**named, **settings})
     result, _ = outside_event_loop(lambda: run_eval(used, reporter or ConsoleReporter(), env=loaded))
     return result
@@ -245,7 +257,8 @@ def _evaluate(
     available = Options(**config.options).count_examples(env)
     if available is not None and config.num_examples > available:
         text = f"num_examples is {config.num_examples}; the dataset has {available}"
-        is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here
+        # Only then may its module be imported here; an environment of a notebook has no module.
+        is_here = bool(env.source) and not (config.isolation.is_on or config.ray.address)
         is_given = "num_examples" in config.env_args
         if is_here and not is_given and "num_examples" in environment_arguments(config.env, config.env_dir):
             arguments = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
@@ -259,8 +272,15 @@ def _evaluate(
             await client.close()
 
     title = title or f"{config.env} · {short(config.model)}"
-    with reporter.progress(title, (available or 0) * config.rollouts_per_example) as progress:
-        return run_async(run_all(EvalProgress(progress, reporter, client)))
+    try:
+        with reporter.progress(title, (available or 0) * config.rollouts_per_example) as progress:
+            return run_async(run_all(EvalProgress(progress, reporter, client)))
+    except KeyboardInterrupt:
+        text = "nothing was saved (save is off)"
+        if run is not None:
+            text = f"the finished rollouts are in {run.path}, and the same call or command continues with the others"
+        reporter.note(f"interrupted; {text}", important=True)
+        raise
 
 
 def _with_price(config: EvalConfig) -> EvalConfig:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -124,3 +125,31 @@ def begin(
     if ranks.size > 1:
         reporter.note(f"training in {ranks.size} processes")
     return Start(loaded, step)
+
+
+@contextmanager
+def noting_interruption(run: Run, reporter: Reporter, setting: str, steps: int) -> Generator[None]:
+    """Say after Ctrl-C where a training run will continue.
+
+    Args:
+        setting: Name of the setting for the steps between checkpoints.
+        steps: Its value.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        last = run.last_checkpoint()
+        if run.summary() is not None:
+            text = f"interrupted; the training in {run.path} is complete and will not be repeated"
+        elif last is not None:
+            step = last[1].step
+            text = (
+                f"interrupted; the same call or command continues after step {step}, the last checkpoint in {run.path}"
+            )
+        else:
+            text = (
+                f"interrupted before the first checkpoint ({setting} is {steps} steps): nothing was saved, and "
+                "the same call or command begins again at step 1"
+            )
+        reporter.note(text, important=True)
+        raise

@@ -89,17 +89,17 @@ def check_request(request: TrainRequest, folder: Path) -> None:
     if name == "version" and str(current[name]).startswith(f"{recorded[name]} "):
         raise ConfigError(
             f"{folder / RECIPE} was made by an older version of rove, which held out questions by their position: questions "
-            "that are held out now may be among its training rows. Give another --run-dir, delete the folder, or finish it "
+            "that are held out now may be among its training rows. Give another run_dir, delete the folder, or finish it "
             "with that version"
         )
     if name == "version":
         raise ConfigError(
-            f"{request.env} has changed since {folder / RECIPE} was made; give another --run-dir, "
+            f"{request.env} has changed since {folder / RECIPE} was made; give another run_dir, "
             "delete the folder, or undo the change"
         )
     raise ConfigError(
         f"{folder / RECIPE} was made with {name} = {recorded.get(name)!r}, but {name} is {current.get(name)!r} now; "
-        "give another --run-dir, or change the recipe"
+        "give another run_dir, or change the recipe"
     )
 
 

@@ -9,21 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.table import Table
 
-from rove.core.errors import ConfigError
 from rove.core.findings import Finding
 from rove.core.plain import JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.stages.tables import curves_table
+from rove.utils.notebook import ShownAsText, data_frame, image
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
+
+    from rove.utils.figure import NotebookFigure
 
 
 class BestStep(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class TrainingResult:
+class TrainingResult(ShownAsText):
     """The result of `rove.sft` or `rove.rl`.
 
     Example:
@@ -117,37 +118,13 @@ class TrainingResult:
         """
         return data_frame(self.metrics)
 
-    def plot(self) -> Figure:
+    def plot(self) -> NotebookFigure:
         """Return a matplotlib figure with the curves of the run."""
         return figure_of(self.metrics, str(self.run.path))
 
     def _repr_html_(self) -> str:
         """Show the curves as an image in notebooks."""
         return image(self.plot())
-
-
-def image(figure: Any) -> str:
-    """Return a figure as an HTML image."""
-    import base64
-    import io
-
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=70)
-    return f'<img src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
-
-
-def data_frame(rows: object) -> DataFrame:
-    """Return rows as a `pandas.DataFrame`.
-
-    Raises:
-        ConfigError: pandas is not installed.
-    """
-    try:
-        # pandas is no dependency of rove: only this method needs it.
-        from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
-    except ModuleNotFoundError as error:
-        raise ConfigError("to_pandas() needs the package pandas, which is not installed: pip install pandas") from error
-    return DataFrame(rows)
 
 
 def read_ending(run: Run) -> Ending:
@@ -176,14 +153,14 @@ Rows = Sequence[Mapping[str, float]]
 """Metrics of a run, one row per step."""
 
 
-def figure_of(metrics: Rows, title: str) -> Figure:
+def figure_of(metrics: Rows, title: str) -> NotebookFigure:
     """Return a figure with all panels of a run."""
-    from matplotlib.figure import Figure  # part of the extra `train`
+    from rove.utils.figure import NotebookFigure  # matplotlib is part of the extra `train`
 
     rows = [with_derived(row) for row in metrics]
     charts = panels(rows)
     height = (len(charts) + 2) // 3
-    figure = Figure(figsize=(15, 3.4 * height))
+    figure = NotebookFigure(figsize=(15, 3.4 * height))
     axes = figure.subplots(height, 3, squeeze=False)
     for axis in axes.flat[len(charts) :]:
         axis.axis("off")

@@ -15,7 +15,7 @@ from rove.remote.loading import open_environment
 from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.stages.arguments import name_and_environment, settings_from
-from rove.stages.identity import Watch, begin, identity_of
+from rove.stages.identity import Watch, begin, identity_of, noting_interruption
 from rove.stages.naming import run_folder
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.results import TrainingResult, draw
@@ -103,7 +103,7 @@ def run_rl(
     check_template(config, needs_template=lambda: env.message_type == "chat")
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
-    with run:
+    with run, noting_interruption(run, reporter, "checkpoint_every", config.checkpoint_every):
         start = begin(run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env))
         if start is None:
             return TrainingResult(run.path / "final", run)

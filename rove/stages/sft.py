@@ -10,7 +10,7 @@ from rove.core.errors import needs_train_extra
 from rove.core.findings import OK, Finding
 from rove.runs.run import Run
 from rove.stages.arguments import settings_from
-from rove.stages.identity import Watch, begin, identity_of
+from rove.stages.identity import Watch, begin, identity_of, noting_interruption
 from rove.stages.naming import run_folder
 from rove.stages.placement import place_model
 from rove.stages.reporter import ConsoleReporter, Reporter
@@ -104,7 +104,7 @@ def run_sft(
         bookkeeping = bookkeeping | {"overlong"}
     identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
-    with run:
+    with run, noting_interruption(run, reporter, "validate_every", config.validate_every):
         start = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
         if start is None:
             return TrainingResult(run.path / "final", run)

@@ -20,12 +20,14 @@ from rove.stages.pipeline import Pipeline, Row, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
-from rove.stages.results import Diagnosis, data_frame, held_out_rewards, image
+from rove.stages.results import Diagnosis, held_out_rewards
 from rove.utils.event_loop import outside_event_loop
+from rove.utils.notebook import ShownAsText, data_frame, image
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
+
+    from rove.utils.figure import NotebookFigure
 
 CheckFile = Callable[[Path, JsonMapping], None]
 """Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""
@@ -35,7 +37,7 @@ SMOKE_NOTE = "smoke test: the figures above mean nothing; "
 
 
 @dataclass(frozen=True)
-class PipelineResult:
+class PipelineResult(ShownAsText):
     """The result of `rove.train_model`.
 
     Example:
@@ -85,12 +87,12 @@ class PipelineResult:
                 rows.append({"name": row.name, "model": row.model, "condition": condition, **_flat(summary)})
         return data_frame(rows)
 
-    def plot(self) -> Figure:
+    def plot(self) -> NotebookFigure:
         """Return a matplotlib figure with the rewards during training, one panel per stage."""
-        from matplotlib.figure import Figure
+        from rove.utils.figure import NotebookFigure
 
         runs = self.runs
-        figure: Any = Figure(figsize=(5 * max(1, len(runs)), 3.4))
+        figure: Any = NotebookFigure(figsize=(5 * max(1, len(runs)), 3.4))
         for position, (name, run) in enumerate(runs.items(), start=1):
             axis = figure.add_subplot(1, len(runs), position)
             metrics = run.metrics()
@@ -125,10 +127,12 @@ def train_model(
     *,
     env_args: Mapping[str, object] | None = None,
     env_dir: str | Path | None = None,
+    scorer: str | None = None,
     recipe: str | Path | None = None,
     device: str = "auto",
     seed: int = 0,
     run_dir: str | Path | None = None,
+    dry_run: bool = False,
     smoke: bool = False,
     reporter: Reporter | None = None,
     chat_template: str | None = None,
@@ -146,10 +150,13 @@ def train_model(
         model: Pretrained model: a folder, or a name that `rove model list` prints. Default: a new, small model.
         env_args: Arguments of the environment.
         env_dir: Folder that is searched first for the environment.
+        scorer: Scorer for a file of questions: "exact", "numeric", …; the same as the scorer in `env_args`.
         recipe: Recipe file to use. Default: choose one.
         device: Device of the models.
         seed: Random seed of all stages (≥ 0).
-        run_dir: Folder of all stages. Default: runs/train-ENV-seedN.
+        run_dir: Folder of all stages. Default: runs/train-ENV-seedN, and with `env_args` a part for them.
+        dry_run: Whether to only choose the recipe and write it to the folder. The result then has the recipe and no rows; the
+            command `rove train ENV --dry-run` also estimates time and memory.
         smoke: Whether to use tiny sizes, in a folder of their own, to check that everything runs. Nothing is learned.
         reporter: Shows progress. Default: the console or the notebook.
         chat_template: Chat template of the pretrained model in place of its own: "chatml", or the path of a Jinja file.
@@ -163,7 +170,7 @@ def train_model(
     request = TrainRequest(
         environment_name(env),
         model=None if model is None else str(model),
-        env_args=dict(env_args or {}),
+        env_args=({} if scorer is None else {"scorer": scorer}) | dict(env_args or {}),
         env_dir=None if env_dir is None else str(env_dir),
         chat_template=chat_template,
         template_args=dict(template_args or {}),
@@ -175,6 +182,8 @@ def train_model(
             from rove.train.worker_group import SINGLE_PROCESS
 
         complete, _ = prepare(request, recipe, run_dir, seed, device, used_reporter, check_own, smoke)
+        if dry_run:
+            return PipelineResult(complete, [])
         return run_recipe(Pipeline(complete, used_reporter, SINGLE_PROCESS), smoke)
 
     return outside_event_loop(run)

@@ -29,6 +29,7 @@ from rove.statistics.intervals import (
 )
 from rove.statistics.result import EvaluationResult
 from rove.statistics.summary import TOLERANCE, Column, Columns
+from rove.utils.notebook import ShownAsText
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,7 +88,7 @@ class Mover(msgspec.Struct, frozen=True):
     b: float
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(ShownAsText, msgspec.Struct, frozen=True):
     """The result of `compare`."""
 
     names: tuple[str, str]

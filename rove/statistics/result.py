@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rove.core.errors import ConfigError, missing_train_package
+from rove.core.errors import missing_train_package
 from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.run import Run
 from rove.statistics.format import caveats, folded, interval, number
 from rove.statistics.intervals import Estimate
+from rove.utils.notebook import ShownAsText, data_frame
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
     from rich.table import Table
+
+    from rove.utils.figure import NotebookFigure
 
 SUMMARY_NAME = 26
 """Columns for a name in the table of a summary."""
@@ -92,7 +94,7 @@ class Rescored(msgspec.Struct, frozen=True):
     """Rollouts left out because the dataset no longer has their example."""
 
 
-class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of `rove.evaluate` and `rove.rescore`.
 
     Means and intervals are over the scored rollouts. An interval is a 95% interval over examples, since rollouts of one example
@@ -180,29 +182,23 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
-            from pandas import DataFrame
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "to_pandas() needs the package 'pandas', which is not installed: pip install pandas"
-            ) from None
         values = self._values()
         rows = [msgspec.structs.asdict(value) for value in values.values()]
         columns = ["mean", "low", "high", "caveat", "weight"]
-        return DataFrame(rows, index=list(values)).reindex(columns=columns)
+        return data_frame(rows, index=list(values)).reindex(columns=columns)
 
-    def plot(self) -> Figure:
+    def plot(self) -> NotebookFigure:
         """Return a matplotlib figure of the means with their 95% intervals.
 
         Raises:
             ConfigError: matplotlib is not installed.
         """
-        try:  # not pyplot, which would choose a window system for the whole process
-            from matplotlib.figure import Figure
+        try:
+            from rove.utils.figure import NotebookFigure
         except ModuleNotFoundError:
             raise missing_train_package("matplotlib", "plotting a result") from None
         values = self._values()
-        figure = Figure(figsize=(6.4, 0.8 + 0.3 * len(values)), layout="constrained")
+        figure = NotebookFigure(figsize=(6.4, 0.8 + 0.3 * len(values)), layout="constrained")
         axes = figure.add_subplot()
         for row, value in enumerate(values.values()):
             axes.plot(value.mean, row, "o", color="C0")

@@ -255,7 +255,7 @@ def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
     return Finding(
         "loss_growth",
         f"{last:,.4g} nats per token{over}, and it was {best:.3g} before",
-        remedy=f"start again (--overwrite) with a tenth of the learning rate{_rate(history)}, or more warmup_steps",
+        remedy=f"start again (overwrite) with a tenth of the learning rate{_rate(history)}, or more warmup_steps",
     )
 
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
-from rove.core.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, nearest, sentence
 from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping
 from rove.runs.run import Run
@@ -37,7 +37,7 @@ class Logger(Protocol):
 def load_module(name: str) -> Any:
     """Return the library of a logger."""
     if name not in MODULES:
-        raise ConfigError(f"no logger '{name}'; {nearest(name, MODULES)}. metrics.jsonl is always written")
+        raise ConfigError(f"no logger '{name}'; {sentence(nearest(name, MODULES))} metrics.jsonl is always written")
     try:
         return importlib.import_module(MODULES[name])
     except ImportError as error:

@@ -72,7 +72,11 @@ def check_groups(groups: int, size: int, env_args: JsonMapping) -> Iterator[Find
     """Check the size and number of groups, and whether every step contains each difficulty equally often."""
     text = f"{groups} groups of {size}"
     if size < MIN_GROUP_SIZE:
-        yield Finding("groups", f"{text}; small groups often have equal rewards and teach nothing", remedy="-r 8")
+        yield Finding(
+            "groups",
+            f"{text}; small groups often have equal rewards and teach nothing",
+            remedy="rollouts_per_example 8",
+        )
     elif groups < MIN_GROUPS:
         yield Finding("groups", f"{text}; a step has few examples")
     else:
@@ -89,12 +93,12 @@ def check_schedule(steps: int, warmup_steps: int, checkpoint_every: int, entropy
     text = f"{steps} steps, {warmup_steps} of warm-up, entropy bonus {entropy_bonus:g}"
     if entropy_bonus >= LARGE_BONUS:
         text += "; a bonus this large destroyed a tiny policy"
-        return Finding("schedule", text, remedy="--loss.entropy-bonus 0 to 0.03")
+        return Finding("schedule", text, remedy="loss.entropy_bonus 0 to 0.03")
     if warmup_steps >= steps:
         text += "; the learning rate never reaches its peak"
-        return Finding("schedule", text, remedy="raise --steps or lower --warmup-steps")
+        return Finding("schedule", text, remedy="raise steps or lower warmup_steps")
     if checkpoint_every >= steps > 10:
-        return Finding("schedule", f"{text}; no checkpoint before the end", remedy="lower --checkpoint-every")
+        return Finding("schedule", f"{text}; no checkpoint before the end", remedy="lower checkpoint_every")
     return Finding("schedule", text, OK)
 
 
@@ -179,7 +183,7 @@ def check_learning_rate(learning_rate: float, lora_rank: int, parameters: int, t
     kind = f"an adapter of {trained / 1e6:,.2g} M parameters on" if is_adapter else "all of"
     base = parameters - trained if is_adapter else parameters
     text = f"{learning_rate:g} for {kind} {base / 1e6:,.3g} M parameters; {low:g} to {high:g} worked"
-    remedy = f"--learning-rate {low:g} to {high:g}"
+    remedy = f"learning_rate {low:g} to {high:g}"
     highest = MAX_LEARNING_RATE * LORA_RATE_FACTOR if is_adapter else MAX_LEARNING_RATE
     if learning_rate > highest:
         return Finding("learning_rate", f"{text}, and the first step would destroy any model", HIGH, remedy)

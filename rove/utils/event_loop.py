@@ -46,13 +46,13 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         previous_handler = signal.signal(signal.SIGINT, interrupt)
         try:
             return loop.run_until_complete(task)
-        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, asyncio.CancelledError):
             ignore_errors()
             if not interrupted:
                 raise
             if not task.done():
                 loop.run_until_complete(asyncio.wait([task]))
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt from None  # how the loop was stopped explains nothing to the user
         finally:
             signal.signal(signal.SIGINT, previous_handler)
 
@@ -66,7 +66,10 @@ def outside_event_loop(call: Callable[[], T]) -> T:
     """Call a function that runs event loops of its own; in a thread if this thread already runs one, as in a notebook."""
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # no loop runs here
+        has_loop = True
+    except RuntimeError:
+        has_loop = False
+    if not has_loop:  # not in the handler above, whose exception would stand in front of each error of the call
         return call()
     results: list[T] = []
     errors: list[BaseException] = []

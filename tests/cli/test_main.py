@@ -204,7 +204,7 @@ def test_another_setting_in_the_same_folder_is_refused_with_the_differences(rove
         "error: runs/mine holds a different run; differences:",
         "  env_args.num_groups: was None, now 2",
         "  sampling.temperature: was None, now 0.5",
-        "Pass another --run-dir, or --overwrite to delete the old run",
+        "Pass another --run-dir, or --overwrite to delete the old run (run_dir and overwrite in Python)",
     ]
     assert lines("runs/mine") == lines_before
     assert rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--overwrite").status == 0

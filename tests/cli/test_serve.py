@@ -126,7 +126,7 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
         out, err = wait_for_output(process)
         assert (process.returncode, err) == (0, "")
         assert "all requests were answered" in out
-        assert f"rove eval reverse_text -m tiny -b {url}" in out
+        assert f"rove eval ENV -m tiny -b {url}" in out
 
 
 @pytest.mark.broad

@@ -16,8 +16,9 @@ from rove.runs.run import Run
 from rove.stages.diagnoser import Diagnoser
 from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import Recipe, RecipeFile
-from rove.stages.reporter import ConsoleReporter
+from rove.stages.reporter import ConsoleReporter, SilentReporter
 from rove.stages.results import Diagnosis
+from rove.stages.train_model import train_model
 from rove.train.worker_group import SINGLE_PROCESS
 
 PARITY = """
@@ -104,6 +105,8 @@ def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
     second_run = rove("train", "parity", "--dry-run", "--json")
     assert "T is 1" in second_run.err  # an edited recipe is not replaced
     assert json.loads(second_run.out)["estimate"]["rl_steps"] == values["rl"][0]["steps"]
+    planned = train_model("parity", dry_run=True, reporter=SilentReporter())
+    assert (planned.rows, planned.recipe.rl[0].config.steps) == ([], values["rl"][0]["steps"])
     copy = recipe.with_name("copy.toml")
     copy.write_text(tomli_w.dumps(values | {"rl": [values["rl"][0] | {"steps": 7}]}))
     given_run = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run", "--json")
@@ -130,7 +133,7 @@ def test_a_dry_run_of_a_changed_environment_writes_the_recipe_again(rove: Rove) 
     assert "new recipe dry" in rove(*words).out
     Path("dry/data").mkdir()
     file.write_text(file.read_text() + "\n# changed again\n")
-    assert "parity has changed since dry/recipe.toml was made; give another --run-dir" in rove(*words).err
+    assert "parity has changed since dry/recipe.toml was made; give another run_dir" in rove(*words).err
 
 
 @pytest.mark.slow
@@ -273,7 +276,7 @@ def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove, dry
     words = ("train", "parity", "--dry-run", "--run-dir", str(dry_run))
     done = rove(*words, "-a", '{"num_examples": 20}')
     assert done.status == 2
-    assert "was made with env_args = {}, but env_args is {'num_examples': 20} now; give another --run-dir" in done.err
+    assert "was made with env_args = {}, but env_args is {'num_examples': 20} now; give another run_dir" in done.err
     assert rove("train", "parity", "--dry-run", "-a", '{"num_examples": 20}').status == 0  # its default folder differs
 
 

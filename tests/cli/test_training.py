@@ -324,6 +324,7 @@ def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, i
     environment(tmp_path / "environments", "interrupts", INTERRUPTING_ENV)
     done = rove("rl", "interrupts", *rl(inputs)[2:], "--run-dir", "runs/mine", "--steps", "4")
     assert done.status == 130, done.err
+    assert "continues after step 2, the last checkpoint in runs/mine" in done.out
     stopped = json.loads(Path("runs/mine/stopped.json").read_text())
     assert stopped["why"] == "interrupted by the user"
     assert stopped["step"] == 2

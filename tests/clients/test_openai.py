@@ -264,6 +264,7 @@ async def test_connection_errors_are_retried_and_listed():
     with pytest.raises(InfraError, match="in 2 tries") as caught:
         await client.respond(make_request())
     assert [attempt.split(":")[0] for attempt in caught.value.attempts] == ["ClientConnectorError"] * 2
+    assert str(caught.value).endswith(f"is the server running at {base_url.removesuffix('/v1')}?")
     await client.close()
 
 

@@ -168,6 +168,49 @@ def test_the_same_file_is_loaded_once(workplace):
     assert type(load_environment("toy", env_dir=workplace)) is type(first)
 
 
+def test_an_edited_module_is_imported_again(workplace, recwarn: pytest.WarningsRecorder):
+    file = write_environment(workplace, "toy", "old")
+    assert origin(load_environment("toy", env_dir=workplace)) == "old"
+    file.write_text(MODULE.replace("@", "new"))  # in the same second and with the same size
+    assert origin(load_environment("toy", env_dir=workplace)) == "new"
+    assert origin(load_environment(f"{workplace}/toy")) == "new"
+    assert not recwarn.list
+
+
+def test_an_edited_submodule_of_a_package_is_imported_again(workplace):
+    folder = workplace / "given" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "words.py").write_text("WORD = 'old'")
+    (folder / "__init__.py").write_text("from .words import WORD\n" + MODULE)
+    load_environment("toy", env_dir=workplace / "given")
+    (folder / "words.py").write_text("WORD = 'new'")
+    load_environment("toy", env_dir=workplace / "given")
+    assert sys.modules["toy"].WORD == "new"
+    (folder / "more.py").write_text("WORD = 'more'")
+    (folder / "__init__.py").write_text("from .more import WORD\n" + MODULE)
+    load_environment("toy", env_dir=workplace / "given")
+    assert sys.modules["toy"].WORD == "more"
+
+
+def test_an_edit_that_fails_is_reported_and_the_repaired_module_is_imported(workplace):
+    file = write_environment(workplace, "toy", "old")
+    load_environment("toy", env_dir=workplace)
+    file.write_text("import\n")
+    with pytest.raises(vf.ConfigError, match="SyntaxError"):
+        load_environment("toy", env_dir=workplace)
+    file.write_text(MODULE.replace("@", "new"))
+    assert origin(load_environment("toy", env_dir=workplace)) == "new"
+
+
+def test_an_edited_installed_module_stays_and_is_named(workplace):
+    install_module(workplace / "site", "toy", "old")
+    first = load_environment("toy")
+    (workplace / "site" / "toy.py").write_text(MODULE.replace("@", "newer"))
+    with pytest.warns(UserWarning, match="restart the kernel"):
+        again = load_environment("toy")
+    assert type(again) is type(first)
+
+
 def test_an_environment_in_the_environments_folder_can_be_named_like_a_standard_module():
     write_environment(Path("environments"), "calendar", "mine")
     standard = sys.modules.get("calendar")

@@ -328,6 +328,17 @@ def test_an_environment_can_be_evaluated_twice(tmp_path: Path) -> None:
     assert [len(env.generate_sync(Echo())) for _ in range(2)] == [6, 6]
 
 
+@pytest.mark.broad
+def test_a_worker_and_this_process_use_an_edited_environment(tmp_path: Path) -> None:
+    file = package(tmp_path, in_reward="return 0.0") / "talk" / "talk.py"
+    for reward in ("0.0", "1.0"):
+        file.write_text(file.read_text().replace("return 0.0", f"return {reward}"))
+        loaded = vf.load_environment("talk", env_dir=tmp_path).generate_sync(Echo())
+        isolated = run_isolated(tmp_path)
+        for records in (loaded, isolated):
+            assert [record.reward for record in records] == [float(reward)] * 6
+
+
 def test_a_worker_runs_its_preparation_and_has_its_variables(tmp_path: Path) -> None:
     folder = package(tmp_path, at_import="import verifiers; assert os.environ['COLOUR'] == 'red'")
     with pytest.raises(vf.ConfigError, match="No module named 'verifiers'"):

@@ -60,7 +60,7 @@ def test_another_identity_is_refused_with_the_differences(tmp_path):
         "  model: was 'm', now None",
         "  sampling.temperature: was 1.0, now 0.5",
         "  seed: was None, now 1",
-        "Pass another --run-dir, or --overwrite to delete the old run",
+        "Pass another --run-dir, or --overwrite to delete the old run (run_dir and overwrite in Python)",
     ]
     assert (tmp_path / "config.toml").read_bytes() == content_before
 

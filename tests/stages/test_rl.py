@@ -10,6 +10,7 @@ import pytest
 import rove
 from rove.envs.loading import environment_version
 from rove.stages import rl as stage
+from rove.stages.identity import noting_interruption
 
 
 @pytest.fixture
@@ -44,3 +45,13 @@ def test_an_environment_of_a_notebook_is_identified_by_its_rubric_and_arguments(
     rove.rl("models/x", env)
     assert identities[0]["env"]["env"].startswith("SingleTurnEnv#")
     assert identities[0]["env"]["rubric"]
+
+
+def test_an_interruption_before_the_first_checkpoint_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = rove.Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt), noting_interruption(run, rove.ConsoleReporter(), "checkpoint_every", 10):
+        raise KeyboardInterrupt
+    note = "interrupted before the first checkpoint (checkpoint_every is 10 steps): nothing was saved"
+    assert note in capsys.readouterr().out

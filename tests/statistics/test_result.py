@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import math
+import sys
 
 import msgspec
 import pytest
@@ -81,6 +82,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch, method: str, p
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", import_without)
+    monkeypatch.delitem(sys.modules, "rove.utils.figure", raising=False)
     with pytest.raises(ConfigError, match=rf"'{package}', which is not installed.*pip install"):
         getattr(make_result(), method)()
 

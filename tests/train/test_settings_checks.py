@@ -84,7 +84,7 @@ def test_higher_learning_rates_are_accepted_for_adapters_of_any_size():
         findings = [check_learning_rate(rate, rank, 500_000, 400_000) for rate in (3e-4, 5e-3, 3e-2)]
         assert [finding.severity for finding in findings] == statuses
     slow = check_learning_rate(3e-4, 8, 500_000, 400_000)
-    assert slow.remedy == "--learning-rate 0.001 to 0.01"
+    assert slow.remedy == "learning_rate 0.001 to 0.01"
     assert "an adapter of" in repr(slow)
 
 

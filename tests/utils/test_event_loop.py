@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -30,6 +31,19 @@ async def test_an_error_in_the_other_thread_is_raised_here() -> None:
 
     with pytest.raises(ValueError, match="wrong"):
         outside_event_loop(fail)
+
+
+def test_an_error_or_an_interrupt_has_no_chain_of_errors_of_the_event_loop() -> None:
+    async def fail() -> None:
+        raise ValueError("wrong")
+
+    async def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    for main in (fail, interrupt):
+        with pytest.raises((ValueError, KeyboardInterrupt)) as raised:
+            outside_event_loop(lambda main=main: run_async(main()))
+        assert "".join(traceback.format_exception(raised.value)).count("Traceback") == 1
 
 
 def test_an_interrupt_reaches_the_other_thread() -> None:

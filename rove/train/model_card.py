@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 import yaml
-from huggingface_hub import EvalResult, ModelCardData, metadata_load
+from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import metadata_load as read_metadata  # pyright: ignore[reportUnknownVariableType]
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.masking import public_path, without_secrets
@@ -94,7 +95,8 @@ def write_card(
         **{name: _public_json(value) for name, value in _settings(config)},
         "software": _software(run),
     }
-    lines = ["---", data.to_yaml().rstrip("\n"), "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
+    front_matter = data.to_yaml().rstrip("\n")  # pyright: ignore[reportUnknownMemberType]
+    lines = ["---", front_matter, "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
     lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step)]
     lines += ["", "## Use", "", *_usage(config, library), ""]
@@ -132,12 +134,7 @@ def _hub_name(model: str) -> str | None:
 def _base_metadata(model: str) -> JsonObject:
     """Return the fields of the card about the model that was trained, as far as they are known: its name and its license."""
     metadata: JsonObject = {}
-    card = folder_of(model_path(model)) / CARD
-    try:
-        loaded = metadata_load(card) if card.is_file() else None
-    except (OSError, ValueError, yaml.YAMLError):
-        loaded = None  # the card of a foreign model may be damaged
-    loaded = loaded if is_mapping(loaded) else {}
+    loaded = _card_metadata(folder_of(model_path(model)) / CARD)
     if model in CATALOG and not Path(model).is_dir():
         metadata["license"] = CATALOG[model].license.lower()
     for name in LICENSE_FIELDS:
@@ -150,6 +147,15 @@ def _base_metadata(model: str) -> JsonObject:
     if isinstance(name, str):
         metadata["base_model"] = name
     return metadata
+
+
+def _card_metadata(card: Path) -> JsonMapping:
+    """Return the metadata of a model's card; {} if it has none, or is damaged as foreign cards may be."""
+    try:
+        metadata = cast("object", read_metadata(card)) if card.is_file() else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return metadata if is_mapping(metadata) else {}
 
 
 def _kept_step(run: Run, summary: JsonMapping) -> int:

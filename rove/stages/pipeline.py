@@ -168,17 +168,30 @@ class Pipeline:
 
     def notes(self) -> list[str]:
         """Return notes on stages whose weights are chosen by examples that the results table reports."""
-        from rove.train.held_out import overlap_note
+        from rove.train.held_out import overlap_note, shared_note
 
-        configs: dict[str, TrainingConfig] = {}
-        if self.recipe.sft is not None:
-            configs["sft"] = self.recipe.sft
-        for stage in self.recipe.rl:
-            configs[stage.folder] = stage.config
+        recipe = self.recipe
+        configs: dict[str, TrainingConfig] = {stage.folder: stage.config for stage in recipe.rl}
+        if recipe.sft is not None:
+            configs = {"sft": recipe.sft, **configs}
         notes: dict[str, None] = {}
+        # The same examples choose the weights in every stage of most recipes; comparing them loads the environment twice.
+        compared: set[bytes] = set()
         for name, config in configs.items():
-            for condition in self.recipe.conditions:
-                note = overlap_note(config.keep_best, config.evaluation, config.seed, condition.config)
+            for condition in recipe.conditions:
+                table = condition.config
+                note = overlap_note(config.keep_best, config.evaluation, config.seed, table)
+                settings = (
+                    config.keep_best,
+                    config.evaluation,
+                    table.env_args,
+                    table.num_examples,
+                    table.skip_examples,
+                )
+                key = msgspec.json.encode(settings)
+                if note is None and key not in compared:
+                    compared.add(key)
+                    note = shared_note(config.keep_best, config.evaluation, table, recipe.env_dir)
                 if note is not None:
                     notes.setdefault(f"{name}: {note}")
         return list(notes)

@@ -35,7 +35,7 @@ def correct(completion, answer, parser):
 
 def rows(count, seed):
     rng = random.Random(seed)
-    numbers = [rng.randrange(100) for _ in range(count)]
+    numbers = [rng.randrange(10**6) for _ in range(count)]
     return [{"question": f"{n}?", "answer": "odd" if n % 2 else "even"} for n in numbers]
 
 def load_environment(num_examples: int = 100, seed: int = 0):
@@ -202,7 +202,7 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
     chosen, reported = (sampled_in(Path("runs/own"), pattern) for pattern in ("*/evaluations/sampled/*", "eval/*"))
     assert len(chosen) >= 20 and len(reported) >= 40
     assert not chosen & reported
-    if name == "fixed":  # 60 rows of at most 100 different numbers: equal rows have other seeds
+    if name == "fixed":
         table = Run(next(Path("runs/own/eval").iterdir()))
         assert {record.example_id for record in table.rollouts()} == set(range(20, 60))
 
@@ -213,6 +213,14 @@ def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dr
     Path("copy.toml").write_text(tomli_w.dumps(values))
     done = rove("train", "parity", "--recipe", "copy.toml", "--run-dir", "own", "--dry-run")
     assert "warning: rl1: the results table uses examples that also chose the weights" in done.out
+
+
+def test_a_recipe_of_an_earlier_version_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
+    (source,) = Path("environments/parity").glob("*.py")
+    source.write_text(source.read_text().replace("randrange(10**6)", "randrange(20)"))
+    done = rove("train", "parity", "--recipe", str(dry_run / "recipe.toml"), "--run-dir", "own", "--dry-run")
+    assert "warning: sft: 1,000 of the 1,000 examples of the results table have the question and the answer" in done.out
+    assert done.out.count("of the results table have") == 1
 
 
 def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:

@@ -220,10 +220,16 @@ def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
         pipeline: The stages to run.
         smoke: Whether the sizes are tiny, so that figures and diagnoses mean nothing.
     """
-    from rove.stages.diagnoser import Diagnoser
+    from rove.stages.diagnoser import Diagnoser, read_diagnoses
     from rove.stages.preparation import write_evidence
 
     recipe, reporter = pipeline.recipe, pipeline.reporter
+    if pipeline.restore():
+        show_results(pipeline)
+        diagnoses = read_diagnoses(recipe.folder)
+        for diagnosis in diagnoses:
+            reporter.note(f"diagnosis of {diagnosis.stage}: {diagnosis}", important=True)
+        return PipelineResult(recipe, pipeline.rows, diagnoses)
     if not (recipe.folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
         write_evidence(recipe, reporter)
     diagnoser = Diagnoser(pipeline)

@@ -21,11 +21,11 @@ import random
 import rove as vf
 
 def rows(count, seed):
-    {rows}
+ROWS
 
 def load_environment(num_examples: int = 100, seed: int = 0):
     return vf.SingleTurnEnv(
-        dataset=lambda: rows(num_examples, f"{{seed}}:train"), eval_dataset=lambda: rows(num_examples, f"{{seed}}:eval"),
+        dataset=lambda: rows(num_examples, f"{seed}:train"), eval_dataset=lambda: rows(num_examples, f"{seed}:eval"),
         rubric=vf.Rubric(),
     )
 """
@@ -53,9 +53,7 @@ def policy(name: str, reward: float) -> PolicyEvidence:
 def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> tuple[dict[str, Section], Evidence]:
     """Return the settings of all stages for an environment whose rows a function body makes, and the evidence."""
     monkeypatch.chdir(folder)
-    environment(
-        folder / "environments", "quiz", SOURCE.replace("{rows}", body.strip()).replace("{{", "{").replace("}}", "}")
-    )
+    environment(folder / "environments", "quiz", SOURCE.replace("ROWS", body))
     evidence = Evidence(
         policies=[policy("weak", 0.0), policy("good", 1.0)],
         examples=100,

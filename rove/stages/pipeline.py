@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 BASE = "base"
-SAMPLED = "the same at T = 1"
+SAMPLED = "at T = 1"
+"""End of the name of a row that repeats the row before it with sampling."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -111,13 +113,13 @@ class Pipeline:
             trained = self._run_sft()
         for stage in recipe.rl:
             if stage.folder == FULL:
-                self.measure(SAMPLED, trained, temperature=1.0)
+                self.measure(f"{self.rows[-1].name} {SAMPLED}", trained, temperature=1.0)
             say(f"{stage.name}: RL on the model's own rollouts")
             trained = self._run_rl(stage, trained)
         is_full = any(stage.folder == FULL for stage in recipe.rl)
         has_temperatures = any(condition.own_temperature for condition in recipe.conditions)
         if recipe.data is not None and not is_full and not has_temperatures:
-            self.measure(SAMPLED, trained, temperature=1.0)
+            self.measure(f"{self.rows[-1].name} {SAMPLED}", trained, temperature=1.0)
         (recipe.folder / RESULTS).write_bytes(msgspec.json.encode(self.rows))
         write_completion(recipe, self.notes())
         return self.rows
@@ -190,7 +192,9 @@ class Pipeline:
     def eval_folder(self, row: str, condition: str) -> Path:
         """Return the run folder of a row's evaluation."""
         name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
-        return self.recipe.folder / "eval" / name
+        folder = self.recipe.folder / "eval"
+        # Runs of earlier versions have names with several dashes in a row, and continue.
+        return folder / name if (folder / name).exists() else folder / re.sub("-+", "-", name)
 
     def _evaluate(self, config: EvalConfig, title: str = "") -> JsonObject:
         result, _ = run_eval(config, self.reporter, title)
@@ -278,6 +282,16 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
     for published in recipe.baseline:
         table.add_row(*(styled((cell, "dim")) for cell in (published.name, *published.cells)))
     return table
+
+
+def functions_without_column(recipe: Recipe, rows: list[Row]) -> list[str]:
+    """Return the reward functions that a table of rewards with intervals has no room for."""
+    if not rows or not any("reward" in column.values for column in recipe.columns):
+        return []
+    shown = {value for column in recipe.columns for value in column.values}
+    summaries = rows[-1].conditions.values()
+    weights = {name: function.get("weight") for summary in summaries for name, function in summary["functions"].items()}
+    return [name for name, weight in weights.items() if weight and name not in shown]
 
 
 def _cell(summary: JsonObject, column: Column) -> str:

@@ -79,7 +79,7 @@ class AuditOptions(Settings, frozen=True, kw_only=True):
     skip: tuple[str, ...] = ()
     """Checks to leave out."""
     seconds: Seconds = 600.0
-    """Time budget."""
+    """Time budget in seconds of wall time; the learner has the same budget again."""
     hang_seconds: Seconds = 10.0
     """Kill the environment when it is unresponsive for this many seconds."""
     start_seconds: Seconds = 120.0
@@ -247,6 +247,8 @@ class _Auditor:
             await self._do("learned-reward", _as_async([]), "only with learn (--learn)")
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
+            # On a busy machine the other checks left it too little time, and minutes of training ended without a result.
+            subject.deadline = time.monotonic() + self.options.seconds
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
         # A policy of a later check may have ended the worker, too; one such finding is enough.
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]

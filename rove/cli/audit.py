@@ -66,6 +66,9 @@ def print_report(report: Report, console: Console) -> None:
     for reason in dict.fromkeys(report.skipped.values()):
         names = ", ".join(name for name, other_reason in report.skipped.items() if other_reason == reason)
         console.print(f"  not done: {names} ({reason})", markup=False, soft_wrap=True)
+    if OUT_OF_TIME in report.skipped.values():
+        default = AuditOptions().seconds
+        console.print(f"  to give the checks more time: --seconds N (of wall time; default {default:g})")
 
 
 def write(report: Report, output: str, fail_on: Severity) -> None:
@@ -120,7 +123,7 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     type=setting_range(AuditOptions, "seconds"),
     default=600.0,
     show_default=True,
-    help="Time budget in seconds.",
+    help="Time budget in seconds of wall time; --learn has the same budget again.",
 )
 @click.option(
     "--seed", type=setting_range(AuditOptions, "seed"), default=0, show_default=True, help="Random seed of the search."

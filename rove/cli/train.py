@@ -266,7 +266,8 @@ def _run_demo(
     if not pipeline.ranks.is_first:
         pipeline.follow()
         return
-    rows = pipeline.run()
+    is_complete = pipeline.restore()
+    rows = pipeline.rows if is_complete else pipeline.run()
     show_results(pipeline)
     if recipe.answers:
         console.print(pipeline.answers_table())
@@ -274,7 +275,8 @@ def _run_demo(
     if full and recipe.exhaustive is not None:
         trained = {row.name: row.model for row in rows if row.name.startswith("+ ")}
         result["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
-    console.print(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}", soft_wrap=True)
+    if not is_complete:
+        console.print(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}", soft_wrap=True)
     if as_json:
         print_json(result)
     play = [f"play against it: rove play {env} -m {rows[-1].model}"] if recipe.conditions[0].name else []

@@ -113,7 +113,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         )
         return (
             f"{sft}RL {human_seconds(self.rl_step)} per step, at most {self.rl_steps:,} steps; "
-            f"{human_seconds(self.most)} in all if no stage ends early; {human_bytes(self.memory)} of memory"
+            f"at most {human_seconds(self.most)} in all, if no stage ends early; {human_bytes(self.memory)} of memory"
         )
 
 

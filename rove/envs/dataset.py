@@ -237,3 +237,9 @@ def example_key(example: Mapping[str, object]) -> str:
     """Return a hash of the content of an example (prompt, answer, info), independent of its position."""
     content = _KEY_ENCODER.encode([example["prompt"], example["answer"], example["info"]])
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def question_key(example: Mapping[str, object]) -> str:
+    """Return a hash of the prompt and the answer of an example."""
+    content = _KEY_ENCODER.encode([example["prompt"], example["answer"]])
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

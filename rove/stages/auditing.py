@@ -103,6 +103,8 @@ def run_audit(
                 await judge_model.client.close()
 
     with reporter.progress(f"audit {env}", len(selected(options.only, options.skip))) as progress:
+        # Loading takes seconds, and a progress line without a name does not say of what.
+        progress(0, "starting")
 
         def on_check(name: str) -> None:
             started_checks.add(name)

@@ -121,7 +121,7 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     max_tokens = min(2 * limit, limit + 256) + 16
     held_out = _held_out(env_args, evidence, scale)
     # The rows of both are numbered alike only if the arguments are the same.
-    count = scale.table_rollouts if "seed" in evidence.arguments else SELECTION_ROLLOUTS + scale.table_rollouts
+    count = scale.table_rollouts if _has_seed(evidence) else SELECTION_ROLLOUTS + scale.table_rollouts
     table_args = _with_examples(env_args, evidence, count)
     selection_args = table_args
     if held_out.has_other_seed:
@@ -151,7 +151,8 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
                 "seed": TABLE_SEED,
                 "env_args": table_args,
             },
-            f"Held-out examples for each row of the table. `max_tokens` limits one response.\n{held_out.explanation}",
+            "Held-out examples for each row of the table. `max_tokens` limits one response.\n"
+            + _selection_text(evidence, held_out),
         ),
         Section(
             "conditions",
@@ -178,7 +179,26 @@ def _limit(evidence: Evidence) -> str:
 def _held_out(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> HeldOut:
     """Return which held-out examples choose the weights, and which ones the table reports."""
     available = evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out
-    return split_held_out(available, scale.table_rollouts, "seed" in evidence.arguments)
+    return split_held_out(available, scale.table_rollouts, _has_seed(evidence))
+
+
+def _has_seed(evidence: Evidence) -> bool:
+    """Return whether the environment has an argument `seed` that makes other examples."""
+    return "seed" in evidence.arguments and not evidence.seed_repeats
+
+
+def _selection_text(evidence: Evidence, held_out: HeldOut) -> str:
+    """Return which examples choose the weights, and how many of them the table repeats."""
+    text = held_out.explanation
+    if evidence.seed_repeats:
+        text = f"Another seed makes examples of this seed again, so all held-out examples have the same seed.\n{text}"
+    # Where both use all examples, the explanation says so.
+    if evidence.shared and (held_out.has_other_seed or held_out.skipped):
+        text += (
+            f"\nBut the environment repeats questions: {evidence.shared:,} of the table's {held_out.table:,} examples have the "
+            "question and the answer of an example that chooses the weights."
+        )
+    return text
 
 
 def _check_policies(evidence: Evidence) -> None:

@@ -27,6 +27,15 @@ SAME_FALL_STEPS = 30
 """After the diagnosis of a sudden fall of the reward, a collapse within this many steps is the same fall."""
 
 
+def read_diagnoses(folder: Path) -> list[Diagnosis]:
+    """Return the diagnoses in the folder of all stages; none if it has no such file."""
+    file = folder / DIAGNOSES
+    if not file.exists():
+        return []
+    rows = msgspec.json.decode(file.read_bytes(), type=list[JsonObject])
+    return [msgspec.convert(current_row(row), Diagnosis) for row in rows]
+
+
 class Diagnoser:
     """Looks for reasons why a stage does not improve the model, prints them and stores them.
 
@@ -48,9 +57,7 @@ class Diagnoser:
             return
         evidence = read_evidence(path)
         if (folder / DIAGNOSES).exists():  # of training stages: a resumed run may not see the reason again
-            rows = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[JsonObject])
-            diagnoses = [msgspec.convert(current_row(row), Diagnosis) for row in rows]
-            self.diagnoses = [diagnosis for diagnosis in diagnoses if diagnosis.stage != EXAMINE]
+            self.diagnoses = [diagnosis for diagnosis in read_diagnoses(folder) if diagnosis.stage != EXAMINE]
         self._report(EXAMINE, evidence.diagnoses)
         if evidence.policies:
             self.task = evidence.task

@@ -25,6 +25,7 @@ from rove.stages.arguments import name_and_environment, settings_from
 from rove.stages.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
 from rove.stages.naming import run_folder, short
 from rove.stages.reporter import ConsoleReporter, Reporter, TaskProgress
+from rove.stages.trained_questions import trained_note
 from rove.statistics import EvaluationResult, Price
 from rove.statistics.format import number
 from rove.utils.console import styled
@@ -237,8 +238,13 @@ def run_eval(
     """
     if env is None:
         env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
-    if isinstance(env, QuestionsEnv):
+    # A title means one of several evaluations in the same environment, such as the rows of a table.
+    if isinstance(env, QuestionsEnv) and not title:
         reporter.note(f"{config.env}: {env.description}")
+        count = Options(**config.options).last_example
+        note = None if config.train else trained_note(config.model, config.env, config.env_args, env, count)
+        if note is not None:
+            reporter.warning(note)
     config = _with_price(config)
     client = _client_of(config, env, reporter)
     identity = run_identity(env, client, config.model, Options(**config.options))

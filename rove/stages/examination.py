@@ -96,6 +96,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the evaluation dataset."""
     arguments: frozenset[str]
     """Names of the arguments of `load_environment`."""
+    seed_repeats: bool = False
+    """Whether another seed makes examples of this seed again, as if it reshuffled a fixed pool."""
+    shared: int = 0
+    """How many examples of the results table have the question and answer of an example that chooses the weights."""
     functions: list[str]
     """Names of the reward functions with a weight."""
     rollout_tokens: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.runs.run import Run
+from rove.stages.completion import RESULTS, check_stages, read_completion, write_completion
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.models import run_model_new, show_model
 from rove.stages.recipe import FULL, Column, Recipe, RLStage
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 BASE = "base"
-SAMPLED = "the same at T = 1"
+SAMPLED = "at T = 1"
+"""End of the name of a row that repeats the row before it with sampling."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -59,6 +62,7 @@ class Pipeline:
         self.after_stage: Callable[[Path], None] = lambda folder: None
         """Called with the folder of each training stage when it is complete."""
         self.rows: list[Row] = []
+        self._notes: list[str] | None = None
         # A resumed run measures only the time since it was started again.
         self._is_continued = (recipe.folder / "data").exists() or (recipe.folder / "rl1").exists()
         self._started, self._cpu = time.time(), time.process_time()
@@ -72,9 +76,24 @@ class Pipeline:
         memory = f", at most {used / 1e9:.1f} GB of memory" if used else ""
         return f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes{memory}{without}"
 
+    def restore(self) -> bool:
+        """Read the results of a complete run with the same recipe; return whether there is one."""
+        recipe = self.recipe
+        completion = read_completion(recipe)
+        if completion is None:
+            return False
+        self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[Row])
+        self._notes = completion.notes
+        stages = len(recipe.rl) + (recipe.sft is not None)
+        for _ in range(stages):
+            self.ranks.broadcast_continue(False)  # the other processes wait for a decision about each stage
+        self.reporter.note(f"{recipe.folder} is complete; delete the folder to train again")
+        return True
+
     def run(self) -> list[Row]:
         """Run all stages; return the rows of the results table."""
         recipe, say = self.recipe, self.reporter.title
+        check_stages(recipe, self._evaluations())
         if recipe.new_model is not None and not (Path(recipe.model) / "config.json").exists():
             say("Create a new model with random weights")
             show_model(recipe.new_model, run_model_new(recipe.new_model), self.reporter)
@@ -95,15 +114,16 @@ class Pipeline:
             trained = self._run_sft()
         for stage in recipe.rl:
             if stage.folder == FULL:
-                self.measure(SAMPLED, trained, temperature=1.0)
+                self.measure(f"{self.rows[-1].name} {SAMPLED}", trained, temperature=1.0)
             say(f"{stage.name}: RL on the model's own rollouts")
             trained = self._run_rl(stage, trained)
         is_full = any(stage.folder == FULL for stage in recipe.rl)
         has_temperatures = any(condition.own_temperature for condition in recipe.conditions)
         if recipe.data is not None and not is_full and not has_temperatures:
-            self.measure(SAMPLED, trained, temperature=1.0)
-        (recipe.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
+            self.measure(f"{self.rows[-1].name} {SAMPLED}", trained, temperature=1.0)
+        (recipe.folder / RESULTS).write_bytes(msgspec.json.encode(self.rows))
         self._write_cards()
+        write_completion(recipe, self.notes())
         return self.rows
 
     def _write_cards(self) -> None:
@@ -130,13 +150,26 @@ class Pipeline:
         stages = [stage for stage in self.recipe.rl if row.name == f"+ {stage.name}"]
         return stages[0].config if stages else None
 
+    def _evaluations(self) -> dict[Path, EvalConfig]:
+        """Return the settings of the teacher's rollouts and of the table's first rows by their run folders."""
+        recipe = self.recipe
+        evaluations: dict[Path, EvalConfig] = {}
+        if recipe.data is not None:
+            evaluations[recipe.folder / "data"] = recipe.data
+        for row in (*recipe.references, BASE):
+            for condition in recipe.conditions:
+                evaluations[self.eval_folder(row, condition.name)] = condition.config
+        return evaluations
+
     def _run_sft(self) -> str:
         """Run SFT and measure its model; return the model's folder."""
         from rove.stages.sft import run_sft
 
         assert self.recipe.sft is not None
         folder = self.recipe.folder / "sft"
-        result = run_sft(self.recipe.sft, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder))
+        result = run_sft(
+            self.recipe.sft, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder), again=""
+        )
         # Sampling and training of the next stage need the memory of this one's optimizer and caches.
         release_memory()
         self.measure("+ SFT", str(result.model))
@@ -149,7 +182,7 @@ class Pipeline:
 
         folder = self.recipe.folder / stage.folder
         config = msgspec.structs.replace(stage.config, model=model)
-        result = run_rl(config, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder))
+        result = run_rl(config, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder), again="")
         release_memory()
         self.measure(f"+ {stage.name}", str(result.model))
         self.after_stage(folder)
@@ -185,7 +218,9 @@ class Pipeline:
     def eval_folder(self, row: str, condition: str) -> Path:
         """Return the run folder of a row's evaluation."""
         name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
-        return self.recipe.folder / "eval" / name
+        folder = self.recipe.folder / "eval"
+        # Runs of earlier versions have names with several dashes in a row, and continue.
+        return folder / name if (folder / name).exists() else folder / re.sub("-+", "-", name)
 
     def _evaluate(self, config: EvalConfig, title: str = "") -> JsonObject:
         result, _ = run_eval(config, self.reporter, title)
@@ -194,19 +229,39 @@ class Pipeline:
 
     def notes(self) -> list[str]:
         """Return notes on stages whose weights are chosen by examples that the results table reports."""
-        from rove.train.held_out import overlap_note
+        if self._notes is None:
+            self._notes = self._compare_examples()
+        return self._notes
 
-        configs: dict[str, TrainingConfig] = {}
-        if self.recipe.sft is not None:
-            configs["sft"] = self.recipe.sft
-        for stage in self.recipe.rl:
-            configs[stage.folder] = stage.config
+    def _compare_examples(self) -> list[str]:
+        """Return the notes; see `notes`."""
+        from rove.train.held_out import overlap_note, shared_note
+
+        recipe = self.recipe
+        configs: dict[str, TrainingConfig] = {stage.folder: stage.config for stage in recipe.rl}
+        if recipe.sft is not None:
+            configs = {"sft": recipe.sft, **configs}
         notes: dict[str, None] = {}
         for name, config in configs.items():
-            for condition in self.recipe.conditions:
+            for condition in recipe.conditions:
                 note = overlap_note(config.keep_best, config.evaluation, config.seed, condition.config)
                 if note is not None:
                     notes.setdefault(f"{name}: {note}")
+        if notes:
+            return list(notes)
+        # The same examples choose the weights in every stage of most recipes; comparing them loads the environment twice.
+        compared: set[bytes] = set()
+        for config in configs.values():
+            for table in [condition.config for condition in recipe.conditions]:
+                selections = [
+                    (held_out.env, held_out.env_args, held_out.num_examples) for held_out in config.evaluation
+                ]
+                key = msgspec.json.encode((selections, table.env_args, table.num_examples, table.skip_examples))
+                if key not in compared:
+                    compared.add(key)
+                    note = shared_note(config.keep_best, config.evaluation, table, recipe.env_dir)
+                    if note is not None:
+                        notes.setdefault(note)
         return list(notes)
 
     def answers_table(self) -> Table:
@@ -253,6 +308,16 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
     for published in recipe.baseline:
         table.add_row(*(styled((cell, "dim")) for cell in (published.name, *published.cells)))
     return table
+
+
+def functions_without_column(recipe: Recipe, rows: list[Row]) -> list[str]:
+    """Return the reward functions that a table of rewards with intervals has no room for."""
+    if not rows or not any("reward" in column.values for column in recipe.columns):
+        return []
+    shown = {value for column in recipe.columns for value in column.values}
+    summaries = rows[-1].conditions.values()
+    weights = {name: function.get("weight") for summary in summaries for name, function in summary["functions"].items()}
+    return [name for name, weight in weights.items() if weight and name not in shown]
 
 
 def _cell(summary: JsonObject, column: Column) -> str:

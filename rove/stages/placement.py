@@ -135,10 +135,15 @@ def _measure_all(
         limit = turn_limit(client.renderer, data.conversations if data.run is None else data.run.finished())
         rows = [_measure(config, target, client, "the trained model", limit, progress)]
         for name in names:
-            progress(len(rows), f"reward {rows[-1].reward:.3f}")
+            progress(len(rows), _reward_of(rows[-1]))
             rows.append(_measure(config, target, None, name, limit, progress))
-        progress(len(rows), f"reward {rows[0].reward:.3f}")
+        progress(len(rows), _reward_of(rows[0]))
     return rows
+
+
+def _reward_of(row: PolicyResult) -> str:
+    """Return whose reward was measured, and the reward."""
+    return f"{row.name}: reward {row.reward:.3f}"
 
 
 def _measure(

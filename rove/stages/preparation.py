@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,11 +17,12 @@ from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
 from rove.stages.choice import choose, limited, requested_examples
-from rove.stages.examination import Examination, examine
+from rove.stages.examination import Evidence, Examination, examine
 from rove.stages.plan import estimate_stages
-from rove.stages.recipe import Recipe, RecipeFile, as_toml
+from rove.stages.recipe import Recipe, RecipeFile, Section, as_toml
 from rove.stages.reporter import Reporter
 from rove.stages.request import ESTIMATE, EVIDENCE, RECIPE, REQUEST, TrainRequest, recipe_digest, with_held_out
+from rove.train.held_out import count_shared, keys_of
 from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
 from rove.utils.processes import release_memory
@@ -96,6 +98,45 @@ def examine_recipe(
         return None, None
 
 
+def choose_examples(request: TrainRequest, evidence: Evidence) -> tuple[list[Section], Evidence]:
+    """Return the settings of all stages, and the evidence with what is known only when examples are made.
+
+    An argument `seed` may make other examples, or reshuffle a fixed pool, or draw again from a small space. So the examples of
+    both seeds are compared. Where they repeat, one seed is used for all if that at least halves the repetitions.
+    """
+    sections, evidence = _counted(request, evidence)
+    evidence = _with_shared(request, evidence, sections)
+    if evidence.shared and "seed" in evidence.arguments:
+        same_sections, same_seed = _counted(request, msgspec.structs.replace(evidence, seed_repeats=True))
+        same_seed = _with_shared(request, same_seed, same_sections)
+        if 2 * same_seed.shared <= evidence.shared:
+            evidence = same_seed
+    return choose(request.env, request.env_args, evidence), evidence
+
+
+def _counted(request: TrainRequest, evidence: Evidence) -> tuple[list[Section], Evidence]:
+    """Return the settings of all stages, and the evidence with the number of examples that the environment has for them."""
+    sections = choose(request.env, request.env_args, evidence)
+    requested = requested_examples(sections)
+    # How many examples there are is known only when the environment is loaded with the number that the recipe requests.
+    if requested is None or "num_examples" in request.env_args:
+        return sections, evidence
+    counts = count_examples(request.env, request.env_dir, request.env_args, requested)
+    evidence = limited(evidence, requested, counts)
+    return choose(request.env, request.env_args, evidence), evidence
+
+
+def _with_shared(request: TrainRequest, evidence: Evidence, sections: Sequence[Section]) -> Evidence:
+    """Return the evidence with the number of the table's examples that also choose the weights."""
+    values = {section.name: section.values for section in sections}
+    table = values["evaluation"]
+    [selection] = values["rl"][0]["evaluation"]
+    skipped = table.get("skip_examples", 0)
+    reported = keys_of(request.env, request.env_dir, table["env_args"], table["num_examples"], skipped)
+    selected = keys_of(request.env, request.env_dir, selection["env_args"], selection["num_examples"])
+    return msgspec.structs.replace(evidence, shared=count_shared(selected, reported))
+
+
 def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device: str = "auto") -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
     version = request.version  # of the code that is examined below
@@ -103,14 +144,9 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
     env_args = with_held_out(env, request.env_args)
     examined = msgspec.structs.replace(request, env_args=env_args)
     examination, pretrained = examine_environment(examined, reporter, device=device)
-    sections = choose(env, env_args, examination.evidence)
-    requested = requested_examples(sections)
-    # How many examples there are is known only when the environment is loaded with the number that the recipe requests.
-    if requested is not None and "num_examples" not in env_args:
-        with reporter.working(f"counting the examples of {env}"):
-            counts = count_examples(env, request.env_dir, env_args, requested)
-        examination = examination._replace(evidence=limited(examination.evidence, requested, counts))
-        sections = choose(env, env_args, examination.evidence)
+    with reporter.working(f"counting the examples of {env}"):
+        sections, evidence = choose_examples(examined, examination.evidence)
+    examination = examination._replace(evidence=evidence)
     if request.env_dir is not None:
         sections[0].values["env_dir"] = request.env_dir
     for section in sections:

@@ -138,9 +138,8 @@ def ending_lines(run: Run) -> list[str]:
     lines: list[str] = []
     if ending.best is not None:
         best, folder = ending.best, run.path / "checkpoints" / "best"
-        # The best of several measurements is too high on the examples that it was chosen by.
         text = f"best {best.metric}: {best.value:.4f} at step {best.step}, kept in {folder}"
-        lines.append(f"{text}; other examples give a fair value")
+        lines.append(f"{text} (chosen as the best of several measurements, so it is better than on new examples)")
     if ending.stopped is not None:
         lines.append(f"stopped after step {ending.steps}: {ending.stopped}")
     return lines

@@ -15,7 +15,7 @@ from rove.remote.loading import open_environment
 from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.stages.arguments import name_and_environment, settings_from
-from rove.stages.identity import Watch, begin, identity_of, noting_interruption
+from rove.stages.identity import AGAIN, AGAIN_IN_PYTHON, Watch, begin, identity_of, noting_interruption
 from rove.stages.naming import run_folder
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.results import TrainingResult, draw
@@ -69,7 +69,9 @@ def rl(
         **settings,
     }
     used = settings_from(RLConfig, config, arguments)
-    return outside_event_loop(lambda: run_rl(used, reporter or ConsoleReporter(), overwrite, env=loaded))
+    return outside_event_loop(
+        lambda: run_rl(used, reporter or ConsoleReporter(), overwrite, env=loaded, again=AGAIN_IN_PYTHON)
+    )
 
 
 def run_rl(
@@ -79,12 +81,14 @@ def run_rl(
     ranks: Ranks | None = None,
     watch: Watch | None = None,
     env: Environment | None = None,
+    again: str = AGAIN,
 ) -> TrainingResult:
     """Train with progress, from the last checkpoint if there is one.
 
     Args:
         ranks: The training processes. Default: this process alone.
         env: The environment, if it is loaded already. Default: the one that the settings name.
+        again: How to train again if the run is complete.
     """
     from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
@@ -104,7 +108,9 @@ def run_rl(
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "checkpoint_every", config.checkpoint_every):
-        start = begin(run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env))
+        start = begin(
+            run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env), again
+        )
         if start is None:
             return TrainingResult(run.path / "final", run)
         context = start.loaded.context

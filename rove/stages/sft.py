@@ -10,7 +10,7 @@ from rove.core.errors import needs_train_extra
 from rove.core.findings import OK, Finding
 from rove.runs.run import Run
 from rove.stages.arguments import settings_from
-from rove.stages.identity import Watch, begin, identity_of, noting_interruption
+from rove.stages.identity import AGAIN, AGAIN_IN_PYTHON, Watch, begin, identity_of, noting_interruption
 from rove.stages.naming import run_folder
 from rove.stages.placement import place_model
 from rove.stages.reporter import ConsoleReporter, Reporter
@@ -69,7 +69,9 @@ def sft(
         name = "in memory"
     arguments = {"model": None if model is None else str(model), "data": name, **settings}
     used = settings_from(SFTConfig, config, arguments)
-    return outside_event_loop(lambda: run_sft(used, reporter or ConsoleReporter(), overwrite, source=in_memory))
+    return outside_event_loop(
+        lambda: run_sft(used, reporter or ConsoleReporter(), overwrite, source=in_memory, again=AGAIN_IN_PYTHON)
+    )
 
 
 def run_sft(
@@ -79,12 +81,14 @@ def run_sft(
     ranks: Ranks | None = None,
     watch: Watch | None = None,
     source: SFTSource | None = None,
+    again: str = AGAIN,
 ) -> TrainingResult:
     """Fine-tune with progress, from the last checkpoint if there is one.
 
     Args:
         ranks: The training processes. Default: this process alone.
         source: Data in memory. Default: `config.data`.
+        again: How to train again if the run is complete.
     """
     from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
@@ -105,7 +109,9 @@ def run_sft(
     identity = identity_of(config, bookkeeping, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "validate_every", config.validate_every):
-        start = begin(run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data))
+        start = begin(
+            run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data), again
+        )
         if start is None:
             return TrainingResult(run.path / "final", run)
         coverage = describe_lora(config, start.loaded)

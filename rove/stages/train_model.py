@@ -15,8 +15,9 @@ from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
 from rove.stages.arguments import environment_name
+from rove.stages.completion import RESULTS
 from rove.stages.naming import RUNS
-from rove.stages.pipeline import Pipeline, Row, results_table
+from rove.stages.pipeline import Pipeline, Row, functions_without_column, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
@@ -240,10 +241,16 @@ def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
         pipeline: The stages to run.
         smoke: Whether the sizes are tiny, so that figures and diagnoses mean nothing.
     """
-    from rove.stages.diagnoser import Diagnoser
+    from rove.stages.diagnoser import Diagnoser, read_diagnoses
     from rove.stages.preparation import write_evidence
 
     recipe, reporter = pipeline.recipe, pipeline.reporter
+    if pipeline.restore():
+        show_results(pipeline)
+        diagnoses = read_diagnoses(recipe.folder)
+        for diagnosis in diagnoses:
+            reporter.note(f"diagnosis of {diagnosis.stage}: {diagnosis}", important=True)
+        return PipelineResult(recipe, pipeline.rows, diagnoses)
     if not (recipe.folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
         write_evidence(recipe, reporter)
     diagnoser = Diagnoser(pipeline)
@@ -261,5 +268,10 @@ def show_results(pipeline: Pipeline) -> None:
     """Show the results table and notes about it."""
     pipeline.reporter.note("")
     pipeline.reporter.table(results_table(pipeline.recipe, pipeline.rows))
+    missing = functions_without_column(pipeline.recipe, pipeline.rows)
+    if missing:
+        pipeline.reporter.note(
+            f"not in the table: {', '.join(missing)}; {pipeline.recipe.folder / RESULTS} has all values"
+        )
     for note in pipeline.notes():
         pipeline.reporter.warning(note)

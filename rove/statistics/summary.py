@@ -15,6 +15,7 @@ from rove.core.ranges import NonNegativeFloat
 from rove.core.records import REWARD_ERRORS, Outcome, RolloutRecord, Scores, Usage
 from rove.statistics.intervals import (
     DIGITS,
+    FEWEST_EXAMPLES,
     NO_VARIANCE,
     POINTS,
     Estimate,
@@ -23,6 +24,7 @@ from rove.statistics.intervals import (
     pass_at_k,
     pass_hat_k,
     percentiles,
+    proportion_interval,
     sample_variance,
 )
 from rove.statistics.result import (
@@ -100,6 +102,20 @@ class Column:
         """The mean of the example means: each example has equal weight, regardless of failed rollouts."""
         return mean_estimate(self.example_means(), self.levels, sum(self.counts))
 
+    def estimate_up_to(self, top: float | None) -> Estimate:
+        """Return the estimate of values between 0 and `top`; None = no known limit.
+
+        A limit that no mean can have, such as 1.401 of at most 1.4, shows that the normal approximation fails here. The values
+        are then shares of `top`, as in `graded_estimate`. Below `FEWEST_EXAMPLES` the estimate has a caveat that says more.
+        """
+        estimate = self.estimate
+        is_possible = math.isnan(estimate.low) or (top is not None and estimate.low >= 0.0 and estimate.high <= top)
+        if not top or is_possible or self.examples < FEWEST_EXAMPLES:
+            return estimate
+        shares = [min(1.0, mean / top) for mean in self.example_means()]  # rounding may exceed 1
+        low, high = proportion_interval(shares, sum(self.counts))
+        return Estimate(estimate.mean, low * top, high * top)
+
     @property
     def examples(self) -> int:
         """Number of examples that have the value."""
@@ -125,6 +141,19 @@ class Columns:
         self.named: dict[str, Column] = {}
         self.weights: dict[str, float] = {}
         self.reward = Column()
+
+    @property
+    def highest_reward(self) -> float | None:
+        """The highest possible reward if the values of every reward function are shares, between 0 and 1; else None."""
+        top = 0.0
+        for name, weight in self.weights.items():
+            column = self.named.get(name)
+            if not weight or column is None:
+                continue
+            if weight < 0.0 or column.low < 0.0 or column.high > 1.0:
+                return None
+            top += weight
+        return top
 
     def add(self, key: str, scores: Scores) -> int:
         """Add the scores of a rollout of the example `key` and return the example's index."""
@@ -237,7 +266,7 @@ class Tally:
             error_share=_share(self.failed, self.rollouts),
             truncation_share=_share(self.truncated, self.rollouts),
             examples=examples,
-            reward=reward.estimate,
+            reward=reward.estimate_up_to(self._columns.highest_reward),
             functions={
                 name: FunctionEstimate(*astuple(column.estimate), weight=weights.get(name, 0.0))
                 for name, column in self._columns.named.items()

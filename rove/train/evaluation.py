@@ -81,9 +81,9 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
     since = min(best.since, since_fall)
     if goal.patience is None or since < goal.patience:
         return None
-    text = f"{goal.metric} has not improved on {best.value:g} in {best.since} measurements"
+    text = f"{goal.metric} has not been better than {best.value:g} for {best.since} measurements"
     if since < best.since:
-        text += f", and the validation loss has not fallen in {since}"
+        text += f", and the validation loss has not fallen for {since}"
     return text
 
 

@@ -6,9 +6,15 @@ training and the results table use different examples, and their rollouts have d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from rove.core.plain import JsonMapping
+from rove.envs.dataset import example_key, question_key
+from rove.remote.isolation import Isolation
+from rove.remote.loading import temporary_environment
 from rove.train.config import EvaluationConfig
 
 SELECTION_ROLLOUTS = 200
@@ -19,6 +25,9 @@ FEWEST_SPLIT = 30
 """Held-out examples below which both use all of them: a few examples would choose at random."""
 TABLE_SEED = 1_000_003
 """Random seed of the results table; the evaluations during training have that of the run."""
+NOTED_SHARE = 0.01
+"""Share of the table's examples that chose the weights above which rove warns. Generators repeat a few questions by chance: one
+of 1,000 in reverse_text."""
 
 
 class HeldOut(NamedTuple):
@@ -44,6 +53,8 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
 
     Args:
         available: Number of held-out examples; None if the environment makes as many as needed.
+        table: Number of examples that the table requests.
+        has_seed: Whether the environment has an argument `seed` that makes other examples.
     """
     needed = SELECTION_ROLLOUTS + table
     if has_seed and (available is None or available >= needed):
@@ -64,6 +75,45 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
         few = f" There are only {available:,} examples." if available < needed else ""
     text = f"The first {selection:,} examples choose the weights in training; the table uses others.{few}"
     return HeldOut(selection, table, selection, False, text)
+
+
+class ExampleKeys(NamedTuple):
+    """What an example contains, as hashes."""
+
+    question: str
+    """Prompt and answer."""
+    example: str
+    """Prompt, answer and info."""
+
+
+def keys_of(
+    env: str,
+    env_dir: str | Path | None,
+    env_args: JsonMapping,
+    count: int,
+    skipped: int = 0,
+    isolation: Isolation = Isolation(),  # noqa: B008  frozen
+) -> list[ExampleKeys]:
+    """Return the keys of `count` evaluation examples of an environment (all if < 0) after those that are skipped."""
+    last = count if count < 0 else skipped + count
+    with temporary_environment(env, env_dir, env_args, isolation) as loaded:
+        rows = islice(loaded.examples(last), skipped, None)
+        return [ExampleKeys(question_key(row), example_key(row)) for row in rows]
+
+
+def count_shared(selection: Sequence[ExampleKeys], table: Sequence[ExampleKeys]) -> int:
+    """Return how many examples of the table also choose the weights.
+
+    Examples are the same if prompt and answer are equal, because `info` may hold a number that differs in every row. But if most
+    rows have the same prompts and answers, as in games, `info` makes the difference.
+    """
+    questions = {keys.question for keys in table}
+    examples = {keys.example for keys in table}
+    if 2 * len(questions) < len(examples):
+        selected = {keys.example for keys in selection}
+        return sum(keys.example in selected for keys in table)
+    selected = {keys.question for keys in selection}
+    return sum(keys.question in selected for keys in table)
 
 
 class Table(Protocol):
@@ -96,4 +146,24 @@ def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], se
             f"the results table uses examples that also chose the weights ({metric}), {seeds} too high; "
             f"set {advice} under [evaluation] in a copy of the recipe"
         )
+    return None
+
+
+def shared_note(
+    metric: str | None, evaluations: Iterable[EvaluationConfig], table: Table, env_dir: str | None
+) -> str | None:
+    """Return a note if many examples of the table have the content of examples that chose the weights; None if few have."""
+    for evaluation in evaluations:
+        chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
+        if not chooses or evaluation.kind != "rollouts" or evaluation.env != table.env:
+            continue
+        isolation = evaluation.environment_isolation(Isolation())
+        reported = keys_of(table.env, env_dir, table.env_args, table.num_examples, table.skip_examples, isolation)
+        selection = keys_of(evaluation.env, env_dir, evaluation.env_args, evaluation.num_examples, isolation=isolation)
+        shared = count_shared(selection, reported)
+        if shared > NOTED_SHARE * len(reported):
+            return (
+                f"{shared:,} of the {len(reported):,} examples of the results table have the question and the answer of examples "
+                f"that also chose the weights ({metric}), so its values may be too high for new questions"
+            )
     return None

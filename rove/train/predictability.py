@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -38,7 +40,9 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
     """Return how much a policy's responses depend on something that the conversation does not show (0 to 1).
 
     Compares rollouts with the same conversation before a turn. If they depend on something hidden in the example, two rollouts of
-    one example agree more often than rollouts of two examples.
+    one example agree more often than rollouts of two examples. Every conversation counts the same: a first turn with random ties
+    has most of the pairs across examples, forced later turns have many pairs within them, and their sum looked hidden
+    (Simpson's paradox, seen with the teacher of tictactoe).
 
     Returns:
         The excess of agreement within examples, as a share of the possible excess, or 0 where chance explains it; None if fewer
@@ -48,25 +52,41 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
     for record in records:
         for step in record.steps:
             turns[msgspec.json.encode(step.prompt)][record.example_key].append(msgspec.json.encode(step.completion))
-    within_agree = within = across_agree = across = 0
-    for by_example in turns.values():
-        # One example gives no pair of different examples to compare with.
-        if len(by_example) < 2:
-            continue
-        counts = [Counter(responses) for responses in by_example.values()]
-        all_counts = sum(counts, Counter[bytes]())
-        agreeing_pairs = sum(_equal_pairs(count) for count in counts)
-        pairs = sum(math.comb(count.total(), 2) for count in counts)
-        within_agree += agreeing_pairs
-        within += pairs
-        across_agree += _equal_pairs(all_counts) - agreeing_pairs
-        across += math.comb(all_counts.total(), 2) - pairs
-    if within < MIN_COMPARABLE_TURNS or not across:
+    agreements = [_agreement(by_example.values()) for by_example in turns.values()]
+    comparable = [agreement for agreement in agreements if agreement.within and agreement.across]
+    within = sum(agreement.within for agreement in comparable)
+    if within < MIN_COMPARABLE_TURNS:
         return None
-    inside, outside = within_agree / within, across_agree / across
-    error = math.sqrt(max(inside * (1 - inside), 1 / within) / within)
+    inside = statistics.fmean(agreement.within_agree / agreement.within for agreement in comparable)
+    outside = statistics.fmean(agreement.across_agree / agreement.across for agreement in comparable)
+    # The variances of one pair; few pairs that all agree do not make the agreement certain.
+    variance_inside = max(inside * (1 - inside), 1 / within)
+    variance_outside = outside * (1 - outside)
+    variances = [variance_inside / agreement.within + variance_outside / agreement.across for agreement in comparable]
+    error = math.sqrt(sum(variances)) / len(comparable)
     excess = inside - outside
     return excess / (1 - outside) if excess > MIN_STANDARD_ERRORS * error else 0.0
+
+
+class _Agreement(NamedTuple):
+    """Pairs of responses to one conversation."""
+
+    within_agree: int
+    within: int
+    """Pairs of rollouts of one example."""
+    across_agree: int
+    across: int
+    """Pairs of rollouts of two examples."""
+
+
+def _agreement(responses_by_example: Collection[Sequence[bytes]]) -> _Agreement:
+    """Return how many pairs of responses to a conversation there are, and how many of them are equal."""
+    counts = [Counter(responses) for responses in responses_by_example]
+    all_counts = sum(counts, Counter[bytes]())
+    within_agree = sum(_equal_pairs(count) for count in counts)
+    within = sum(math.comb(count.total(), 2) for count in counts)
+    across_agree = _equal_pairs(all_counts) - within_agree
+    return _Agreement(within_agree, within, across_agree, math.comb(all_counts.total(), 2) - within)
 
 
 def _equal_pairs(counts: Counter[bytes]) -> int:

@@ -37,7 +37,7 @@ def test_the_demo_runs_every_stage_and_a_repeat_changes_nothing(rove: Rove):
     done = rove("demo", "tictactoe", "--smoke", "--json")
     assert done.status == 0
     shown_payload = json.loads(done.out)
-    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
+    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "+ RL 2 at T = 1"]
     assert [row["name"] for row in shown_payload["rows"]] == names
     for row in shown_payload["rows"]:
         for summary in row["conditions"].values():
@@ -61,7 +61,7 @@ def test_the_full_demo_continues_the_demo_and_evaluates_every_stage(rove: Rove):
     assert done.status == 0
     shown_payload = json.loads(done.out)
     assert shown_payload["rows"][:-1] == payload_before["rows"]
-    assert [row["name"] for row in shown_payload["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
+    assert [row["name"] for row in shown_payload["rows"][-2:]] == ["+ RL 2 at T = 1", "+ RL 3"]
     assert len(shown_payload["exhaustive"]) == 4  # SFT and three stages of RL
     # the smoke variant does not learn
     assert all(result["lines"] > 0 and result["missed"] for result in shown_payload["exhaustive"])
@@ -210,7 +210,7 @@ def test_the_recipe_of_the_published_baseline_runs_in_one_and_in_two_processes(r
     assert launched.returncode == 0, launched.stderr
     assert launched.stderr.count("training in 2 processes") == 3
     two_processes = json.loads(launched.stdout)
-    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
+    names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "+ RL 2 at T = 1"]
     for result in (one_process, two_processes):
         assert [row["name"] for row in result["rows"]] == names
         assert all(summary["failed"] == 0 for row in result["rows"] for summary in row["conditions"].values())

@@ -7,14 +7,16 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 import tomli_w
 from commands import Rove, contents, environment, in_this_process
 
 from rove.core.config import convert
 from rove.runs.run import Run
+from rove.stages.completion import read_completion, write_completion
 from rove.stages.diagnoser import Diagnoser
-from rove.stages.pipeline import Pipeline
+from rove.stages.pipeline import Pipeline, Row
 from rove.stages.recipe import Recipe, RecipeFile
 from rove.stages.reporter import ConsoleReporter, SilentReporter
 from rove.stages.results import Diagnosis
@@ -36,7 +38,7 @@ def correct(completion, answer, parser):
 
 def rows(count, seed):
     rng = random.Random(seed)
-    numbers = [rng.randrange(100) for _ in range(count)]
+    numbers = [rng.randrange(10**6) for _ in range(count)]
     return [{"question": f"{n}?", "answer": "odd" if n % 2 else "even"} for n in numbers]
 
 def load_environment(num_examples: int = 100, seed: int = 0):
@@ -158,7 +160,9 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
         ["learning_rate"],
     )  # untrained: not even the format
     contents_before = contents(Path("runs"))
-    assert json.loads(rove(*words).out)["rows"] == shown_payload["rows"]
+    repeated = rove(*words)
+    assert json.loads(repeated.out)["rows"] == shown_payload["rows"]
+    assert "runs/small is complete" in repeated.err and "Collect rollouts" not in repeated.err
     assert {path: content for path, (_, content) in contents(Path("runs")).items()} == {
         path: content for path, (_, content) in contents_before.items()
     }
@@ -205,7 +209,7 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
     chosen, reported = (sampled_in(Path("runs/own"), pattern) for pattern in ("*/evaluations/sampled/*", "eval/*"))
     assert len(chosen) >= 20 and len(reported) >= 40
     assert not chosen & reported
-    if name == "fixed":  # 60 rows of at most 100 different numbers: equal rows have other seeds
+    if name == "fixed":
         table = Run(next(Path("runs/own/eval").iterdir()))
         assert {record.example_id for record in table.rollouts()} == set(range(20, 60))
 
@@ -216,6 +220,60 @@ def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dr
     Path("copy.toml").write_text(tomli_w.dumps(values))
     done = rove("train", "parity", "--recipe", "copy.toml", "--run-dir", "own", "--dry-run")
     assert "warning: rl1: the results table uses examples that also chose the weights" in done.out
+
+
+def test_a_recipe_of_an_earlier_version_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
+    environment(Path("environments"), "small_space", PARITY.replace("randrange(10**6)", "randrange(20)"))
+    copy = Path("copy.toml")
+    copy.write_text((dry_run / "recipe.toml").read_text().replace('"parity"', '"small_space"'))
+    done = rove("train", "small_space", "--recipe", "copy.toml", "--run-dir", "own", "--dry-run")
+    assert "warning: 1,000 of the 1,000 examples of the results table have the question and the answer" in done.out
+    assert done.out.count("of the results table have") == 1
+
+
+def complete_run(folder: Path) -> None:
+    """Write what complete stages of the folder's recipe leave, as far as repeating the command reads it."""
+    recipe = recipe_in(folder)
+    for name, kind in (("sft", "sft"), ("rl1", "rl")):
+        with Run(folder / name) as run:
+            run.start(kind, {}, {"learning_rate": recipe.rl[0].config.learning_rate} if kind == "rl" else {})
+            run.finish({"steps": 3})
+        (folder / name / "final").mkdir()
+    summary = {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3}, "functions": {}}
+    rows = [Row("base", str(folder / "model"), {"sampled": summary, "greedy": summary})]
+    (folder / "results.json").write_bytes(msgspec.json.encode(rows))
+    write_completion(recipe, ["sft: a note about the table"])
+
+
+def test_a_complete_run_shows_its_table_without_repeating_a_stage(rove: Rove, dry_run: Path) -> None:
+    complete_run(dry_run)
+    before = contents(dry_run)
+    done = rove("train", "parity", "--run-dir", "mine")
+    assert done.status == 0, done.err
+    assert done.out.count("mine is complete; delete the folder to train again") == 1
+    assert "0.250" in done.out and "warning: sft: a note about the table" in done.out
+    assert "new model" not in done.out and "took" not in done.out
+    assert contents(dry_run) == before
+
+
+def test_a_changed_recipe_of_a_complete_run_is_refused_before_any_stage(rove: Rove, dry_run: Path) -> None:
+    complete_run(dry_run)
+    recipe = dry_run / "recipe.toml"
+    values = tomllib.loads(recipe.read_text())
+    values["rl"][0]["learning_rate"] = 0.5
+    recipe.write_text(tomli_w.dumps(values))
+    done = rove("train", "parity", "--run-dir", "mine")
+    assert done.status == 1
+    assert "mine/rl1 holds a different run; differences:" in done.err and "now 0.5" in done.err
+    assert "is complete" not in done.out and "new model" not in done.out
+    assert not (dry_run / "model").exists()
+
+
+def test_a_complete_run_without_its_model_is_not_shown_as_complete(dry_run: Path) -> None:
+    complete_run(dry_run)
+    assert read_completion(recipe_in(dry_run)) is not None
+    (dry_run / "rl1" / "final").rmdir()
+    assert read_completion(recipe_in(dry_run)) is None
 
 
 def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:

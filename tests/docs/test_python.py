@@ -51,7 +51,7 @@ def test_the_notebook_runs_and_its_commands_give_the_same_weights(
     assert len(names["rl"].metrics) == 2 and names["sft"].best.metric == "validation_loss"
     assert names["rl"].plot().axes and names["sft"].table.row_count > 2
     assert "data:image/png;base64," in names["rl"]._repr_html_()
-    assert [row.name for row in names["result"].rows][-2:] == ["+ RL", "the same at T = 1"]
+    assert [row.name for row in names["result"].rows][-2:] == ["+ RL", "+ RL at T = 1"]
     assert names["result"].table.row_count == 5 and list(names["result"].runs) == ["sft", "rl1"]
 
     commands = "".join(content for language, _, content in blocks(PAGE) if language == "bash")

@@ -86,6 +86,25 @@ def test_a_tally_counts_failures_apart_from_scores():
     }
 
 
+def test_the_interval_of_a_reward_does_not_exceed_the_sum_of_the_weights():
+    weights = {"correct": 1.0, "short": 0.4}
+    rare_errors = [1.0] * 60 + [0.9, 0.8]
+    records = [
+        make_record(example_key=str(n), scores=Scores(right + 0.4, {"correct": right, "short": 1.0}, weights))
+        for n, right in enumerate(rare_errors)
+    ]
+    reward = tally_of(*records)["reward"]
+    assert 1.39 < reward["mean"] < reward["high"] <= 1.4
+    assert 0.0 < reward["low"] < reward["mean"]
+    signed = [
+        make_record(
+            example_key=str(n), scores=Scores(right, {"correct": right, "penalty": -0.5}, {**weights, "penalty": 0.0})
+        )
+        for n, right in enumerate(rare_errors)
+    ]
+    assert tally_of(*signed)["reward"]["high"] <= 1.4  # a function without a weight does not count
+
+
 def test_a_tally_of_failures_has_no_reward():
     summary = tally_of(failed())
     assert math.isnan(summary["reward"]["mean"])

@@ -207,7 +207,7 @@ def test_training_stops_when_evaluations_no_longer_improve(tmp_path: Path, envs:
     assert metric_by_step(tmp_path, "eval/rare/reward/mean") == {4: 0.4}  # all evaluations run after the last step
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["steps"], summary["best"]["step"]) == (4, 3)
-    assert "has not improved on 0.5 in 2 measurements" in summary["stopped"]
+    assert "has not been better than 0.5 for 2 measurements" in summary["stopped"]
     weights = weights_of(tmp_path)
     (tmp_path / "summary.json").unlink()
     train(tmp_path, with_evaluations(envs, *tables, keep_best=REWARD, patience=2), two_turns())
@@ -468,7 +468,7 @@ def test_stop_reason_depends_on_patience_and_target():
     assert stop_reason(history, Goal(REWARD, patience=2)) is not None
     losses = [{**row, "validation_loss": loss} for row, loss in zip(history, [0.9, 0.8, 0.7, 0.7])]
     assert stop_reason(losses, Goal(REWARD, patience=2)) is None
-    assert "has not improved on 0.5 in 2" in (stop_reason(losses, Goal(REWARD, patience=1)) or "")
+    assert "has not been better than 0.5 for 2" in (stop_reason(losses, Goal(REWARD, patience=1)) or "")
     broken = [{**row, "validation_loss": math.nan} for row in history]
     assert stop_reason(broken, Goal(REWARD, patience=2)) is not None
     flat = [{**row, "validation_loss": 0.9 - 1e-9 * row["step"]} for row in history]

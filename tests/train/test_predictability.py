@@ -48,6 +48,31 @@ def test_hidden_share_is_none_for_different_prompts():
     assert hidden_share(records(knows, "What is {n} modulo 7?")) is None
 
 
+def test_hidden_share_counts_every_conversation_the_same():
+    """Random responses to one common prompt, and certain ones to rare prompts, hide nothing."""
+
+    def random_or_certain(messages: Any, state: Any, rng: random.Random) -> str:
+        return str(rng.randrange(7)) if messages[-1].content == "Guess." else messages[-1].content
+
+    rows = [{"question": "Guess." if n < 30 else f"Repeat {n // 2}.", "answer": str(n)} for n in range(60)]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
+    rollouts = roll(env, vf.ScriptedClient(random_or_certain, "policy"), rollouts_per_example=2)
+    assert hidden_share(rollouts) == 0.0
+
+
+def test_hidden_share_sees_a_hidden_answer_in_several_conversations():
+    rows = [{"question": f"Guess the number of group {n // 15}.", "answer": str(n % 7)} for n in range(60)]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
+    assert hidden_share(roll(env, vf.ScriptedClient(knows, "policy"), rollouts_per_example=2)) == 1.0
+
+
+def test_the_teacher_of_tictactoe_hides_nothing():
+    """It breaks ties at random, and most later turns leave it no choice."""
+    env = vf.load_environment("tictactoe", num_examples=100)
+    teacher = vf.ScriptedClient(env.policies["teacher"], "teacher")
+    assert hidden_share(roll(env, teacher, rollouts_per_example=2, train=True)) == 0.0
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -35,7 +35,7 @@ class PassEstimate(Estimate, frozen=True, kw_only=True):
     examples: int
     """Examples with at least k scored rollouts."""
     left_out: int
-    """Examples with fewer."""
+    """Examples with fewer than k scored rollouts."""
 
 
 class EnvironmentEstimate(Estimate, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class RoleSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     cost: float | None = None
-    """None without a price for the role."""
+    """Cost of the role; None without a price for the role."""
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,7 +87,7 @@ class Rescored(msgspec.Struct, frozen=True):
     run: str
     """Run folder with the original rollouts."""
     failed: int
-    """Rollouts left out because they had failed there."""
+    """Rollouts left out because they had failed in the original run."""
     gone: int
     """Rollouts left out because the dataset no longer has their example."""
 
@@ -147,7 +147,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     not_run: int | None
     """Planned rollouts that the budget did not allow; None if the dataset's length is unknown."""
     broken_rewards: dict[str, str] = {}
-    """Last error of each function that raised in every rollout and counts as 0.0, as in environments for `verifiers` v0."""
+    """Last error of each function that raised in every rollout; these count as 0.0, as in environments for `verifiers` v0."""
     rescored: Rescored | None = None
     """Set by `rove.rescore`."""
     run: Run | None = None
@@ -155,7 +155,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def metrics(self) -> dict[str, FunctionEstimate]:
-        """The functions without a weight, which do not count in the reward."""
+        """The functions without a weight; they do not count in the reward."""
         return {name: function for name, function in self.functions.items() if not function.weight}
 
     def to_dict(self) -> JsonObject:
@@ -222,7 +222,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 def summary_table(summary: JsonMapping, title: str) -> Table:
     """Return the table of an evaluation's summary: reward, pass@k, reward functions and metrics with their intervals.
 
-    pass@k is shown if groups have two or more members and only some pass.
+    pass@k is shown if groups have at least two members and some, but not all, rollouts pass.
     """
     from rove.utils.console import TextTable
 

@@ -54,7 +54,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
 
 
 def _public_name(model: str) -> str:
-    """Return a model's name, of a local folder only the last two parts: the others describe the machine."""
+    """Return a model's name. Of a local folder, only the last two parts are returned, because the others describe the machine."""
     return "/".join(Path(model).parts[-2:]) if model.startswith((".", "/", "~")) else model
 
 

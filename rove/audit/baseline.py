@@ -16,7 +16,7 @@ RIGHT_ANSWER = "right answer"
 FORM_EXAMPLES = 8
 """Examples on which forms of an answer are tried."""
 FORMS_WITHOUT_ANSWER = 3
-"""Forms that are tried without an answer in them, if rows have no answers."""
+"""Number of forms that are tried without an answer in them, if rows have no answers."""
 STANDARD_ERRORS = 4.0
 """A paired difference of more than this many standard errors is not chance, over all replies of a check together."""
 MIN_DIFFERENCE = 0.05

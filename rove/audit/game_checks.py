@@ -21,7 +21,7 @@ from rove.core.state import State, bookkeeping
 from rove.envs.tool import example_call
 
 MAX_PAIRED = 5
-"""Maximum number of actions from which pairs are formed that a policy alternates."""
+"""Maximum number of actions from which pairs of alternating actions are formed."""
 MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
@@ -176,8 +176,8 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
 
 
 def _repeated(policy: Policy, first: str, then: str) -> Policy:
-    """Return a policy that follows another policy until it replies `first`, then alternates `first` and `then` ("":
-    does not alternate).
+    """Return a policy that follows another policy until it replies `first`, then alternates `then` and `first`; if
+    `then` is "", it replies nothing from there on.
     """
 
     async def repeated(messages: Messages, state: State, rng: random.Random) -> str | Message:

@@ -34,8 +34,8 @@ MEMORY_BYTES = 2 << 30
 EXACT_THRESHOLD = 0.99
 """Minimum score of a correct answer."""
 CHUNK_SIZE, MAX_CHUNK_SIZE, CHUNK_S = 16, 4096, 0.5
-"""Number of tasks created by a worker's first call, its maximum, and seconds. Every call forks a process, so each next
-call creates twice as many tasks, up to the maximum, while a call takes less than this many seconds."""
+"""Number of tasks created by a worker's first call, maximum number, and a time in seconds. Every call forks a process,
+so each next call creates twice as many tasks, up to the maximum, while a call takes less than this time."""
 TASK_TIMEOUT_S = 60.0
 """Time limit for creating a chunk."""
 

@@ -156,7 +156,7 @@ class Score(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Facts(msgspec.Struct, kw_only=True, frozen=True):
-    """What running an environment showed."""
+    """Facts that were observed while the environment ran."""
 
     metrics: list[str] = []
     """Names of the rubric's reward functions and metrics."""

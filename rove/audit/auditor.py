@@ -62,7 +62,7 @@ GUARD = "rove.audit.guard:install"
 """Function that each worker calls before it loads the environment."""
 PLURALS = {"file": "files", "process": "processes", "connection": "connections"}
 Learner = Callable[[Subject, Baseline, Callable[[], IsolatedEnv]], AsyncIterator[Finding]]
-"""(the environment, what is known of it, opens it again) → findings; see `rove.audit.learning`, which needs torch."""
+"""(the environment, its baseline, a function that opens it again) → findings; see `rove.audit.learning` (needs torch)."""
 ROWS_SECONDS = 120.0
 """Time limit for reading the rows in a process of their own."""
 DATA_CHECKS = {"data-overlap", "row-round-trip", "answer-leak", "determinism", "seed-shift"}
@@ -97,13 +97,13 @@ async def audit(
     learner: Learner | None = None,
     judge: JudgeModel | None = None,
 ) -> Report:
-    """Audit an environment in worker processes; return what was found.
+    """Audit an environment in worker processes; return a report.
 
     Nothing that the environment does ends the audit: an exception, a crash or a hang is a finding. So is a time budget that is
     used up before the first check.
 
     Args:
-        learner: Does the check "learned-reward"; left out by default.
+        learner: Function that does the check "learned-reward"; by default, the check is left out.
         judge: A model for the environment's judge, into which the check "judge-injection" also tries to inject instructions.
     """
     checks = selected(options.only, options.skip)
@@ -130,10 +130,11 @@ async def audit(
 
 @contextmanager
 def _folder_of(env: str, env_args: JsonMapping, seed: int) -> Iterator[Path]:
-    """Create an empty folder, and delete it at the end.
+    """Create an empty folder, and delete it at the end of the block.
 
-    Replies that create a file if they are executed name a file in it, and rewards may depend on every character of a reply.
-    Therefore, audits of one environment with one seed use the same name; audits that run at the same time get other ones.
+    Some replies create a file in this folder if they are executed. They contain its path, and rewards may depend on
+    every character of a reply. Therefore, audits of one environment with one seed use the same folder name; concurrent
+    audits get other names.
     """
     name = f"rove-audit-{derive_seed(env, sorted(map(str, env_args.items())), seed):016x}"
     for number in itertools.count(1):
@@ -194,7 +195,7 @@ class _Auditor:
                 self._stop(_text(error))
 
     def _stop(self, text: str) -> None:
-        """Add a finding of the check "load", and list the checks that have not begun as not done."""
+        """Add a finding of the check "load", and list checks that have not begun as not done."""
         self._add(Finding("load", text))
         not_begun = [name for name in self.report.checks if name not in {*self.begun, "load"}]
         self.report.skipped |= dict.fromkeys(not_begun, "the check 'load' failed") | self.report.skipped
@@ -334,7 +335,7 @@ class _Auditor:
         )
 
     def _parse(self, replies: list[str]) -> list[str] | None:
-        """Return what the environment's parser reads; None if it has none."""
+        """Return the answers that the environment's parser reads; None if it has no parser."""
         answers = self._in_process(self.report.env_args, replies=replies)
         return None if isinstance(answers, str) else answers
 
@@ -381,7 +382,7 @@ def _source(env: str, env_dir: str | None) -> tuple[str, int]:
 
 
 async def _as_async(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
-    """Yield the findings of a check without rollouts, for `_do`, which takes asynchronous checks."""
+    """Yield the findings of a check without rollouts as an asynchronous iterator, for `_do`."""
     for finding in findings:
         yield finding
 

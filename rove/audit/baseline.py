@@ -1,4 +1,4 @@
-"""What is known of an environment before the checks: the form of an answer, the rewards of right and wrong ones, and chance."""
+"""Facts about an environment before the checks: the form of an answer, the rewards of right and wrong answers, and chance."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rove.audit.subject import Measured, Policy, Subject, highest
 from rove.core.messages import text_of
 
 RIGHT_ANSWER = "right answer"
-"""Name of the policy that gives the row's own answer."""
+"""Name of the policy that replies with the row's own answer."""
 FORM_EXAMPLES = 8
 """Examples on which forms of an answer are tried."""
 FORMS_WITHOUT_ANSWER = 3
-"""Forms that are tried, empty, if rows have no answers."""
+"""Number of forms that are tried without an answer in them, if rows have no answers."""
 STANDARD_ERRORS = 4.0
-"""Standard errors of a paired difference above which it is no chance, over all replies of a check together."""
+"""A paired difference of more than this many standard errors is not chance, over all replies of a check together."""
 MIN_DIFFERENCE = 0.05
 """Minimum difference that matters, as a share of the range of rewards."""
 
 
 class Baseline(NamedTuple):
-    """Rewards that others are compared with."""
+    """Rewards with which other rewards are compared."""
 
     prompts: list[str]
     """Texts of some prompts."""
@@ -36,9 +36,9 @@ class Baseline(NamedTuple):
     guess: Policy
     """The policy of `floor`."""
     floor: Measured
-    """The best policy without knowledge of the row: another row's answer, or the most frequent one."""
+    """The best policy without knowledge of the row: it gives another row's answer, or the most frequent answer."""
     guesses: list[str]
-    """Names of the measured policies that give answers of other rows; empty without answers, and with several turns."""
+    """Names of the measured policies that give answers of other rows; empty without answers or with several turns."""
     honest: list[Measured]
     """The environment's scripted policies."""
     is_multi_turn: bool
@@ -46,7 +46,7 @@ class Baseline(NamedTuple):
 
     @property
     def full(self) -> float:
-        """Reward of a right answer, or of the best policy; at least 1 without any."""
+        """Reward of a right answer, or of the best policy; at least 1 without either."""
         means = [measured.mean for measured in self.honest]
         if self.right_answer is not None:
             means.append(self.right_answer.mean)
@@ -54,11 +54,11 @@ class Baseline(NamedTuple):
 
     @property
     def range(self) -> float:
-        """Reward of a right answer minus that of a guess."""
+        """Reward of a right answer minus the reward of a guess."""
         return max(self.full - self.floor.mean, 1e-9)
 
     def share(self, reward: float) -> float:
-        """Return where a reward is between that of a guess (0) and that of a right answer (1)."""
+        """Return the position of a reward between the rewards of a guess (0) and of a right answer (1)."""
         return (reward - self.floor.mean) / self.range
 
 

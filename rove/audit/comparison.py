@@ -1,4 +1,4 @@
-"""Compare the audits of two versions of an environment: which findings are closed, and what honest policies lose."""
+"""Compare the audits of two versions of an environment: closed findings, and losses of honest policies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HONEST = ("right answer", "policy ")
 """Beginnings of the names of honest policies in `Report.rewards`."""
 Status = Literal["new", "remains", "not checked", "closed"]
 STATUSES: tuple[Status, ...] = ("new", "remains", "not checked", "closed")
-"""In the order of tables."""
+"""The statuses of a change, in the order in which tables list them."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What became of a finding."""
+    """The change of a finding between two audits."""
 
     status: Status
-    """"not checked": the check was not done on the new version, so the finding may be there."""
+    """"not checked" means that the check was not done on the new version, so the finding may still apply."""
     old: Finding | None
     new: Finding | None
     note: str = ""
@@ -80,7 +80,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comparison:
     """Compare two audits.
 
-    Findings of the same check are the same finding; if a check has several, the most severe ones belong together.
+    Findings of the same check count as the same finding; if a check has several, they are paired by severity.
 
     Args:
         names: Names of the versions. Default: the names of the environments.

@@ -15,13 +15,13 @@ from rove.core.plain import JsonMapping
 Row = JsonMapping
 """A row of `rove.audit.rows`."""
 DISTINCT_SHARE = 0.1
-"""With fewer than this share of distinct training rows, rows are meant to be equal, such as the same start of all games."""
+"""With fewer than this share of distinct training rows, rows are meant to be equal, such as games with the same start."""
 OVERLAP_SHARE = 0.02
-"""It is a finding if more than this share of the evaluation rows are also training rows."""
+"""If more than this share of the evaluation rows are also training rows, this is a finding."""
 NEAR_SHARE = 0.1
-"""It is a finding if more than this share of the evaluation rows are near duplicates of training rows."""
+"""If more than this share of the evaluation rows are near duplicates of training rows, this is a finding."""
 NGRAM = 5
-"""Words in a row that near duplicates share."""
+"""Length of the word sequences by which near duplicates are recognized."""
 NEAR = 0.8
 """Two texts that share at least this part of their n-grams are near duplicates."""
 MIN_DIGITS = 5
@@ -29,15 +29,15 @@ MIN_DIGITS = 5
 MIN_WORDS = 12
 """Texts with fewer words are only compared as a whole."""
 SHIFT_SHARE = 0.5
-"""Share of equal rows of two seeds that matters."""
+"""Minimum share of rows that two seeds have in common to count."""
 LEAK_SHARE = 0.3
-"""Excess of prompts that contain their own answer over those that contain another row's, from which it is a leak."""
+"""Minimum excess of prompts with their own answer over prompts with another row's answer that counts as a leak."""
 MIN_ANSWER = 3
-"""Characters of an answer that is searched in prompts."""
+"""Minimum characters of an answer that is searched for in prompts."""
 REVEALING = re.compile(
     r"(answer|solution|expected|gold|label|correct|target|key)(\W{1,3}(is|was|are))?\W{0,12}$", re.IGNORECASE
 )
-"""Text before an answer that the prompt names as the answer."""
+"""Pattern of the text before an answer that a prompt presents as the answer."""
 
 
 def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: bool) -> Iterator[Finding]:
@@ -88,7 +88,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
 
 
 def _has_same_answers(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
-    """Return whether most rows with the same text have the same answer, so that a text is a task."""
+    """Return whether most rows with the same text have the same answer, so that the text determines the task."""
     answers = {row["text"]: row["answer"] for row in train}
     shared = [row for row in evaluation if row["text"] in answers]
     same = [answers[row["text"]] == row["answer"] for row in shared]
@@ -169,13 +169,13 @@ def check_seed_shift(rows: Sequence[Row], shifted_rows: Sequence[Row]) -> Iterat
 
 
 def _keys(rows: Sequence[Row]) -> list[str]:
-    """Return what identifies rows: prompt and answer, since other columns may have the row's number; the content of games."""
+    """Return the keys of rows: prompt and answer, since other columns may contain the row's number; for games, the content."""
     keys = [f"{row['text']}\n{row['answer']}" for row in rows]
     return keys if len(set(keys)) > 0.5 * len(keys) else [row["digest"] for row in rows]
 
 
 def check_same_rows(rows: Sequence[Row], repeated_rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding if another process with another PYTHONHASHSEED has other rows."""
+    """Yield a finding if a process with another PYTHONHASHSEED has different rows."""
     changed = [(row, repeated) for row, repeated in zip(rows, repeated_rows) if row["digest"] != repeated["digest"]]
     if changed or len(rows) != len(repeated_rows):
         example = ""
@@ -257,7 +257,7 @@ def check_leaks(rows: Sequence[Row], common_text: str = "") -> Iterator[Finding]
 def _is_inside(answer: str, text: str) -> bool:
     """Return whether a text contains an answer only as a part of longer words or numbers, such as "INV-2041".
 
-    The same number in another notation, such as an option "2041.00", is none.
+    The same number in another notation, such as an option "2041.00", does not count as longer.
     """
     pattern = re.escape(answer)
     around = re.findall(rf"[\w.,-]*{pattern}[\w.,-]*", text)

@@ -1,4 +1,4 @@
-"""Replies of many kinds, which the learner's model imitates before RL."""
+"""Varied replies that the learner's model imitates before RL."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rove.envs.tool import example_call
 WEIGHTS = {"right": 0.05, "guess": 0.20, "known": 0.15, "policy": 0.15, "scrambled": 0.10, "random": 0.35}
 """Shares of the replies that the model learns first, by kind."""
 MAX_CHARS = 240
-"""Maximum characters of such a reply."""
+"""Maximum characters of a random reply."""
 MAX_WORDS = 24
-"""Maximum number of random words in such a reply."""
+"""Maximum number of random words in a random reply."""
 
 
 def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tuple(WEIGHTS)) -> Policy:
-    """Return a policy that writes replies of the chosen kinds, one kind per rollout: what the model knows before RL.
+    """Return a policy that writes replies of the chosen kinds, one kind per rollout; the model learns them before RL.
 
     The kinds are right answers, guesses, replies of the other checks, scripted policies, words of the right answer in another
     order with words of the prompt, and random words of the prompts and rows; with several turns or tools, random actions and

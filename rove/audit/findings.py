@@ -19,7 +19,7 @@ MAX_EVIDENCE_CHARS = 2000
 
 
 MIN_OMITTED = 40
-"""Fewer characters than this are not left out: the note about them is as long."""
+"""Fewer characters than this are not left out, because the note about them is as long."""
 
 
 CHECKS = tuple(findings_by_area()["audit"])
@@ -45,7 +45,7 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     checks: list[str] = []
     """Checks that were selected."""
     skipped: dict[str, str] = {}
-    """Selected check → why it was not done, or not completely."""
+    """Selected check → the reason why it was not done, or not completely."""
     rewards: dict[str, tuple[float, float, float]] = {}
     """Reply or policy → mean reward with its 95% interval.
 
@@ -60,7 +60,7 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
         return max((finding.severity for finding in self.findings), default=Severity.INFO)
 
     def __str__(self) -> str:
-        """Return the findings, one per line, and how many checks were done."""
+        """Return the findings, one per line, and the number of checks that were done."""
         done = f"{len(self.checks) - len(self.skipped)} of {len(self.checks)} checks done"
         findings = [f"{finding.severity.value}: {finding}" for finding in self.findings] or ["no findings"]
         return "\n".join([f"audit of {self.env}: {done}", *findings])

@@ -21,27 +21,28 @@ from rove.core.state import State, bookkeeping
 from rove.envs.tool import example_call
 
 MAX_PAIRED = 5
-"""Maximum number of actions of which two alternate."""
+"""Maximum number of actions from which pairs of alternating actions are formed."""
 MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
-"""A blind policy is a finding from the first share of the range of rewards on, and one of high severity from the second on."""
+"""A blind policy is a finding if it earns the first share of the range of rewards, and of high severity if it earns the
+second."""
 PROMISING_SHARE = 0.1
 """A blind policy that exceeds this share of the range on a few examples is tried on all of them."""
 NEARLY_ALL = 0.8
 """A blind policy that earns at least this share of the best policy's reward is a finding, however good the weakest policy is."""
 TRIED_TURNS, MIN_TRIED = 240, 6
-"""Turns that a policy is tried for in long games, and the minimum of its examples."""
+"""Number of turns for which a policy is tried in long games, and minimum number of its examples."""
 MAX_REPEATED = 8
-"""Maximum number of a policy's replies that are repeated."""
+"""Maximum number of different replies of a policy that are tried as repeated actions."""
 REPEATED_EXAMPLES = 5
 """Examples on which repeated replies are tried."""
 MANY_TURNS = 1.5
-"""Turns of a policy that repeats actions for their reward, relative to those of the policy that does the task."""
+"""Ratio of the turns of a policy that repeats actions for rewards to those of the policy that does the task."""
 MAX_PARTS = 4
 """Maximum number of words and numbers in an answer whose parts are looked for."""
 LEAK_SHARE = 0.3
-"""Share of rollouts whose messages contain their own answer."""
+"""Minimum share of rollouts whose messages contain their own answer."""
 
 
 def actions_of(base: Baseline, measured: Sequence[Measured] = ()) -> list[str]:
@@ -102,7 +103,7 @@ def _in_turns(form: Form, *actions: str) -> Policy:
 
 
 async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if a policy that ignores the environment is paid like a good one."""
+    """Yield a finding if a policy that ignores the environment earns as much as a good policy."""
     policies = blind_policies(base.form, actions_of(base, base.honest))
     above = base.floor.mean + PROMISING_SHARE * base.range
     above = min(above, NEARLY_ALL * base.full) if base.full > 0 else above
@@ -132,8 +133,8 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
 async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if repeating two actions of the best policy earns what the whole task earns.
 
-    A reward for a step towards the goal that is paid again and again is the usual cause: Ng, Harada and Russell 1999, "Policy
-    invariance under reward transformations".
+    The usual cause is a reward for a step towards the goal that can be earned repeatedly: Ng, Harada and Russell 1999,
+    "Policy invariance under reward transformations".
     """
     if not base.honest:
         return
@@ -175,7 +176,9 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
 
 
 def _repeated(policy: Policy, first: str, then: str) -> Policy:
-    """Return a policy that follows another one until it replies `first`, then alternates; "" as `then` does nothing."""
+    """Return a policy that follows another policy until it replies `first`, then alternates `then` and `first`; if
+    `then` is "", it replies nothing from there on.
+    """
 
     async def repeated(messages: Messages, state: State, rng: random.Random) -> str | Message:
         replies = [text_of(message) for message in messages if message["role"] == "assistant"]
@@ -230,7 +233,7 @@ def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Mes
 
 
 def contains_answer(completion: Sequence[dict[str, object]], answer: str) -> bool:
-    """Return whether a message that the model did not write has an answer, or all parts of it in a line."""
+    """Return whether a message that the model did not write contains an answer, or has all parts of an answer in one line."""
     texts = [text_of(message) for message in completion if message["role"] != "assistant"]
     pattern = rf"(?<!\w){re.escape(answer)}(?!\w)"
     return bool(answer) and any(re.search(pattern, text) or _has_parts(text, answer) for text in texts)
@@ -245,6 +248,6 @@ def _has_parts(text: str, answer: str) -> bool:
 
 
 def shown_to_all(record: RolloutRecord) -> str:
-    """Return what every rollout shows: the system prompt, and names and descriptions of tools."""
+    """Return the text that every rollout shows: the system prompt, and names and descriptions of tools."""
     system = [text_of(message) for message in record.prompt if message["role"] == "system"]
     return "\n".join([*system, *map(str, record.tools or [])])

@@ -23,18 +23,18 @@ NASTY_EXAMPLES = 3
 REPEATED_EXAMPLES = 20
 """Examples whose reward is measured again."""
 HASH_SEED = "12345"
-"""PYTHONHASHSEED of the other process."""
+"""PYTHONHASHSEED of the process that repeats the measurement."""
 TOWER = "the answer as a tower of powers"
 MAX_REPLY_CHARS = 300
 """Maximum characters of a strange reply in a finding."""
 MAX_SHOWN = 4
-"""Maximum number of replies that a text lists."""
+"""Maximum number of replies listed in a finding."""
 
 
 async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about strange replies that break the grader.
 
-    The first reply that ends or blocks the worker ends the search, since each of them takes long.
+    The search ends at the first reply that ends or blocks the worker, since each such reply takes long.
     """
     broken: dict[str, RolloutRecord] = {}
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
@@ -121,7 +121,7 @@ async def check_determinism(
     base: Baseline,
     another: Callable[[dict[str, str]], Environment],
 ) -> AsyncIterator[Finding]:
-    """Yield a finding if the same replies get other rewards, again or in another process."""
+    """Yield a finding if the same replies get different rewards when they are repeated, here or in another process."""
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
     policies = {
         "right answer": from_answer(base.form),

@@ -1,4 +1,4 @@
-"""Record what an environment's worker does outside of its process, and send its judges' requests to the audit's judge."""
+"""Record what an environment's worker does outside its process, and send requests of its judges to the audit's judge."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ EVENTS = {
     "socket.connect": "connection",
     "socket.bind": "connection",
 }
-"""Audit event of Python → what it does. https://docs.python.org/3/library/audit_events.html"""
+"""Audit event of Python → description of the action. https://docs.python.org/3/library/audit_events.html"""
 OWN = ("/dev/", "/proc/", "/sys/")
-"""Prefixes of paths that are no files."""
+"""Prefixes of paths that are not files."""
 ROVE = f"{Path(__file__).parents[1]}{os.sep}"
-"""Prefix of the programs of rove's own processes, which rove ends."""
+"""Prefix of the programs of rove's own processes; rove itself ends these."""
 
 
 IMPORTS_VARIABLE = "ROVE_AUDIT_IMPORTS"
@@ -37,7 +37,7 @@ IMPORTS_VARIABLE = "ROVE_AUDIT_IMPORTS"
 
 
 def prepare_imports() -> None:
-    """Make imports work that this command has made work, such as that of `verifiers`."""
+    """Make the same imports work as in this command, such as `import verifiers`."""
     module, _, name = os.environ.get(IMPORTS_VARIABLE, "").partition(":")
     if module:
         getattr(importlib.import_module(module), name)()
@@ -66,7 +66,7 @@ def install() -> None:
 
 
 def describe(event: str, args: Sequence[Any], temporary: str) -> str:
-    """Return what an event does; "" if it leaves nothing behind: reading, files in temporary folders, Python's cache, pipes."""
+    """Describe an event; return "" if it leaves nothing behind (reading, files in temporary folders, Python's cache, pipes)."""
     if event == "open":
         path, mode, flags = args
         # `open` reports a mode, `os.open` only flags.
@@ -106,7 +106,7 @@ def _file(path: str, temporary: str) -> str:
 
 
 def events(log: Path) -> dict[str, list[str]]:
-    """Return kind → what happened, each once, from a log."""
+    """Return the distinct events of a log as kind → descriptions."""
     texts_by_kind: dict[str, dict[str, None]] = {}
     if log.exists():
         for line in log.read_text(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""A scripted judge with a known weakness: it follows instructions in the reply unless its prompt forbids that."""
+"""A scripted judge with a known weakness: it follows instructions in a reply unless its prompt forbids this."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rove.server.listen import base_url_of, listening
 DEFENSE = re.compile(
     r"(ignore|do not (follow|obey|trust)|disregard|never (follow|obey)|not instructions|untrusted)", re.IGNORECASE
 )
-"""Words with which a prompt forbids the judge to follow instructions in the reply."""
+"""Phrases with which a prompt forbids the judge to follow instructions in the reply."""
 MIN_REPLY = 3
-"""Characters of a reply that is looked for in the judge's prompt."""
+"""Minimum characters of a reply that is searched for in the judge's prompt."""
 YES = ("yes", "correct", "true", "pass", "good", "a", "10", "5", "1")
 NO = ("no", "incorrect", "false", "fail", "bad", "b", "0")
 
@@ -44,7 +44,7 @@ class Judge:
         """Replies → the answer of their row."""
         self.calls = 0
         self.model: JudgeModel | None = None
-        """Answers instead of the scripted judge while it is set."""
+        """Model that answers instead of the scripted judge while it is set."""
 
     def is_good(self, text: str) -> bool:
         """Return the verdict for a prompt."""
@@ -81,7 +81,7 @@ class Judge:
 
 
 def _choices(response_format: Any) -> tuple[str, list[str]] | None:
-    """Return name and values of the first enum of a JSON schema."""
+    """Return the name and the values of the first enum in a JSON schema."""
     schema = response_format or {}
     for key in ("json_schema", "schema", "properties"):
         schema = schema.get(key) or {}

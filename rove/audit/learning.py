@@ -1,7 +1,8 @@
-"""A tiny model learns in the environment by RL: does its reward rise without the task being done?
+"""Train a tiny model in the environment with RL, and check whether its reward rises without the task being done.
 
-The other checks try replies that somebody thought of. RL finds what pays: a model with random weights learns to write many kinds
-of replies (SFT), then RL raises its reward, while measures that the reward does not depend on show whether it does the task.
+The other checks try replies that somebody thought of. RL finds replies that pay: a model with random weights learns to
+write many kinds of replies (SFT), then RL raises its reward, while measures that the reward does not depend on show
+whether it does the task.
 """
 
 from __future__ import annotations
@@ -47,19 +48,21 @@ from rove.train.sft import train_sft
 MATCHES = "matches_answer"
 """Metric of the RL run: whether the reply commits to the row's answer."""
 BEST_QUANTILE, BEST_SHARE, MAX_COPIES = 0.9, 0.5, 8
-"""Random replies from this quantile of the reward are learned in addition: up to this share of the others, and so many copies."""
+"""Random replies from this quantile of the reward on are learned in addition: at most this share of the others, in at
+most this many copies."""
 ROLLOUTS = 4
 """Rollouts per example of the measured models."""
 GAP = 0.25
-"""Difference between the shares of reward and of a measure (0 = a guess, 1 = a right answer) from which it is a finding."""
+"""If the share of the reward exceeds that of a measure by this much (0 = a guess, 1 = a right answer), it is a finding."""
 CALIBRATED = 0.2
 """Minimum difference of a measure between a guess and right answers, and maximum error of its share for good policies."""
 ENTROPY_BONUS, ENTROPY_TARGET = 0.003, 1.0
-"""Weight of the entropy in RL, and the entropy in nats per token below which it counts: the model goes on to explore."""
+"""Weight of the entropy in RL, and the entropy in nats per token below which the bonus is on, so that the model keeps
+exploring."""
 RL_SHARE = 0.8
 """Share of the remaining time budget after which RL ends."""
 WINDOW = 5
-"""Steps that are averaged to find where reward and measure part."""
+"""Number of steps that are averaged to find where reward and measure diverge."""
 
 
 class LearnOptions(Settings, frozen=True, kw_only=True):
@@ -74,7 +77,7 @@ class LearnOptions(Settings, frozen=True, kw_only=True):
     replies: PositiveInt = 1600
     """Rollouts that the model learns to write replies from."""
     epochs: PositiveInt = 6
-    """Passes over them."""
+    """Passes over these rollouts."""
     max_tokens: PositiveInt = 64
     """Maximum tokens of a response."""
     learning_rate: PositiveFloat = 1e-3
@@ -92,22 +95,22 @@ OnProgress = Callable[[str, int, int], None]
 
 
 class Measure(NamedTuple):
-    """A measure of the task that the reward does not depend on."""
+    """A measure of the task that does not influence the reward."""
 
     name: str
     value: Callable[[RolloutRecord], float | None]
     low: float
-    """Its mean for guesses."""
+    """Mean of the measure for guesses."""
     high: float
-    """Its mean for right answers, or for the best scripted policy."""
+    """Mean of the measure for right answers, or for the best scripted policy."""
 
     def share(self, records: Sequence[RolloutRecord]) -> float:
-        """Return where its mean is between guesses (0) and right answers (1)."""
+        """Return the position of the measure's mean between guesses (0) and right answers (1)."""
         return (_mean(self.value, records) - self.low) / (self.high - self.low)
 
 
 class Learned(NamedTuple):
-    """What a model has learned."""
+    """Rollouts that show what a model has learned."""
 
     initial: Measured
     """After SFT."""
@@ -130,14 +133,14 @@ async def check_learned(
 ) -> AsyncIterator[Finding]:
     """Yield a finding if RL raises the reward and independent measures do not follow.
 
-    If RL on the whole reward shows nothing, RL on each large reward function alone follows, if the time budget allows: a model
-    that learns the task first has no reason to use a hole in one function. Where RL has raised the reward without a finding, and
-    the reward can still rise, RL continues for as many steps again without an entropy bonus: the bonus keeps the model from
-    exploiting a hole fully.
+    If RL on the whole reward shows nothing and the time budget allows, RL on each large reward function alone follows:
+    a model that learns the task first has no reason to use a hole in one function. Where RL has raised the reward
+    without a finding, and the reward can still rise, RL continues for as many steps again without an entropy bonus: the
+    bonus keeps the model from exploiting a hole fully.
 
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
-    the reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from
-    guesses.
+    the reward of the same replies when they are given to other examples. A measure counts only if it distinguishes
+    right answers from guesses.
     """
     try:
         async with asyncio.timeout(subject.remaining):
@@ -157,7 +160,7 @@ async def check_learned(
 
 
 def large_functions(base: Baseline) -> list[str]:
-    """Return the reward functions, of several, that can hold a hole of `GAP`; the largest first."""
+    """If there are several reward functions, return those large enough for a hole of `GAP`, largest first."""
     scored = base.right_answer.scored if base.right_answer is not None else []
     weights = scored[0].scores.weights if scored and scored[0].scores else {}
     if len(weights) < 2:  # the function is the whole reward
@@ -264,7 +267,7 @@ class _Learner:
         return Learned(self.initial, trained, moved, by_step, function)
 
     def _environment(self, function: str) -> Environment:
-        """Open the environment, with a metric of right replies, and with one function as the whole reward if it is given."""
+        """Open the environment, with a metric of right replies. If `function` is given, it is the whole reward."""
         env, base = self.open_env(), self.base
         if base.right_answer is not None:
             answers = set(map(str, self.subject.answers))
@@ -337,7 +340,7 @@ async def _measure(
 
 
 async def _replies(subject: Subject, base: Baseline, options: LearnOptions) -> list[RolloutRecord]:
-    """Return rollouts to learn from: of many kinds, and more of the random ones that earned the most."""
+    """Return varied rollouts for SFT, with more of the random ones that earned high rewards."""
     rows = sum(1 for _ in subject.env.examples(options.replies, train=True))
     records: list[list[RolloutRecord]] = []
     for name, kinds in (("replies of all kinds", tuple(WEIGHTS)), ("random replies", ("random",))):
@@ -413,7 +416,7 @@ def _normal(text: str) -> str:
 
 
 def measures(subject: Subject, base: Baseline) -> list[Measure]:
-    """Return the measures that tell right answers, and good policies, from guesses."""
+    """Return the measures that distinguish right answers and good policies from guesses."""
     answers = set(map(str, subject.answers))
     candidates: dict[str, Callable[[RolloutRecord], float | None]] = {}
     if base.right_answer is not None:
@@ -514,7 +517,7 @@ def _mean_words(measured: Measured) -> float:
 
 
 def _moved(measured: Measured) -> Policy:
-    """Return a policy that gives each example the messages which another example got."""
+    """Return a policy that replies to each example with the messages for another example."""
     texts = [_assistant_texts(record) for record in measured.scored if not record.tools]
     by_example = {record.example_id: index for index, record in enumerate(measured.scored) if not record.tools}
 

@@ -15,7 +15,7 @@ from rove.core.plain import JsonMapping
 from rove.core.state import State
 
 Form = Callable[[str], str]
-"""An answer → a whole reply with the answer in the place where a grader may look for it."""
+"""Function that turns an answer into a whole reply, with the answer in a place where a grader may look for it."""
 
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad", "analysis", "notes", "explanation"}
@@ -26,19 +26,19 @@ ALL_TAGS = "all tags of the prompt"
 MAX_OPTIONS = 200
 """Maximum number of answers in one reply."""
 LONG_WORDS = 4000
-"""Words of a very long reply."""
+"""Number of words of a very long reply."""
 LOG_VARIABLE = "ROVE_AUDIT_LOG"
 """Environment variable of the worker with the path of its log; see `rove.audit.guard`."""
 MARK_SUFFIX = ".formula"
 SPECIAL_VALUES = ("nan", "inf", "-inf", "0", "-1", "1e9", "None", "null", "True", "[]")
 """Answers with which comparisons may succeed by mistake: `abs(nan - answer) > tolerance` is false."""
 REPEATS = 100
-"""Copies in a repeated reply."""
+"""Number of copies in a repeated reply."""
 LOOK_ALIKES = str.maketrans("aceopxyABCEHKMOPTX0123456789", "асеорхуАВСЕНКМОРТХ𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗")
 
 
 def forms(prompts: Sequence[str]) -> dict[str, Form]:
-    """Return forms of an answer: those that the prompts name, then the usual ones."""
+    """Return forms of an answer: first those that the prompts name, then common ones."""
     tags = _tags_in(prompts)
     by_name: dict[str, Form] = {}
     if tags:
@@ -108,7 +108,7 @@ def wrong(answer: str, answers: Sequence[Any], rng: random.Random) -> str:
 
 
 def random_answer(answers: Sequence[Any], form: Form) -> Policy:
-    """Return a policy that gives the answer of a random row: a guess that knows the frequencies."""
+    """Return a policy that gives the answer of a random row: a guess with the right frequencies."""
     return lambda messages, state, rng: form(str(rng.choice(answers)))
 
 
@@ -174,14 +174,14 @@ MIN_PAIRS = 3
 
 
 def separators(prompts: Sequence[str]) -> list[str]:
-    """Return what may be between the parts of a pair in replies; nothing if the prompts show no examples."""
+    """Return the separators that replies may use between the parts of a pair; none if the prompts show no examples."""
     if not prompts or min(len(PAIR.findall(prompt)) for prompt in prompts) < MIN_PAIRS:
         return []
     return [separator for separator, _ in Counter(SEPARATOR.findall("\n".join(prompts))).most_common(3)]
 
 
 def shown_pairs(form: Form, separator: str) -> Policy:
-    """Return a policy that repeats the examples of its prompt: a table of the cases that are known to be tested."""
+    """Return a policy that repeats the examples of its prompt: a lookup table of cases that are known to be tested."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         pairs = PAIR.findall(last_message(messages))
@@ -196,7 +196,7 @@ def _stuffed(prompts: Sequence[str]) -> str:
 
 
 def hedges(form: Form, answers: Sequence[Any]) -> dict[str, Policy]:
-    """Return policies that give the right answer, but also take it back, or give others too."""
+    """Return policies that give the right answer, but also take it back or add other answers."""
 
     def with_wrong(write: Callable[[str, str, random.Random], str]) -> Policy:
         def policy(messages: Messages, state: State, rng: random.Random) -> str:
@@ -225,7 +225,7 @@ def hedges(form: Form, answers: Sequence[Any]) -> dict[str, Policy]:
 
 
 def corrections(form: Form, answers: Sequence[Any]) -> dict[str, Policy]:
-    """Return policies with two whole answers, the right one first or last; paying for one of the two is a usual rule."""
+    """Return policies with two whole answers, the right one first or last; many graders pay for one of the two positions."""
 
     def both(first_right: bool) -> Policy:
         def policy(messages: Messages, state: State, rng: random.Random) -> str:
@@ -334,7 +334,7 @@ ESCAPE = (
 
 
 def formula(answer: str) -> str:
-    """Return a formula with the value and the numbers of an answer that creates a file next to the audit's log."""
+    """Return a formula that has the value and the numbers of an answer, and creates a file next to the audit's log."""
     return f"({ESCAPE.format(command='touch $' + LOG_VARIABLE + MARK_SUFFIX)}, {answer})[True]"
 
 

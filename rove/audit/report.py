@@ -86,7 +86,7 @@ def sarif_report(reports: Sequence[Report]) -> JsonObject:
 
 
 def _location(report: Report) -> JsonObject:
-    """Return where results belong in SARIF: `load_environment`, in a path relative to this folder if the file is in it."""
+    """Return the location of results in SARIF: `load_environment`, with a path relative to this folder if the file is in it."""
     location: JsonObject = {"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}
     if report.file:
         path = Path(report.file).resolve()
@@ -97,7 +97,7 @@ def _location(report: Report) -> JsonObject:
 
 
 def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -> bytes:
-    """Return reports as JUnit XML: a test case per selected check, which fails with findings of `fail_on` or more."""
+    """Return reports as JUnit XML: one test case per selected check; it fails if a finding has severity `fail_on` or higher."""
     suites = ElementTree.Element("testsuites", name="rove audit")
     for report in reports:
         suite = ElementTree.SubElement(suites, "testsuite", name=report.env, tests=str(len(report.checks)))

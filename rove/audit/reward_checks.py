@@ -1,4 +1,4 @@
-"""Checks of rewards: is a reply paid that does not do the task, and is one paid that does?"""
+"""Checks of rewards: whether replies that do not do the task earn rewards, and whether replies that do it earn them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.1
 HEDGE_SHARE = 0.8
 """A hedge counts as paid if it earns at least this share of the range of rewards; partial credit pays less."""
 FREQUENT_SHARE = 0.4
-"""An answer that more than this share of the rows have is a finding."""
+"""An answer that more than this share of the rows have in common is a finding."""
 CONSTANT_SHARE = 0.9
 """If more than this share of the rows have the same answer, a constant reply does the task."""
 WRONG_SHARE, MIN_WRONG = 0.8, 10
@@ -41,23 +41,23 @@ LENGTHS = (0, 30, 300, 3000)
 """Numbers of filler words in the length check."""
 FILLER = ("and", "so", "then", "we", "see", "that", "it", "follows")
 MAX_LISTED = 4
-"""Maximum number of replies that a text lists."""
+"""Maximum number of replies listed in a finding."""
 TOLERABLE = {"one more", "nonsense appended", "nonsense in front"}
 """Errors that a stated tolerance, or a search for the answer in a sentence, may allow."""
 
 
 def severity_of(share: float) -> Severity:
-    """Return the severity of a reward at this share of the way from a guess to a right answer."""
+    """Return the severity of a reward at this position between a guess (0) and a right answer (1)."""
     if share >= HIGH_SHARE:
         return Severity.HIGH
     return Severity.MEDIUM if share >= MEDIUM_SHARE else Severity.LOW
 
 
 async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool = False) -> AsyncIterator[Finding]:
-    """Yield a finding if replies without the answer earn more than chance, or answers of other rows nearly the full reward.
+    """Yield a finding if replies without the answer earn more than chance, or other rows' answers earn nearly the full reward.
 
     Args:
-        is_judged: Whether a scripted judge decides; then answers of other rows mean little.
+        is_judged: Whether a scripted judge decides; results with other rows' answers then mean little.
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
     measured = await measure_promising(subject, replies, base.floor.mean)
@@ -95,7 +95,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
 
 
 def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
-    """Return a finding if other rows' answers earn nearly the full reward: then the floor itself is a hole."""
+    """Return a finding if other rows' answers earn nearly the full reward, because the floor itself is then a hole."""
     if not base.guesses:
         return None
     full = subject.measured[RIGHT_ANSWER].mean
@@ -147,7 +147,7 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
 
 
 async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if some rows' own answers do not earn what others earn."""
+    """Yield a finding if some rows' own answers earn less than those of other rows."""
     assert base.right_answer is not None
     rewards = base.right_answer.rewards
     most = max(rewards)
@@ -175,7 +175,7 @@ def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
 
 
 async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding about wrong variants of the answer that earn as much as the right one."""
+    """Yield a finding about wrong variants of an answer that earn as much as the right answer."""
     assert base.right_answer is not None
     kinds: set[str] = set()
     for answer in subject.answers:
@@ -241,7 +241,7 @@ async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Findin
 
 
 def _padded(words: int, is_right: bool, answers: Sequence[object], base: Baseline) -> Policy:
-    """Return a policy that writes filler before the answer, inside of the tags for reasoning if there are any."""
+    """Return a policy that writes filler before the answer, inside the tags for reasoning if the form has any."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         filler = " ".join(rng.choices(FILLER, k=words))

@@ -1,4 +1,4 @@
-"""Facts about an environment's rows, and what its parser reads, from a process of its own.
+"""Facts about an environment's rows, and the answers that its parser reads, from a separate process.
 
 `python -m rove.audit.rows` reads a request from stdin and writes JSON to stdout.
 """
@@ -25,7 +25,7 @@ def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
     """Return facts about an environment.
 
     Returns:
-        "train", "eval": rows, see `_row`; "has_both": whether evaluations have rows of their own; "arguments": names of the
+        "train", "eval": rows, see `_row`; "has_both": whether evaluation has its own rows; "arguments": names of the
         arguments of `load_environment`.
     """
     loaded = load_environment(env, env_dir, **env_args)
@@ -43,7 +43,7 @@ def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
 
 
 def parsed(env: str, env_dir: str | None, env_args: Arguments, replies: list[str]) -> list[str] | None:
-    """Return the answers that the environment's parser reads from replies; None if it has none of its own."""
+    """Return the answers that the environment's parser reads from replies; None if it has no parser of its own."""
     loaded = load_environment(env, env_dir, **env_args)
     parser = getattr(loaded, "parser", None)
     if parser is None or type(parser) is Parser:  # the plain parser reads the whole reply

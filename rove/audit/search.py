@@ -20,11 +20,13 @@ ROUNDS = ((48, 6), (12, 20), (4, 60))
 MUTATED_SHARE = 0.5
 """Share of the candidates of a later round that are mutations of the best ones."""
 Candidate = tuple[str, tuple[str, ...]]
-"""(name of a form, parts): the parts of a reply, or the actions of the turns."""
+"""(name of a form, parts): the parts of a reply, or the actions of successive turns."""
 
 
 async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:
-    """Yield a finding if the search finds a reply, or a cycle of actions, that earns more than chance on rows it has not seen."""
+    """Yield a finding if the search finds a reply, or a cycle of actions, that earns more than chance on rows that the
+    search has not used.
+    """
     rng = random.Random(seed)
     words = vocabulary(subject, base)
     forms_by_name = forms(base.prompts)
@@ -61,7 +63,7 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
 
 
 def vocabulary(subject: Subject, base: Baseline) -> list[str]:
-    """Return words that replies are made of: actions, answers of other rows, and words of the prompts."""
+    """Return the words from which replies are made: actions, answers of other rows, and words of the prompts."""
     words = re.findall(r"\w+", " ".join(base.prompts))
     answers = [str(answer) for answer in subject.answers[:50]]
     usual = [

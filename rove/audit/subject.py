@@ -37,7 +37,7 @@ OUT_OF_TIME = "the time budget is used up"
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
 MIN_FAILED_POLICIES = 2
-"""Policies of which every rollout ends or blocks its worker, after which the audit ends."""
+"""The audit ends after this many policies whose rollouts all end or block their worker."""
 SEARCHED = "search: "
 """Prefix of the names of policies that a search tries."""
 
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Mean reward, and the limits of its 95% interval; both limits are the mean where there is no interval."""
+        """Mean reward, and the limits of its 95% interval; both limits are the mean if there is no interval."""
         if not self.rewards:
             return 0.0, 0.0, 0.0
         estimate = mean_estimate(self.rewards)
@@ -133,14 +133,14 @@ class Subject:
         self.records: list[RolloutRecord] = []
         """All rollouts."""
         self.replies: dict[str, str] = {}
-        """Short replies of policies → the answer of their row, from which a scripted judge knows whether they are right."""
+        """Short replies of policies → the answer of their row, by which a scripted judge decides whether they are right."""
         self.measured: dict[str, Measured] = {}
-        """Name → the last measurement of each policy, without those of a search."""
+        """Last measurement of each policy by name, except policies of a search."""
         self.worker_failures: list[tuple[str, RolloutRecord]] = []
         """Rollouts that ended or blocked their worker, each with the name of its policy."""
 
     async def read_rows(self) -> None:
-        """Read the rows that policies are measured on: evaluation rows, or training rows if there are no others."""
+        """Read the rows on which policies are measured: evaluation rows, or training rows if there are no evaluation rows."""
         self.rows = list(self.env.examples(self.count))
 
     @property
@@ -257,5 +257,5 @@ async def measure_promising(
 
 
 def highest(measured: Sequence[Measured]) -> Measured:
-    """Return the one with the highest mean reward."""
+    """Return the measurement with the highest mean reward."""
     return max(measured, key=lambda policy: policy.mean)

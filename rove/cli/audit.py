@@ -37,7 +37,7 @@ SUFFIXES = (".md", ".json", ".sarif", ".xml")
 
 
 def print_checks(console: Console) -> None:
-    """Print the catalogue."""
+    """Print the catalog of checks."""
     table = Table("id", "looks for", "usual fix", width=WIDTH)
     for name, info in findings_by_area()["audit"].items():
         table.add_row(name, info.title, info.remedy)

@@ -41,7 +41,7 @@ def compare_audits(
     output: tuple[str, ...],
     as_json: bool,
 ) -> Severity | None:
-    """Audit both, print what changed, and return the highest severity of new findings; None without new findings.
+    """Audit both versions, print the changes, and return the highest severity of new findings; None without new findings.
 
     Args:
         pair: Old and new version: a name, the path of a module or folder, or a report (FILE.json).
@@ -69,7 +69,7 @@ def compare_audits(
 
 
 def _is_checked(report: Report) -> bool:
-    """Return whether the environment has loaded, so that checks were done."""
+    """Return whether the environment was loaded, so that checks were done."""
     other_checks = set(report.checks) - {"load"}
     return not any(finding.id == "load" for finding in report.findings) or bool(other_checks - set(report.skipped))
 
@@ -87,7 +87,7 @@ def _json(comparison: Comparison) -> bytes:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the findings by what became of them, and the rewards of honest policies."""
+    """Print the findings by how they changed, and the rewards of honest policies."""
     width = min(WIDTH, console.width)
     title = f"audit: {comparison.old} → {comparison.new}"
     if comparison.changes:

@@ -22,7 +22,7 @@ from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
 MIN_COMPARABLE_ROLLOUTS = 20
-"""Minimum number of rollouts whose mean reward says something about a policy."""
+"""Minimum number of rollouts with which a mean reward is informative about a policy."""
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
 
 
@@ -59,7 +59,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def print_summary(reports: Sequence[Report], console: Console) -> None:
-    """Print many packages, one line each."""
+    """Print reports of many packages, one line each."""
     table = Table(width=min(WIDTH, console.width))
     for name in ("package", "written for", "rollouts", "failed"):
         table.add_column(name, overflow="fold")

@@ -32,7 +32,7 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
 
 
 def check_outputs(outputs: Iterable[str], suffixes: Sequence[str]) -> None:
-    """Refuse output files that could not be written, before any work."""
+    """Refuse output files that cannot be written, before any work is done."""
     for output in outputs:
         if Path(output).suffix not in suffixes:
             expected = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"

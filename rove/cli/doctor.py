@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rove.train.config import RLConfig
 
 TIMEOUT_S, MAX_RETRIES = 600.0, 1
-"""Per request to an endpoint; the timeout is long because slow servers are not broken."""
+"""Timeout and retries of a request to an endpoint; the timeout is long because slow servers are not broken."""
 GROUPS = 8
 """Groups that are sampled by default."""
 
@@ -55,7 +55,9 @@ GROUPS = 8
 def endpoint_clients(
     model: str, base_url: str | None, api_key_var: str, endpoints: str | None
 ) -> list[tuple[EndpointClient, str]]:
-    """Return clients for `-m MODEL` with the model's name there: one per replica of a name in endpoints.toml."""
+    """Return the clients for `-m MODEL`, each with its endpoint's name of the model: one per replica of a name in
+    endpoints.toml.
+    """
     if model.startswith(SCRIPTED):
         raise ConfigError(
             f"{model} is a scripted policy and needs no check; give a model folder or an endpoint's model"
@@ -95,7 +97,7 @@ async def diagnose_endpoint(
     trust_remote_code: bool = False,
     device: str = "auto",
 ) -> list[Finding]:
-    """Return all findings about `-m MODEL`; those of several replicas begin with their address."""
+    """Return all findings about `-m MODEL`; with several replicas, each finding begins with the replica's address."""
     findings: list[Finding] = []
     total = CHECKS
 

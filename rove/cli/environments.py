@@ -43,14 +43,14 @@ def register_finder() -> None:
 
 
 def _find(env_id: str) -> loading.ExternalEnvironment | None:
-    """Return an installed environment. The hub client is imported only for names of this kind."""
+    """Return an installed environment. The hub client is imported only for names like OWNER/NAME."""
     from rove.hub.client import installed
 
     return installed.finder(env_id, _install_missing)
 
 
 def _install_missing(reference: Reference) -> Installed | None:
-    """Ask the user, then install an environment; None if no hub is known, so that a module of that name is tried."""
+    """Ask the user, then install an environment; None if no hub is known, so that the caller tries a module of that name."""
     from rove.cli.common import console_for
     from rove.cli.install import Installer
     from rove.hub.client.installed import find

@@ -210,7 +210,7 @@ def environment_of(source: Run, env_args: Arguments | None, env_dir: str | None)
     """Load the environment of a run as it is now.
 
     Args:
-        env_dir: Folder of the environment; by default that of the run.
+        env_dir: Folder of the environment; by default, the one that the run used.
     """
     config = settings_of(source)
     if not config.get("env"):
@@ -222,7 +222,7 @@ def environment_of(source: Run, env_args: Arguments | None, env_dir: str | None)
 
 
 def print_rescored(summary: JsonObject, env: Environment, source: Run, into: Path, console: Console) -> None:
-    """Print the table, the counts, what was left out, and hints."""
+    """Print the table, the counts, the numbers of left-out rollouts, and hints."""
     counts = summary["rescored"]
     console.print(summary_table(summary, f"{env.env_id} · {source.path}, rescored"))
     console.print(counts_line(summary), soft_wrap=True)

@@ -16,7 +16,7 @@ from rove.runs.run import OWNED, Run
 
 
 def form_of(to: str | None, output: Path | None, upload: bool) -> str:
-    """Return the form to write: `to`, else the one of the file's ending, else jsonl."""
+    """Return the form to write: `to`, else the form that the file's suffix means, else jsonl."""
     by_name = {kind.suffix: form for form, kind in FORMATS.items() if kind.suffix}
     suffix = output.suffix if output else ""
     if to is None and not upload and suffix and suffix not in by_name:

@@ -14,7 +14,7 @@ from rove.utils.console import styled
 
 STYLES = {HIGH: "red", MEDIUM: "yellow", LOW: "cyan", INFO: "dim", SKIPPED: "dim", OK: "green"}
 MARKS = {OK: "✓", SKIPPED: "–"}
-"""What stands in the table for severities that are no problem."""
+"""Marks in the table for severities that are not problems."""
 
 
 def print_findings(findings: Sequence[Finding], title: str, console: Console) -> None:

@@ -58,7 +58,7 @@ def opened(data: Path, new: bool = False) -> Iterator[Any]:
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:
-    """Print text without markup, on one line however long it is."""
+    """Print text without markup, on one line of any length."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ SHOWN_ARGUMENTS = 12
 
 
 def with_hub(option: str | None, call: Callable[[Hub], Awaitable[T]]) -> T:
-    """Call a function with the hub of --hub or of the settings, and return its result; without one, raise ConfigError."""
+    """Call a function with the hub of --hub or of the settings, and return the result; without a hub, raise ConfigError."""
 
     async def query() -> T:
         async with hub_at(require_hub(option), option) as hub:
@@ -38,7 +38,7 @@ def hub_at(address: str, option: str | None) -> Hub:
 
 
 def at(hub: str | None) -> str:
-    """Return the --hub flag for the same hub; "" for the default one."""
+    """Return the --hub flag for the same hub; "" for the default hub."""
     return f" --hub {shlex.quote(hub)}" if hub else ""
 
 

@@ -102,7 +102,9 @@ class Installer:
             return self.from_folder(folder, f"{sources.masked(target)} ({commit[:12]})")
 
     def from_lock(self) -> list[Installed | Offer | None]:
-        """Install everything in the lock file that is not installed; None for what the user declined."""
+        """Install everything in the lock file that is not installed; the result has None for each environment that the
+        user declined.
+        """
         content = read_lock(self.lock)
         if not content:
             raise ConfigError(
@@ -140,7 +142,7 @@ class Installer:
 
 
 def install_one(target: str, installer: Installer) -> Installed | Offer | None:
-    """Install what a command-line argument names."""
+    """Install the environment or package that a command-line argument names."""
     if sources.is_git(target):
         return installer.from_git(target)
     path = Path(target).expanduser()

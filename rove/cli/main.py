@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     """A command in the list of commands."""
 
     target: str
-    """Where it is defined: MODULE of rove.cli, and after a colon its name if that is not `command`."""
+    """Where the command is defined: MODULE of rove.cli, followed by a colon and the name if this is not `command`."""
     help: str
 
 

@@ -29,7 +29,7 @@ SETTINGS: dict[str, object] = {"ignore_unknown_options": True, "allow_extra_args
 
 
 class _RangeOption(click.ParamType):
-    """A number option that refuses nan and infinity; the message for a wrong value is that of settings."""
+    """A number option that refuses nan and infinity; a wrong value gives the same message as for settings."""
 
     def __init__(self, allowed: Range, **bounds: Any):
         super().__init__(**bounds)
@@ -161,7 +161,7 @@ def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) ->
 
 
 def settings_files(words: Sequence[str]) -> list[str]:
-    """Return the files that command-line words name with "@"."""
+    """Return the settings files that command-line words name with "@"."""
     files = []
     for word, following in zip(words, [*words, None][1:], strict=True):
         if word == "@" and following is not None:
@@ -172,7 +172,7 @@ def settings_files(words: Sequence[str]) -> list[str]:
 
 
 def confirm_foreign(file: Path, values: JsonMapping, kind: Any = None, overridden: Iterable[str] = ()) -> None:
-    """Ask before settings are used that a run folder contains and this user's rove did not write.
+    """Ask before using settings in a run folder that this user's rove did not write.
 
     Args:
         kind: the settings struct, for its defaults.

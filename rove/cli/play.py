@@ -119,7 +119,7 @@ class PrintingClient:
         return self._in_roles.setdefault(role, PrintingClient(self.client, name, self.console, self.both))
 
     async def respond(self, request: Request) -> Response:
-        """Pass the request on and print the response."""
+        """Forward the request and print the response."""
         if self.both:
             self._shown = show_new(request.messages, self._shown, self.console)
         response = await self.client.respond(request)

@@ -25,7 +25,7 @@ from rove.viewer.play_roles import PlayRoles, RoleOptions, one_game
 from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 FOLDER_SUFFIXES: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
-"""Suffixes of run folders for games in another role than the first, so that a person's games stay apart from the model's."""
+"""Suffixes of run folders for games in roles other than the first, so that a person's games stay separate from the model's."""
 
 
 def play_in_browser(

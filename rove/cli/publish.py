@@ -119,7 +119,7 @@ def push_command(
 
 
 def _built_package(folder: Path) -> Path:
-    """Return the folder of a built package: the folder itself, or the only one in its `dist`."""
+    """Return the folder of a built package: the folder itself, or the only package folder in its `dist`."""
     if (folder / "manifest.json").is_file():
         return folder
     packages = sorted(file.parent for file in (folder / "dist").glob("*/manifest.json"))

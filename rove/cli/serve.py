@@ -86,7 +86,7 @@ def run_serve(config: ServeConfig, console: Console) -> int:
 
 
 def _read_adapters(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str] | None:
-    """Return NAME=FOLDER … as a dict; None without any."""
+    """Return values NAME=FOLDER as a dict; None without values."""
     adapters: dict[str, str] = {}
     for text in values:
         name, equals, folder = text.partition("=")

@@ -1,7 +1,7 @@
-"""Settings of `rove eval`: one evaluation, or the many of a file with `[[eval]]` tables.
+"""Settings of `rove eval`: one evaluation, or the evaluations in a file with `[[eval]]` tables.
 
-Layers, later ones win: the environment's `pyproject.toml`, the top of the file, an `[[eval]]` table, a point of its `sweep`,
-the command line.
+Layers of settings, of which later ones take precedence: the environment's `pyproject.toml`, the top of the file, an
+`[[eval]]` table, a point of its `sweep`, the command line.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from rove.utils.processes import release_memory
 from rove.utils.terminal_text import inert, inert_toml
 
 ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "temperature"})
-"""Settings for which an environment may define defaults: how to evaluate, but not the model, keys or files."""
+"""Settings for which an environment may define defaults: those for how to evaluate, but not model, keys or files."""
 
 
 def resolve(ctx: click.Context, named: JsonMapping) -> tuple[list[Evaluation], bool]:
-    """Return the evaluations that a command line specifies, and whether they come from a file of several."""
+    """Return the evaluations that a command line specifies, and whether they come from a file with several evaluations."""
     paths, flags = _split_files(ctx.args)
     files = [(path, read_toml(path)) for path in paths]
     complete = any(content.keys() >= RUN_CONFIG for _, content in files)
@@ -97,7 +97,7 @@ def _resolved(
     source: str,
     complete: bool,
 ) -> Evaluation:
-    """Return the evaluation for these words; `complete` if they are the settings of a run, defaults included."""
+    """Return the evaluation for these words. Set `complete` if they are all settings of a run, including defaults."""
     ctx.args = list(words)
     config = settings(EvalConfig, ctx, bare="env", **named)
     file_name, table = ("", {}) if complete else _defaults(config)
@@ -176,7 +176,7 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
 
 
 def _is_sound(row: JsonMapping) -> bool:
-    """Whether an evaluation finished with a meaningful mean reward."""
+    """Return whether an evaluation finished with a meaningful mean reward."""
     if "error" in row or row.get("broken_rewards"):
         return False
     return bool(row["scored"] or not row["failed"])

@@ -1,4 +1,4 @@
-"""`rove train` and `rove demo`: run the whole loop with a recipe that rove chooses, or with one that an environment has."""
+"""`rove train` and `rove demo`: run the whole loop with a recipe that rove chooses or that an environment provides."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
 
 
 def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
-    """Return hints after the results table: curves, is the last stage better than the one before, and more."""
+    """Return hints after the results table: to see curves, to compare the last stage with the previous one, and others."""
     recipe, rows = pipeline.recipe, pipeline.rows
     env = named_environment(recipe.env, recipe.env_dir, recipe.env_args)
     condition = recipe.conditions[0].name
@@ -301,7 +301,7 @@ def _initial_model(recipe: RecipeFile, model: str | None, file: str | None) -> s
 
 
 def _file_part(model: str) -> str:
-    """Return the part of a folder's name that stands for a model: its name, and for a path a hash of it."""
+    """Return the part of a folder's name that stands for a model: the model's name and, for a path, a hash of the path."""
     path = Path(model)
     if path.name == model:
         return model

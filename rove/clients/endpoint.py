@@ -1,4 +1,4 @@
-"""The base of all HTTP clients: one session, a concurrency limit, retries, typed errors. Subclasses translate to one API each."""
+"""The base of all HTTP clients: one session, a concurrency limit, retries, typed errors. Each subclass translates to one API."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class EndpointClient(ABC):
 
     @property
     def identity(self) -> Identity:
-        """What distinguishes the responses of this client from those of another."""
+        """Values that distinguish this client's responses from those of other clients."""
         return {"api": type(self).__name__, "base_url": self.base_url}
 
     @property
@@ -185,7 +185,7 @@ class EndpointClient(ABC):
     async def respond(self, request: Request) -> Response:
         """Send one request, with retries.
 
-        The response, and every error raised here, lists the failed tries in `attempts`, oldest first. If a request is
+        The response and every error raised here list the failed tries in `attempts`, oldest first. If a request is
         cancelled after failed tries or while it waits for the limiter, the `CancelledError` lists them.
 
         Raises:
@@ -360,8 +360,8 @@ async def _read(reply: aiohttp.ClientResponse) -> bytes:
 def retry_delay(failures: int, backoff: float, retry_after: float, jitter: random.Random) -> float:
     """Return the seconds to pause after `failures` failed tries.
 
-    The pause is `retry_after` plus a random part up to min(8, backoff * 2**(failures - 1)), because a server that is
-    overloaded requests the same pause from many clients and they must not all return at once.
+    The pause is `retry_after` plus a random part up to min(8, backoff * 2**(failures - 1)), because an overloaded
+    server requests the same pause from many clients, and they must not all return at the same time.
     """
     longest = min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1))
     return retry_after + jitter.uniform(0.0, longest)
@@ -373,7 +373,7 @@ class _Connection(NamedTuple):
 
 
 class _TemporaryError(Exception):
-    """A try failed in a way that may not repeat; `retry_after` is the pause in seconds that the server requested."""
+    """A try failed, but another may succeed; `retry_after` is the pause in seconds that the server requested."""
 
     def __init__(self, message: str, retry_after: float = 0.0, status: int | None = None):
         super().__init__(message)

@@ -44,17 +44,18 @@ class Address(Settings, frozen=True, kw_only=True):
     endpoint_id: Text
     """Name for `-m`."""
     model: Text
-    """Name of the model at the server."""
+    """The server's name for the model."""
     url: str | None = None
-    """Base URL. Default: that of the API's client."""
+    """Base URL. Default: the base URL of the API's client."""
     key: str | None = None
-    """Name of the environment variable with the API key. Default: that of the API's client. `NO_KEY`: the server needs no key."""
+    """Name of the environment variable with the API key. Default: the variable of the API's client. `NO_KEY`: the
+    server needs no key."""
     api_client_type: str = "openai_chat_completions"
     """One of `APIS`."""
     headers: dict[str, str] = {}
     """Headers for every request."""
     price: dict[str, NonNegativeFloat] | None = None
-    """Price per million tokens: `{input = 0.4, output = 1.6}`. One replica may give it for all."""
+    """Price per million tokens: `{input = 0.4, output = 1.6}`. One replica may state the price for all."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent requests. Default: adaptive."""
 
@@ -90,7 +91,7 @@ class Address(Settings, frozen=True, kw_only=True):
 
 
 class Endpoint(NamedTuple):
-    """The address of a model, or those of its replicas, under one name."""
+    """The address of a model, or the addresses of its replicas, under one name."""
 
     endpoint_id: str
     addresses: list[Address]
@@ -144,7 +145,7 @@ def read_endpoints(path: str | Path) -> dict[str, Endpoint]:
 
 
 def known_endpoints(path: str | Path | None = None) -> dict[str, Endpoint]:
-    """Read the endpoints of a file, else of the first of `DEFAULT_PATHS` that exists; {} without a file."""
+    """Read the endpoints of a file, or else of the first existing file in `DEFAULT_PATHS`; {} without a file."""
     if path is not None:
         return read_endpoints(path)
     for default_path in DEFAULT_PATHS:
@@ -160,7 +161,8 @@ def _check_prices(addresses: Iterable[Address]) -> None:
 
 
 def _is_variable_name(key: str) -> bool:
-    """Return whether the key is the name of an environment variable: one that is set, or is written like one.
+    """Return whether the key is the name of an environment variable: the variable is set, or the key is written like a
+    variable name.
 
     Long capitals and digits without an underscore are more likely a secret.
     """

@@ -15,17 +15,17 @@ START_LIMIT = 16
 MAX_LIMIT = 1024
 """Upper bound of an adaptive limit."""
 MIN_ROUND_SIZE = 8
-"""Minimum number of responses in a round; a median of fewer means little."""
+"""Minimum number of responses in a round; a median of fewer latencies means little."""
 OVERLOAD_FACTOR = 0.9
 """Factor of the limit after a refusal or timeout."""
 LATENCY_FACTOR = 0.7
 """Factor of the limit after a slow round."""
 LATENCY_RATIO = 2.0
-"""Median latency of a round over that of the fastest round, above which requests may be queueing."""
+"""Ratio of a round's median latency to the fastest round's, above which requests may be queueing."""
 IMPROVED_RATIO = 0.85
-"""Median latency after a cut over that before it, up to which the cut is kept."""
+"""Ratio of the median latency after a cut to the one before, up to which the cut is kept."""
 MIN_THROUGHPUT_RATIO = 1.15
-"""Throughput over that of half as many requests, above which the higher latency is accepted."""
+"""Ratio of the throughput to that with half as many requests, above which the higher latency is accepted."""
 
 
 class Change(NamedTuple):
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 @runtime_checkable
 class AdmissionLimiter(Protocol):
-    """The part of a limiter that `rove.rollouts` uses: starting rollouts only when their first request can be sent."""
+    """The part of a limiter that `rove.rollouts` uses to start rollouts only when their first request can be sent."""
 
     adaptive: bool
     on_change: Callable[[Change], None] | None
@@ -157,7 +157,7 @@ class Limiter:
             self._retract()
 
     async def _wait_in(self, queue: deque[asyncio.Future[None]], give_back: Callable[[], None]) -> None:
-        """Wait until `_wake` admits; call `give_back` if the task is cancelled after that."""
+        """Wait until `_wake` admits this task; call `give_back` if the task is cancelled after its admission."""
         waiter = asyncio.get_running_loop().create_future()
         queue.append(waiter)
         self._wake_later()
@@ -196,7 +196,7 @@ class Limiter:
         return self.under_way + self._reserved < self.limit and not self._is_closed
 
     def _wake(self) -> None:
-        """Admit what waits: requests of running rollouts before new rollouts."""
+        """Admit waiting requests of running rollouts, then waiting new rollouts."""
         while self._queue and self.under_way < self.limit and not self._is_closed:
             waiter = self._queue.popleft()
             if not waiter.done():
@@ -210,7 +210,7 @@ class Limiter:
         self._wake_later()
 
     def _wake_later(self) -> None:
-        """Set a timer for the end of a pause, in which no release would wake the queue."""
+        """Set a timer for the end of a pause, because no release wakes the queue during the pause."""
         if self._is_closed and (self._queue or self._arrivals) and not self._timer_is_set:
             self._timer_is_set = True
             asyncio.get_running_loop().call_later(self._open_at - self._clock(), self._on_timer)

@@ -86,7 +86,7 @@ class OpenAIClient(EndpointClient):
 
 
 class CompletionsClient(OpenAIClient):
-    """A client for a server with completions but no chat, as for models without a chat template."""
+    """A client for a server that offers only completions, such as one for models without a chat template."""
 
     def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return path and body of a completion."""

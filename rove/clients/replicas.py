@@ -25,18 +25,18 @@ from rove.core.state import State, bookkeeping
 AVOID_S = 30.0
 """Seconds without requests to a replica that failed to respond; then one request checks whether it is back."""
 MAX_REMEMBERED_ROLLOUTS = 100_000
-"""Rollouts whose replica is remembered, the latest ones."""
+"""Number of latest rollouts whose replica is remembered."""
 
 
 class Replicas:
     """A client that balances requests over replicas and keeps the turns of a rollout on one replica.
 
-    The server of the last turn has the conversation in its prefix cache. A request that fails at one replica, after the
-    retries of its client, goes to the next one, until all have failed. A replica that does not respond is avoided for a
-    while; an overloaded one is not.
+    This is because the server of the last turn has the conversation in its prefix cache. A request that fails at one
+    replica, after the retries of its client, goes to the next one, until all have failed. A replica that does not
+    respond is avoided for a while; an overloaded one is not.
 
     Args:
-        replicas: a client and the name of its model, per replica.
+        replicas: A client and the name of its model for each replica.
         name: common name; it identifies the replicas in run folders, so that a run can resume after the servers moved.
         clock: a monotonic clock in seconds.
 
@@ -66,7 +66,7 @@ class Replicas:
 
     @property
     def identity(self) -> Identity:
-        """What distinguishes the responses of these servers from those of others; their addresses do not count."""
+        """Values that distinguish these servers' responses from those of other servers; addresses are not included."""
         apis = sorted({type(replica.client).__name__ for replica in self._replicas})
         models = sorted({replica.model for replica in self._replicas})
         return {"api": ", ".join(apis), "endpoint": self.name, "model": ", ".join(models)}
@@ -229,7 +229,7 @@ class _Replica:
         self.reserved = 0
         """Rollouts with a reservation, or waiting for one."""
         self.avoided_until = 0.0
-        """Time until which it gets no requests; 0: it answered the last one."""
+        """Time until which the replica gets no requests; 0: it answered the last request."""
 
     @property
     def load(self) -> float:
@@ -238,6 +238,6 @@ class _Replica:
 
 
 def _seed_of(state: State) -> int | None:
-    """Return the seed of a rollout, which may be 0; None for a state that was made without one."""
+    """Return the seed of a rollout, which may be 0; None for a state without a seed."""
     rollout = bookkeeping(state)
     return rollout.seed if "seed" in rollout.given else None

@@ -26,7 +26,7 @@ class ScriptedClient:
 
     Args:
         policy: the function.
-        name: shown where other clients show a model.
+        name: Shown where other clients show a model.
         max_concurrent: requests that run concurrently.
 
     Example:
@@ -42,7 +42,7 @@ class ScriptedClient:
 
     @property
     def identity(self) -> Identity:
-        """What distinguishes the responses of this client from those of another."""
+        """Values that distinguish this client's responses from those of other clients."""
         return {"model": f"scripted:{self.name}"}
 
     async def respond(self, request: Request) -> Response:

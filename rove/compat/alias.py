@@ -1,6 +1,6 @@
-"""An import finder that resolves `verifiers`, and every module path that it had, to `rove.compat.verifiers`.
+"""An import finder that resolves `verifiers`, and every module path of the library, to `rove.compat.verifiers`.
 
-docs/decisions/compat.md explains why it is a finder, and why it is the last finder by default.
+docs/decisions/compat.md explains why this is a finder, and why it comes last by default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PATHS_OF_MODULE = {
     "trainer": "trainers",
     "types": "types",
 }
-"""Module of `rove.compat.verifiers` → the paths under `verifiers` that have its names; "" is the package itself."""
+"""Module of `rove.compat.verifiers` → the paths under `verifiers` that provide its names; "" is the package itself."""
 _MODULES: dict[str, str] = {}
 for _module, _paths in _PATHS_OF_MODULE.items():
     _MODULES.update(dict.fromkeys(_paths.split(), _module))
@@ -64,7 +64,7 @@ _UNSUPPORTED_MODULES = {
     "rlm_env": "RLMEnv",
     "vllm_client": "VLLMClient",
 }
-"""Module that rove does not provide → its class, for which `rove.compat.verifiers.UNSUPPORTED` names a replacement."""
+"""Module that rove does not provide → a class of this module; `rove.compat.verifiers.UNSUPPORTED` names a replacement for it."""
 
 PROVIDED_VERSIONS = {
     NAME: (
@@ -81,7 +81,7 @@ _SHIM_MARKER = "rove.compat"
 
 
 class _AliasModule(ModuleType):
-    """A module of `verifiers`: has the names of its target module and of the whole package."""
+    """A module of `verifiers`, with the names of its target module and of the whole package."""
 
     __target__: str
 
@@ -109,7 +109,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that v0 had, None for any other."""
+        """Return the spec of a module that v0 had; None for any other module."""
         if fullname != NAME and not fullname.startswith(f"{NAME}."):
             return None
         relative = _relative_path(fullname)
@@ -128,13 +128,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _AliasModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Set where the module's names come from."""
+        """Set the source of the module's names."""
         module.__dict__["__target__"] = _target_of(_relative_path(module.__name__))
         module.__dict__["__file__"] = __file__
 
 
 def _relative_path(fullname: str) -> str:
-    """Return the path under `verifiers`; modules under `verifiers.legacy` have the path they had before."""
+    """Return the path under `verifiers`; modules under `verifiers.legacy` keep their earlier paths."""
     return fullname.removeprefix(NAME).removeprefix(".").removeprefix("legacy.")
 
 
@@ -178,7 +178,7 @@ def install(*, replace: bool = False) -> None:
 
 
 def install_fallback() -> None:
-    """Resolve `verifiers` only where no such library is installed, as rove's commands do."""
+    """Resolve `verifiers` only if no such library is installed, as rove's commands do."""
     if _finder() is None:
         sys.meta_path.append(_Finder())
         set_import_alias(ImportAlias("rove.compat:install_fallback", PROVIDED_VERSIONS))
@@ -190,7 +190,7 @@ def install_replacement() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`. Names that modules have imported stay."""
+    """Undo `install`. Names that modules have already imported stay available."""
     finder = _finder()
     if finder is not None:
         sys.meta_path.remove(finder)
@@ -201,7 +201,7 @@ def uninstall() -> None:
 
 
 def missing_reason(path: str) -> str:
-    """Return why `verifiers.<path>` is not available, with a replacement if there is one; "" where it is available."""
+    """Return why `verifiers.<path>` is not available, with a replacement if there is one; "" if it is available."""
     parts = [_UNSUPPORTED_MODULES.get(part, part) for part in path.split(".")]
     for index, part in enumerate(parts):
         module = ".".join(parts[:index])
@@ -222,7 +222,7 @@ def _finder() -> _Finder | None:
 
 
 def _installed_file() -> str | None:
-    """Return the file of an installed verifiers; None without one, and for rove's shim distribution of that name."""
+    """Return the file of an installed verifiers; None if it is not installed or is rove's shim distribution of that name."""
     for finder in sys.meta_path:
         if isinstance(finder, _Finder):
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _ENVIRONMENTS_FOLDER = "./environments"
-"""Where v0 looks for environments."""
+"""Folder in which v0 looks for environments."""
 
 
 class Option(NamedTuple):
@@ -88,9 +88,9 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
 
 
 def translate(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of rove for those of a command of v0, and the options that have no effect.
+    """Return rove's arguments for the arguments of a v0 command, and the options that have no effect.
 
-    Exits with status 2 if an option has no counterpart, or lacks its value.
+    Exits with status 2 if an option has no counterpart or lacks its value.
     """
     command, options = COMMANDS[name]
     values = vars(_parser(name).parse_args(arguments))

@@ -1,4 +1,4 @@
-"""Read which library names and environment variables Python files use, without running them."""
+"""Find the library names and environment variables that Python files use, without running the files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 import rove.compat.verifiers as compat
 
 LIBRARIES = {"rove.compat.verifiers": "verifiers", "verifiers": "verifiers", "rove": "rove"}
-"""Module that provides an API → name of the API."""
+"""Top-level module of an API → name of the API."""
 V0 = ("verifiers", "rove.compat.verifiers")
 CLIENTS = {"OpenAI": "api_key", "AsyncOpenAI": "api_key", "JudgeRubric": "judge_client"}
-"""Class that reads its API key from the environment → keyword argument that overrides this."""
+"""Class that reads its API key from the environment → keyword argument that provides the key instead."""
 OPENAI_KEY = "OPENAI_API_KEY"
 KEY_VARS = ("api_key_var", "key_var")
 """Keyword arguments whose value is the name of an environment variable."""
@@ -25,7 +25,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Reading(msgspec.Struct):
-    """What a package's files use."""
+    """The names, variables and modules that a package's files use."""
 
     names: dict[str, set[str]] = {}
     """API → its names that are used, by path in the API: {"verifiers": {"Rubric", "types.State"}}."""
@@ -62,7 +62,7 @@ class _File(ast.NodeVisitor):
     def __init__(self, reading: Reading):
         self.reading = reading
         self.library_names: dict[str, str] = {}
-        """Names in the file → the library name they refer to, such as "verifiers.types.State"."""
+        """Names in the file → the library names to which they refer, such as "verifiers.types.State"."""
         self.environments: set[str] = set()
         """Environment classes defined in the file."""
         self.functions: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class _File(ast.NodeVisitor):
         self.classes: list[bool] = []
         """Whether each enclosing class is an environment."""
         self.num_guards = 0
-        """Enclosing `try` blocks that handle an ImportError: what they import is optional."""
+        """Number of enclosing `try` blocks that handle an ImportError; imports in them are optional."""
         self.is_async = [False]
         """Whether each enclosing function is async."""
         self.awaited: set[int] = set()
@@ -371,7 +371,7 @@ class _File(ast.NodeVisitor):
 
 
 def _library(dotted: str) -> tuple[str, str] | None:
-    """Return the API that a dotted path belongs to, and the path within it."""
+    """Return the API to which a dotted path belongs, and the path within the API."""
     for root, name in LIBRARIES.items():
         if dotted == root or dotted.startswith(f"{root}."):
             return name, dotted[len(root) + 1 :]
@@ -407,7 +407,7 @@ def _is_super(node: ast.AST) -> bool:
 
 
 def takes_messages(names: Sequence[str]) -> bool:
-    """Return whether an `is_completed` with these parameters after `self` takes (messages, state), as until 0.1.7.
+    """Return whether an `is_completed` with these parameters after `self` takes (messages, state), as it did until 0.1.7.
 
     It does if a parameter is called `messages`, or if there are two and the first is not called `state`. `*args` and `**kwargs`
     do not count.

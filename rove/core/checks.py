@@ -20,7 +20,7 @@ from rove.core.ranges import form_of, range_of
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of settings: checks types and ranges, also of settings that Python code creates.
+    """Base class of settings: checks types and ranges, including those of settings that Python code creates.
 
     Example:
         class ListenSettings(Settings, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
 
 
 def check_values(values: object, **types: Any) -> None:
-    """Check attributes of an object, such as those that a constructor has set.
+    """Check attributes of an object, for example after a constructor has set them.
 
     Example:
         check_values(self, timeout=Seconds, max_retries=NonNegativeInt)
@@ -65,7 +65,7 @@ def check_values(values: object, **types: Any) -> None:
 
 
 def checked(name: str, value: object, annotation: object) -> object:
-    """Return a value as a type."""
+    """Return a value converted to a type."""
     try:
         result = msgspec.convert(value, annotation)
     except msgspec.ValidationError as error:
@@ -137,7 +137,7 @@ def _explanation(problem: str, name: str, value: object, annotation: object) -> 
 
 
 def type_below(annotation: object, step: str) -> object:
-    """Return the type of a struct's field `step`, or of the items of a list or a dict; None if it is unknown."""
+    """Return the type of a struct's field `step`, or of the items of a list or dict; None if this type is unknown."""
     for member in _members(annotation):
         arguments = get_args(member)
         if get_origin(member) in (list, tuple):
@@ -152,7 +152,7 @@ def type_below(annotation: object, step: str) -> object:
 
 
 def _members(annotation: object) -> list[object]:
-    """Return the types of a union, or the type itself; without ranges."""
+    """Return the types of a union, or the type itself, without ranges."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -18,7 +18,7 @@ from rove.core.plain import is_mapping
 
 T = TypeVar("T")
 Table = dict[str, Any]
-"""Settings as nested tables, as TOML has them."""
+"""Settings as nested tables, as in TOML."""
 
 RUN_CONFIG = {"kind", "identity", "config"}
 """Tables of a run folder's config.toml; `@ runs/…/config.toml` reuses its settings."""
@@ -35,8 +35,8 @@ def load(
     Args:
         named: Values of named flags by the dotted name of their setting; None = not given. They take precedence.
         extra: Remaining arguments: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
-            `--flag` alone for true. Values are parsed as JSON if possible, except for text settings. Later arguments take
-            precedence; lists are replaced, tables are merged.
+            and a `--flag` alone, which means true. Values are parsed as JSON if possible, except for text settings.
+            Later arguments take precedence; lists are replaced, tables are merged.
         flags: Names of flags that are not settings, for suggestions after a misspelled name.
     """
     values: Table = {}
@@ -176,7 +176,7 @@ def _next(words: list[str], description: str) -> str:
 
 
 def _flag(word: str, words: list[str], kind: object) -> tuple[str, object]:
-    """Return the key and value of a flag; takes the value from `words` unless it follows "=" or is absent."""
+    """Return the key and value of a flag. The value is removed from `words` unless it follows "=" or is absent."""
     key, equals, text = word.partition("=")
     name = key.replace("-", "_")
     if not equals:

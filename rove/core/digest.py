@@ -15,7 +15,7 @@ from rove.core.plain import is_list, is_mapping
 
 PIECES, PIECE_BYTES = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
-"""The files of an adapter, as PEFT names them."""
+"""The names that PEFT gives to the files of an adapter."""
 ADAPTER_BASE = "base.txt"
 """rove's additional file: the digest of the model that the adapter was trained on (see `digest_model`)."""
 _PLAIN = (int, float, str, bytes, bool, type(None))
@@ -38,7 +38,7 @@ def digest_files(files: Iterable[Path]) -> str:
 
 
 CHECKSUMS = "CHECKSUMS"
-"""File of the digests of a folder's files, in the format of `b2sum`, which can check it as well: `b2sum -c CHECKSUMS`."""
+"""File with the digests of a folder's files, in the format of `b2sum`; `b2sum -c CHECKSUMS` can check it, too."""
 
 
 def write_checksums(folder: Path) -> None:
@@ -101,7 +101,9 @@ def digest_code(function: Callable[..., object]) -> str:
 
 
 def digest_model(model: str | Path) -> str:
-    """Return a model's name, or for a folder a hash of its weights and tokenizer; adapters include the digest of their base."""
+    """Return a model's name, or for a folder a hash of its weights and tokenizer; for an adapter, the hash is followed
+    by the digest of its base.
+    """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return str(model)
@@ -116,7 +118,7 @@ def digest_model(model: str | Path) -> str:
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """Return the base model of the adapter in a folder, a path or a name on the Hub; None if there is no adapter."""
+    """Return the base model (a path or a name on the Hub) of the adapter in a folder; None if there is no adapter."""
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     if not file.is_file():
         return None
@@ -130,7 +132,7 @@ def adapter_base(folder: str | Path) -> str | None:
 
 
 def check_base(folder: str | Path, base: str | Path) -> None:
-    """Check that an adapter was trained on a model, if its folder records the base (PEFT's do not)."""
+    """Check that an adapter was trained on this model, if its folder records the base (PEFT's folders do not)."""
     file = Path(folder).expanduser() / ADAPTER_BASE
     if not file.is_file():
         return

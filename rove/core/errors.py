@@ -82,9 +82,9 @@ class InvalidModelResponseError(ModelError):
 
 
 class EmptyModelResponseError(InvalidModelResponseError):
-    """The response is empty, and the server reports that it did not finish it.
+    """The response is empty, and the server reports that it did not finish the response.
 
-    An empty response that the model ended is an answer and raises no error.
+    An empty response that the model itself ended is a valid answer and raises no error.
     """
 
 
@@ -124,7 +124,7 @@ class InfraError(Error):
 
 
 class SandboxError(InfraError):
-    """A sandbox (not the code in it) could not be started or replaced."""
+    """A sandbox could not be started or replaced; the code in it is not at fault."""
 
 
 class MCPServerError(InfraError):
@@ -303,7 +303,8 @@ def phase_of(error: BaseException, default: str = "rollout") -> str:
 class UnansweredRequest(tuple[str, ...]):
     """Argument of a `CancelledError` raised during a model request: one line per failed attempt before the cancellation.
 
-    asyncio compares exception types exactly to detect timeouts, so a subclass of `CancelledError` could not carry this.
+    asyncio compares exception types exactly to detect timeouts, so a subclass of `CancelledError` could not carry these
+    attempts.
     """
 
 
@@ -321,8 +322,8 @@ def unanswered_attempts(error: BaseException | None) -> list[str] | None:
 def ends_task(error: BaseException) -> bool:
     """Return whether an exception ends the task instead of counting as a failure of the rollout.
 
-    True for KeyboardInterrupt, GeneratorExit and the cancellation of this task (not of another one that it awaits).
-    Anything else is a failure of the rollout, including SystemExit and panics of extension modules.
+    True for KeyboardInterrupt, GeneratorExit and the cancellation of this task (but not of another task that it
+    awaits). Anything else is a failure of the rollout, including SystemExit and panics of extension modules.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -348,7 +349,7 @@ def traceback_text(error: BaseException, limit: int = 8000) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return a short representation for messages, also of values whose own `repr` fails, such as huge integers."""
+    """Return a short representation for messages, even of values whose own `repr` fails, such as huge integers."""
     try:
         return reprlib.repr(value)
     except Exception:  # a user's class can raise anything in its `__repr__`

@@ -1,7 +1,7 @@
-"""Findings: whatever says "something is wrong". One type, one registry of ids, one way to write a finding as a line or as JSON.
+"""Findings, which report that something is wrong: one type, one registry of ids, and one way to write them as lines or as JSON.
 
-The auditor, the doctor, the alerts and diagnoses of training, the check of packages and the warnings of commands all return them.
-`docs/findings.md` has a section per id.
+The auditor, the doctor, alerts and diagnoses of training, the check of packages and warnings of commands all return
+findings. `docs/findings.md` has a section per id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rove.core.plain import JsonMapping, JsonObject
 
 @total_ordering
 class Severity(Enum):
-    """How much a finding matters; from the lowest to the highest."""
+    """How much a finding matters, from the least to the most."""
 
     OK = "ok"
     """Checked, and good."""
@@ -32,7 +32,7 @@ class Severity(Enum):
     MEDIUM = "medium"
     """Distorts rewards or results, or makes training worse."""
     HIGH = "high"
-    """Reward without the task, wrong grading, damage, or certain failure."""
+    """Rewards without doing the task, wrong grading, damage, or certain failure."""
 
     def __lt__(self, other: Severity) -> bool:
         order = list(Severity)
@@ -43,7 +43,7 @@ OK, SKIPPED, INFO, LOW, MEDIUM, HIGH = Severity
 
 
 class FindingInfo(msgspec.Struct, frozen=True):
-    """What is known of all findings with the same id; see `findings.toml`."""
+    """The facts shared by all findings with the same id; see `findings.toml`."""
 
     title: str
     """What is wrong, in general."""
@@ -57,7 +57,7 @@ class FindingInfo(msgspec.Struct, frozen=True):
 
 @cache
 def findings_by_area() -> dict[str, dict[str, FindingInfo]]:
-    """Return the registry: area, such as "audit", → id → what is known of it, in the order of docs/findings.md."""
+    """Return the registry: area, such as "audit", → id → `FindingInfo`, in the order of docs/findings.md."""
     content = (resources.files("rove.core") / "findings.toml").read_bytes()
     return msgspec.toml.decode(content, type=dict[str, dict[str, FindingInfo]])
 
@@ -76,10 +76,9 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Args:
         id: Key of `registry()`, and anchor in docs/findings.md.
-        text: What was seen, with figures.
-        severity: Default: that of the id.
-        remedy: What to do. Default: that of the id, for findings above SKIPPED.
-        cause: The likely cause. Default: that of the id, for findings above SKIPPED.
+        text: What was observed, with figures.
+        severity: Default: the severity of the id. remedy: What to do. Default for findings above SKIPPED: the remedy of
+            the id. cause: The likely cause. Default for findings above SKIPPED: the cause of the id.
     """
 
     id: str
@@ -92,7 +91,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     rate: tuple[float, float, float] | None = None
     """Mean reward of the evidence with its 95% interval, or a share of rows."""
     floor: float | None = None
-    """What the rate is compared with."""
+    """The value with which the rate is compared."""
     prompt: str = ""
     """Last message before the completion that shows the problem."""
     completion: str = ""
@@ -117,7 +116,7 @@ EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "adv
 
 
 def current_row(row: JsonMapping) -> JsonObject:
-    """Return a finding in a file with its current keys.
+    """Return a finding that was read from a file, with its current keys.
 
     Reports, `alerts.jsonl`, `diagnoses.json` and `evidence.json` of rove before its findings had one type call the id "check",
     "name" or "kind", and the remedy "fix" or "advice".

@@ -23,10 +23,10 @@ from rove.core.plain import is_mapping, is_sequence
 from rove.core.protocols import Response
 
 NO_KEY = "EMPTY"
-"""Sent if there is no key: some servers require one."""
+"""Key that is sent if there is none, because some servers require one."""
 MASK = "***"
 MIN_SECRET_CHARS = 6
-"""Shorter secrets are not masked, nor are shorter beginnings of a truncated secret."""
+"""Shorter secrets are not masked; neither are shorter prefixes of truncated secrets."""
 MIN_RESPONSE_SECRET_CHARS = 12
 """Shorter secrets are not masked in responses: they may be ordinary words, like the "ollama" that a local server expects."""
 _CREDENTIAL = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
@@ -67,7 +67,7 @@ class Secrets:
                 self._forms.append((re.compile(escaped_head), form))
 
     def mask_text(self, text: str) -> str:
-        """Return the text with secrets masked: escaped any number of times, in any encoding, and truncated at the end."""
+        """Return the text with secrets masked, even if they are escaped any number of times, encoded, or truncated at the end."""
         # Complete secrets first, in all spellings: a quote that seems to truncate one spelling may be part of another.
         for truncated in (False, True):
             for head, form in self._forms:
@@ -75,7 +75,7 @@ class Secrets:
         return text
 
     def mask_response(self, response: Response) -> Response:
-        """Return the response with the credentials masked that the endpoint repeated in its message.
+        """Return the response; if the endpoint repeated credentials in its message, these are masked.
 
         Keys and credential headers of at least `MIN_RESPONSE_SECRET_CHARS` characters are masked, unescaped and in
         JSON, HTML, URL or base64 encoding.
@@ -110,12 +110,13 @@ class Secrets:
 def without_secrets(value: object, settings: object = None, by_field: bool = True) -> Any:
     """Return a copy of a JSON value with secrets masked.
 
-    A string is masked if its field name suggests a secret. In every string, what has the format of an API key is masked, and the
-    values of environment variables and of `settings` whose names suggest a secret.
+    A string is masked if its field name suggests a secret. In every string, parts in the format of an API key are
+    masked, and so are the values of environment variables and `settings` whose names suggest a secret.
 
     Args:
         value: Settings, records or texts that are shown or shared.
-        by_field: Whether field names count. Records have fields such as "example_key", which are no secrets.
+        by_field: Whether to mask by field names. Records have fields such as "example_key", whose values are not
+            secret.
     """
     secrets: dict[str, str] = {}
     for name, text in os.environ.items():
@@ -187,14 +188,14 @@ def _spellings(secret: str) -> Iterator[str]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Yield the spellings of a secret without backslashes, and those on one line."""
+    """Yield the spellings of a secret without backslashes, and the spellings on one line."""
     for form in _spellings(secret):
         plain = form.replace("\\", "")
         yield from (plain, " ".join(plain.split()))
 
 
 def _extent(text: str, end: int, tail: str) -> tuple[int, bool]:
-    """Return the index after the part of `tail` that follows at `end`, and whether all of `tail` does. Skips backslashes."""
+    """Return the index after the part of `tail` found at `end`, and whether all of `tail` was found. Skips backslashes."""
     for character in tail:
         following = end
         while text[following : following + 1] == "\\":

@@ -14,7 +14,7 @@ FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "re
 # "developer" is OpenAI's newer name for "system".
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 QUOTED = 120
-"""Characters of model output in an error message."""
+"""Maximum characters of model output in an error message."""
 
 
 class Message(dict[str, Any]):
@@ -119,9 +119,8 @@ def call_name(call: object) -> str | None:
 
 
 def call_arguments(call: JsonValue) -> Arguments:
-    """Return the arguments of a tool call: a JSON object, as a dict, as its text, or as the JSON text of that text.
-
-    None, null and a blank text are no arguments.
+    """Return the arguments of a tool call, given as a dict, as a JSON text, or as the JSON text of a JSON text. None,
+    null and a blank text mean no arguments.
     """
     name = call_name(call)
     arguments = call["function"].get("arguments")

@@ -18,10 +18,10 @@ from rove.core.state import State, bookkeeping
 
 
 class RoleClients(Protocol):
-    """Clients that replace those of the environment by role, for example a dict role → client."""
+    """Clients by role that replace the environment's clients, for example a dict."""
 
     def get(self, role: str, client: Client, /) -> Client:
-        """Return the client for a role; `client` is that of the environment."""
+        """Return the client for a role; `client` is the environment's own client."""
         ...
 
 
@@ -39,8 +39,8 @@ async def query(
 
     The step is recorded in `state["model_roles"][role]` and in the record's `model_roles`, in the order of the queries. It is not
     part of the trajectory: rove does not train on it and counts its tokens by role. The request's seed is derived
-    from the rollout's seed, the role and the number of earlier queries. Another client replaces `client` with `--model-role`,
-    and when a rollout is rescored.
+    from the rollout's seed, the role and the number of earlier queries. `--model-role` and rescoring replace `client`
+    with another client.
 
     Example:
         >>> reply = await rove.query(state, "Is 7 prime? Answer yes or no.", judge, role="judge")
@@ -93,7 +93,7 @@ def record_query(
     """Record a response of a model role in the rollout's state.
 
     Args:
-        number: Position of the query among those of the role, from 0. Default: the next one.
+        number: Position of the query among the role's queries, from 0. Default: the next position.
     """
     step = TrajectoryStep(
         prompt=request.messages,
@@ -114,7 +114,7 @@ def record_query(
 
 @dataclass(slots=True)
 class _Numbers:
-    """Number of queries to a role in a rollout, and the positions of those answered, in order."""
+    """Number of queries to a role in a rollout, and the positions of the answered ones, in order."""
 
     count: int = 0
     answered: list[int] = field(default_factory=list[int])

@@ -1,4 +1,4 @@
-"""Names of plain data, as it stands in files, in requests, and in the rows of users."""
+"""Names for types of plain data in files, in requests, and in users' dataset rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 Row = dict[str, Any]
 """A dataset row: `prompt` or `question`, and any other columns."""
 Info = dict[str, Any]
-"""The `info` of a dataset row: whatever the author of the environment needs."""
+"""The `info` of a dataset row: any values that the author of the environment needs."""
 MessageDict = dict[str, Any]
-"""A chat message in the OpenAI wire form; `rove.Message` is one with access by attribute."""
+"""A chat message in the OpenAI wire form; `rove.Message` adds access by attribute."""
 ToolDefinition = dict[str, Any]
 """A tool in the OpenAI wire form: {"type": "function", "function": {"name": …, "description": …, "parameters": …}}."""
 JsonValue = Any
@@ -22,7 +22,7 @@ JsonMapping = Mapping[str, Any]
 Arguments = dict[str, Any]
 """Keyword arguments of a function that a user has written, such as `load_environment` or a tool."""
 Identity = dict[str, object]
-"""What distinguishes an environment, a model or a run from others, for `rove.core.digest.fingerprint`."""
+"""Values that distinguish an environment, a model or a run from others, for `rove.core.digest.fingerprint`."""
 Content = str | Sequence[Mapping[str, object] | str] | None
 """The content of a message: a text, or a list of parts."""
 

@@ -53,7 +53,7 @@ RENDERER_ARGUMENTS = frozenset(
 )
 """Names that `chat_template_kwargs` must not have: arguments of the function that renders templates."""
 REQUESTER: ContextVar[str] = ContextVar("requester", default="")
-"""Who sent the request that is being answered: the address of a server's client. "" in a program's own code."""
+"""The sender of the request that is being answered: the address of a server's client, or "" in a program's own code."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -352,11 +352,11 @@ class OpenAISDKClient(Protocol):
 
 
 AnyClient = Client | OpenAISDKClient
-"""What functions of rove accept as a client."""
+"""Objects that rove's functions accept as a client."""
 Answer = str | JsonMapping
-"""What a scripted policy returns: a text or an assistant message."""
+"""The result of a scripted policy: a text or an assistant message."""
 ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[Answer]]
-"""Answers instead of a model; see `rove.ScriptedClient`."""
+"""A function that answers instead of a model; see `rove.ScriptedClient`."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -377,9 +377,9 @@ class Generation(msgspec.Struct, frozen=True):
     prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
     """For each of these tokens the most likely ids at its position."""
     text: str | None = None
-    """Text of the ids, cut before the stop text that ended it; None if no stop texts were given."""
+    """Text of the ids, cut before the stop text that ended the generation; None if no stop texts were given."""
     stopped_by: str | int | None = None
-    """The stop text or the token id that ended it."""
+    """The stop text or the token id that ended the generation."""
     version_spans: list[tuple[int, int]] = []
     """If the weights changed during generation: each version, oldest first, and the number of tokens that it sampled."""
 
@@ -417,9 +417,9 @@ class InferenceEngine(Protocol):
         ...
 
     def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Load new weights (None: they were changed in place) and drop caches of the old ones.
+        """Load new weights (None: they were changed in place) and drop the caches of the old weights.
 
-        Running requests fail, or finish with their current cache.
+        Running requests either fail or finish with their current caches.
         """
         ...
 

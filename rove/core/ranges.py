@@ -3,8 +3,8 @@
 The type of a setting states its range: `epochs: PositiveInt`. The check, the error message, `--help`, and docs/settings.md all
 read the range from the type (see `rove.core.checks`), so that no module states it a second time.
 
-Rule: every number has a range, and no number may be nan or infinite. "No limit" is None, or -1 where the type says so; it is
-never infinity.
+Rule: every number has a range, and no number may be nan or infinite. "No limit" is None, or -1 if the type allows it,
+but never infinity.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ class Range(NamedTuple):
     lt: float | None = None
     le: float | None = None
     excluded: int | None = None
-    """A number within the bounds that is refused."""
+    """A number that is refused although it is within the bounds."""
     own_text: str = ""
     """The range in words; by default, the bounds."""
 
     @property
     def low(self) -> float | None:
-        """The lower bound, inclusive or not; None if there is none besides the smallest number."""
+        """The lower bound, inclusive or not; None if the smallest number is the only bound."""
         bound = self.ge if self.gt is None else self.gt
         return bound if bound is not None and bound > -MAX_INT else None
 
     @property
     def high(self) -> float | None:
-        """The upper bound, inclusive or not; None if there is none besides the largest number."""
+        """The upper bound, inclusive or not; None if the largest number is the only bound."""
         bound = self.le if self.lt is None else self.lt
         return bound if bound is not None and bound < MAX_INT else None
 
@@ -102,7 +102,7 @@ class Range(NamedTuple):
         return f"{noun}, {self}" if str(self) else f"{noun}"
 
     def expected(self, value: object = None) -> str:
-        """Return what an error message says that it expects instead of `value`."""
+        """Return the part of an error message that says what is expected instead of `value`."""
         is_too_large = isinstance(value, int) and abs(value) > MAX_INT
         if self.number is int:
             return f"an {self.description}, of at most 64 bits" if is_too_large else f"an {self.description}"
@@ -139,6 +139,6 @@ def _extra(info: object) -> JsonMapping:
 
 
 def form_of(annotation: object) -> str:
-    """Return in words what a text type such as `Device` expects; "" if every text is allowed."""
+    """Return a text that says which values a text type such as `Device` expects; "" if every text is allowed."""
     info = msgspec.inspect.type_info(annotation)
     return _extra(info).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""

@@ -32,13 +32,13 @@ class StepTokens(msgspec.Struct, frozen=True):
 
     prompt_ids: list[int]
     completion_ids: list[int]
-    """The sampled ids, the sampled end-of-turn token included."""
+    """The sampled ids, including the sampled end-of-turn token."""
     logprobs: list[float]
     """Log-probability of each sampled id under the sampling distribution (temperature applied)."""
     policy_version: int = 0
     """Version of the weights that sampled the ids; the oldest one if they changed during the turn."""
     version_spans: list[tuple[int, int]] = []
-    """If they changed: each version, oldest first, and the number of ids that it sampled."""
+    """If the weights changed: each version, oldest first, and the number of ids that it sampled."""
 
     @property
     def versions(self) -> list[tuple[int, int]]:
@@ -54,8 +54,9 @@ class StepTokens(msgspec.Struct, frozen=True):
 class TrajectoryStep(msgspec.Struct, frozen=True):
     """One model turn: the prompt and the answer.
 
-    Only the reward of a step is mutable (docs/decisions/turn_rewards.md); environments and reward functions can set it. Every
-    step has its complete prompt; on disk it has only what it added (docs/decisions/disk_steps.md).
+    Only the reward of a step is mutable (docs/decisions/turn_rewards.md); environments and reward functions can set it.
+    In memory, every step has its complete prompt; on disk, a step has only the messages and tokens that it added
+    (docs/decisions/disk_steps.md).
 
     Example:
         >>> state["trajectory"][-1]["reward"] = 0.5
@@ -71,7 +72,7 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     attempts: list[str] = []
     """One line per failed attempt before this answer, oldest first."""
     reward: float | None = None
-    """Reward of this turn, in addition to the rollout's reward; None if not set. RL uses it, evaluation does not."""
+    """Reward of this turn, in addition to the rollout's reward; None if not set. RL uses this reward; evaluation does not."""
     tools: list[ToolDefinition] | None = None
     """Tools of this turn if they differ from those of the rollout; [] = none."""
 
@@ -161,7 +162,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     env_id: str = ""
     """Environment within an `EnvGroup`, "outer/inner" in nested ones; "" outside of groups."""
     model_roles: dict[str, list[TrajectoryStep]] = {}
-    """Answers of other models by role: judges, opponents, simulated users. Not part of `usage`, never trained on."""
+    """Answers of other models (judges, opponents, simulated users) by role. They are not part of `usage` and never trained on."""
     renderings: dict[int, Rendering] = {}
     """Rendering of the state after a message, by its position in prompt + completion, for environments that render."""
 
@@ -207,7 +208,7 @@ class Outcome(msgspec.Struct, frozen=True):
     turn_seconds: list[float] = []
     """Wall time of each model turn."""
     retries: int = 0
-    """Failed attempts before those answers."""
+    """Number of failed attempts before the answers."""
     env_id: str = ""
     """See `RolloutRecord.env_id`."""
     model_roles: dict[str, list[Usage]] = {}

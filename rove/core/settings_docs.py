@@ -22,7 +22,7 @@ WORDS = {
     "list[str]": "list of texts",
     "str": "text",
 }
-"""Types in words."""
+"""Readable names of types."""
 
 
 class Setting(NamedTuple):

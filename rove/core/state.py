@@ -1,4 +1,4 @@
-"""The mutable state of a rollout: the author's keys, and beside them rove's own bookkeeping (docs/decisions/state.md)."""
+"""The mutable state of a rollout: the author's keys, and separately rove's own bookkeeping (docs/decisions/state.md)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ INPUT_FIELDS = frozenset({"prompt", "answer", "info", "example_id", "task"})
 
 @dataclass(slots=True)  # a misspelled field raises an error instead of getting lost
 class Bookkeeping:
-    """What rove records of a running rollout; `bookkeeping(state)` returns it.
+    """rove's own records of a running rollout; `bookkeeping(state)` returns them.
 
-    It is not in the author's mapping, so no key that an author sets can change it. rove reads only these fields. The mapping
-    reads them too where the author has not set a key of the same name.
+    They are not in the author's mapping, so no key that an author sets can change them. rove reads only these fields.
+    Reading a key of the mapping returns the field of this name if the author has not set the key.
     """
 
     input: Row | None = None
     """The dataset row."""
     prompt: Any = None
-    """The prompt with which the rollout has begun: messages, or a text in completion mode; None before that."""
+    """The prompt with which the rollout began: messages, or a text in completion mode; None before the rollout begins."""
     completion: Any = None
     """Messages after the prompt, or a text in completion mode; None if nothing has set it."""
     trajectory: list[TrajectoryStep] = field(default_factory=list[TrajectoryStep])
@@ -42,16 +42,16 @@ class Bookkeeping:
     env_id: str = ""
     """Path of the member of a group of environments."""
     env_depth: int = 0
-    """Position in this path."""
+    """Position in the path `env_id`."""
     seconds: float = 0.0
     scoring_seconds: float = 0.0
     turn_numbers: Any = None
     """Counts model turns, see `rove.rollouts.runner`."""
     role_numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     role_clients: Any = None
-    """Clients that replace those of the environment by role, see `rove.query`."""
+    """Clients by role that replace the environment's clients, see `rove.query`."""
     conversations: list[list[TrajectoryStep]] | None = None
-    """Steps of all conversations of the rollout if there are several."""
+    """Steps of all conversations of the rollout, if there are several conversations."""
     conversation: int = 0
     """Number of this conversation in a worker."""
     remote: Any = None
@@ -62,10 +62,12 @@ class Bookkeeping:
     sync_calls: Any = None
     agent_threads: Any = None
     given: frozenset[str] = frozenset()
-    """Names of the fields that the state was made with; the mapping reads these even if they are empty."""
+    """Names of the fields with which the state was created; the mapping reads these even if they are empty."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Bookkeeping:
-        """Return a copy with containers of its own; steps are shared, and clients and processes cannot be copied."""
+        """Return a copy with its own containers; steps, clients and processes are shared, because the latter two cannot
+        be copied.
+        """
         copied = copy.copy(self)
         for item in fields(self):
             value = getattr(self, item.name)
@@ -101,9 +103,10 @@ class State(dict[str, Any]):
     - `stop_condition`, `is_truncated`, `error`
     - `renderings`: see `MultiTurnEnv.render`
 
-    Environments add any other key, and may use the names above for values of their own: rove keeps its own values elsewhere, so
-    the record, the scores and the run do not change. You then read your value. rove reads four keys that you set: `prompt`
-    (at the end of `setup_state`), `tools` (tool definitions), `final_env_response`, and, if `run` is your own, `completion`.
+    Environments may add any other key. They may also use the names above for their own values; reading such a key then
+    returns that value. rove keeps its values elsewhere, so the record, the scores and the run do not change. rove reads
+    four keys that you set: `prompt` (at the end of `setup_state`), `tools` (tool definitions), `final_env_response`,
+    and, if `run` is your own, `completion`.
 
     Example:
         >>> state["guesses"] = state.get("guesses", 0) + 1
@@ -174,12 +177,12 @@ def bookkeeping(state: State) -> Bookkeeping:
 
 
 def prompt_of(state: State) -> Any:
-    """Return the prompt of a rollout: the one that it has begun with; before that, the author's or the row's."""
+    """Return the prompt with which a rollout began; before it begins, the author's prompt or the row's."""
     recorded = bookkeeping(state).prompt
     return state["prompt"] if recorded is None else recorded
 
 
 def completion_of(state: State) -> Any:
-    """Return the completion of a rollout; in an environment with a `run` of its own, the one that it has set."""
+    """Return the completion of a rollout; in an environment with its own `run`, the completion that `run` has set."""
     recorded = bookkeeping(state).completion
     return state["completion"] if recorded is None else recorded

@@ -18,8 +18,8 @@ from rove.engine.lora import AdapterTokens
 from rove.engine.scheduler import Chunk, Step
 
 KEYS_MULTIPLE = 32
-"""Attention reads a multiple of this many keys: a new length for every token would compile a new oneDNN matrix product for
-every token. In 16 bits whole rows are read, because PyTorch copies slices before it multiplies."""
+"""Attention reads a multiple of this many keys. With a new length for every token, oneDNN would compile a new matrix
+product each time. In 16 bits whole rows are read, because PyTorch copies slices before it multiplies."""
 MAX_SCORES = 1 << 24
 """Maximum attention scores computed at once during prefill."""
 
@@ -55,7 +55,7 @@ class DecodeBatch:
     """[B] rows with the same content in the first `shared_prefixes` positions. Sequences of a group read the prefix from one
     row, which then stays in the processor cache."""
     shared_prefixes: torch.Tensor
-    """[B] number of those positions."""
+    """[B] number of these shared positions."""
     longest: int
     """Length of the longest sequence, including its last token."""
     starts: list[int]
@@ -63,7 +63,7 @@ class DecodeBatch:
 
     @staticmethod
     def from_pieces(pieces: Sequence[Piece], first_token: int) -> DecodeBatch:
-        """Build the batch of pieces of one pool; `first_token` is the index of their first token in the step."""
+        """Build the batch of pieces of one pool; `first_token` is the index of the pool's first token in the step."""
         group_sources: dict[int, Slot] = {}
         for slot, _, _ in pieces:
             if slot.prefix_group:

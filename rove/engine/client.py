@@ -16,7 +16,7 @@ from rove.rendering.reasoning import OPENED, OPENED_REASONING
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 
 PROMPT_END_TOKENS = 8
-"""Tokens at the end of a prompt that show whether it opens the reasoning: a tag and a line break."""
+"""Tokens at the end of a prompt that show whether it opens the reasoning: usually a tag and a line break."""
 
 
 class ClientEngine(InferenceEngine, Protocol):
@@ -79,11 +79,11 @@ class EngineClient(Generic[AnEngine]):
     async def respond(self, request: Request) -> Response:
         """Sample a response.
 
-        The tokens of `request.previous` are extended, not tokenized again, unless the conversation before was changed. A
-        `request.model` that names a loaded adapter selects it; any other name means the base model. Tool calls are parsed from
-        the completion; `request.tool_choice` constrains the completion to calls of those tools, of which the
-        complete ones are kept if the length limit cuts the last one. `request.on_text` receives the
-        text as it is sampled, except for a suffix that may still become a stop string or a tool call.
+        The tokens of `request.previous` are extended, not tokenized again, unless the earlier messages have changed. A
+        `request.model` that names a loaded adapter selects it; any other name means the base model. Tool calls are
+        parsed from the completion. `request.tool_choice` constrains the completion to calls of the chosen tools; if the
+        length limit cuts the last call, the complete ones are kept. `request.on_text` receives the text as it is
+        sampled, except for a suffix that may still become a stop string or a tool call.
 
         Raises:
             ConfigError: The model cannot call tools, or a sampling parameter is not supported.
@@ -112,7 +112,7 @@ class EngineClient(Generic[AnEngine]):
         return Response.of(message, prompt_ids, generation, "tool_calls" if is_tool_call else None)
 
     def _sampling(self, request: Request) -> SamplingParams:
-        """Return the request's sampling parameters, constrained to a tool call if it requires one."""
+        """Return the request's sampling parameters, constrained to a tool call if the request requires one."""
         sampling, tool_format = request.sampling_params, self.renderer.tool_format
         if request.tool_choice is None or tool_format is None:
             return sampling

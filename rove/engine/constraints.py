@@ -1,8 +1,8 @@
 """Structured output: grammars (by llguidance) that restrict the next token of a completion.
 
-They come from JSON schemas, regular expressions, choices, Lark, or a forced tool call. Grammars of tool calls accept calls of
-the allowed tools in the model's own format, with arguments that match the tool's JSON schema. `rove.rendering.tool_calls` parses
-every text that they accept, except numbers beyond the range of a float (1e999).
+The grammars come from JSON schemas, regular expressions, choices, Lark, or a forced tool call. Grammars of tool calls
+accept calls of the allowed tools in the model's own format, with arguments that match the tool's JSON schema.
+`rove.rendering.tool_calls` parses every text that they accept, except numbers beyond the range of a float (1e999).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ WHITESPACE = " ?"
 occasionally large ones) write line breaks until they run out of tokens."""
 
 MAX_GRAMMAR_CHARACTERS = 200_000
-"""Size of a grammar. What a smaller one costs is found by compiling it in a worker process; see `grammar_check`."""
+"""Maximum size of a grammar. The cost of smaller grammars is measured by compiling them in a worker process; see
+`grammar_check`."""
 MAX_MASK_SECONDS = 2.0
-"""CPU time for the allowed tokens of one position. It is spent in the event loop, so a slower grammar fails at once."""
+"""Maximum CPU time for computing the allowed tokens of one position. The event loop waits for it, so a slower grammar fails."""
 
 
 class Constraint:
@@ -45,8 +46,8 @@ class Constraint:
         self._is_slow = False
 
     def mask(self, vocab: int) -> torch.Tensor:
-        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. At least one may, unless `error`
-        is set.
+        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. At least one token may,
+        unless `error` is set.
         """
         started = time.thread_time()
         bias = bytearray(self._matcher.compute_logit_bias())
@@ -61,7 +62,7 @@ class Constraint:
 
     @property
     def done(self) -> bool:
-        """Whether no token can follow: the form is complete, or there was an error."""
+        """Whether no token can follow: the output is complete, or there was an error."""
         return self._is_slow or self._matcher.is_stopped()
 
     @property
@@ -78,7 +79,7 @@ def constraint_for(sampling: SamplingParams, tokenizer: object, stop_ids: Sequen
     A grammar is compiled once; the first use of a tokenizer takes up to a second.
 
     Args:
-        stop_ids: Tokens that may end a complete form that could continue. Default: the tokenizer's end token.
+        stop_ids: Tokens that may end an output that is complete but could continue. Default: the tokenizer's end token.
     """
     grammar = grammar_of(sampling)
     if grammar is None:
@@ -192,7 +193,7 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 def tool_call_grammar(
     tool_format: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
 ) -> str:
-    """Return the Lark grammar of one call, or of several, of the tools that `choice` names."""
+    """Return the Lark grammar of one or more calls of the tools that `choice` names."""
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
     lark = _Lark(special_token)
     write_rules = _WRITERS[tool_format.name]
@@ -212,7 +213,7 @@ class _Lark:
         return json.dumps(text) if text else ""
 
     def mark(self, text: str) -> str:
-        """Return an expression for a mark of the format, which may be a special token."""
+        """Return an expression for a mark of the format; the mark may be a special token."""
         token = self._special_token(text)
         return self.literal(text) if token is None else f"<[{token}]>"
 
@@ -247,11 +248,11 @@ class _Lark:
 
 
 CallRules = tuple[str, str, str, list[str]]
-"""Expressions for the beginning, the separator of calls, the end, and a call of each function."""
+"""Expressions for the beginning, the separator between calls, the end, and the call of each function."""
 
 
 def _schema(function: JsonMapping) -> JsonObject:
-    """Return the schema of a function's arguments, which are always an object.
+    """Return the schema of a function's arguments; it is always an object.
 
     Arguments that `properties` does not name are excluded, unless another part of the schema may describe them.
     """
@@ -381,7 +382,7 @@ def _with_sorted_arguments(function: JsonMapping) -> JsonMapping:
 
 
 def _untyped_value(lark: _Lark, schema: JsonMapping, end: str) -> str:
-    """Return an expression for a value in tags and its closing tag. A string stands there without quotes."""
+    """Return an expression for a value in tags and its closing tag. Strings have no quotes there."""
     value = argument_schema(schema, schema)
     if json_types(value) != {"string"}:
         return f"{lark.json(schema)} {lark.mark(end)}"
@@ -394,7 +395,7 @@ def _untyped_value(lark: _Lark, schema: JsonMapping, end: str) -> str:
 def _named_arguments(
     lark: _Lark, function: JsonMapping, argument: Callable[[str, JsonMapping], str], separator: str = ""
 ) -> str:
-    """Return an expression for the arguments of a call in the schema's order, each as `argument` writes it."""
+    """Return an expression for the arguments of a call in the schema's order; `argument` writes each of them."""
     name, schema = function["name"], _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())

@@ -4,8 +4,9 @@ It computes what the model's modules compute, with less overhead: projections of
 product, and only PyTorch's prefill attention pads. The model's parameters stay the source: joined and packed weights are copies,
 rebuilt after an update, with the model's PEFT adapter added.
 
-LFM2 has short convolutions in some layers. They need the layer's own inputs at the last L − 1 positions; the cache holds these
-inputs for every position, as it holds values for attention, so a sequence can be continued from any position.
+LFM2 has short convolutions in some layers. A convolution needs its layer's inputs at the last L − 1 positions. The
+cache holds these inputs for every position, as it holds values for attention, so a sequence can continue from any
+position.
 
 Axes: N tokens, H query heads, K key/value heads, d head size, T keys; of convolutions: n tokens of one pool, L kernel length, D
 model width.
@@ -63,9 +64,9 @@ class ConvWindow(NamedTuple):
     rows: torch.Tensor
     """[n, 1] rows in the pool."""
     positions: torch.Tensor
-    """[n, L] positions in the window, the token's own last; 0 before the sequence."""
+    """[n, L] positions in the window, with the token's own position last; 0 before the start of the sequence."""
     outside: torch.Tensor
-    """[n, L, 1] whether a position is before the sequence."""
+    """[n, L, 1] whether a position is before the start of the sequence."""
 
     @staticmethod
     def from_step(step: Step, length: int, device: torch.device) -> list[ConvWindow]:
@@ -260,7 +261,7 @@ class Decoder:
         return weight if self.ops.norm_dtype is None else weight.to(self.ops.norm_dtype)
 
     def _extend_rotations(self, max_position: int) -> None:
-        """Compute the rotations of positions up to `max_position`, and of as many beyond, so that this is rare."""
+        """Compute the rotations of positions up to `max_position`, and of as many more, so that this is rarely needed."""
         if max_position < len(self._rotations):
             return
         positions = torch.arange(max(256, 2 * max_position), device=self.shape.device)[None]

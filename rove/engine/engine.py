@@ -47,7 +47,7 @@ class GenerationRequest:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     version_spans: list[tuple[int, int]] = field(default_factory=list)
-    """(version of the weights, number of tokens) in order. Tokens sampled since the last weight update are not in it yet."""
+    """(version of the weights, number of tokens) in order. Does not include the tokens sampled since the last weight update."""
 
     def close_version_span(self, version: int) -> None:
         """Attribute the tokens sampled since the last weight update to `version`."""
@@ -58,7 +58,7 @@ class GenerationRequest:
             self.version_spans.append((version, new_tokens))
 
     def generation(self, version: int) -> Generation:
-        """Return the result after the last token, which was sampled with weights of this version."""
+        """Return the result after the last token; `version` is the version of the weights that sampled this token."""
         checker = self.stop_checker
         self.close_version_span(version)
         return Generation(
@@ -82,9 +82,9 @@ GPU_CACHE_FRACTION, FREE_FRACTION = 0.25, 0.5
 """On an NVIDIA GPU, the KV cache may take a quarter of the memory, but at most half of what is free, if that is more than
 `CACHE_BYTES`."""
 CHUNK_TOKENS, GPU_CHUNK_TOKENS = 1024, 2048
-"""Prompt tokens per step: enough for efficient matrix products, few enough to keep the latency of running requests."""
+"""Prompt tokens per step: enough for efficient matrix products, few enough to keep the latency of running requests low."""
 QUIET_PASSES = 4
-"""Event loop passes without a new request before the next step; code between two model turns needs a few."""
+"""Event loop passes without a new request before the next step; code between two model turns needs a few passes."""
 
 PromptScores = tuple[list[float], list[list[tuple[int, float]]]]
 
@@ -102,8 +102,8 @@ class Engine:
 
     Args:
         max_batch: Maximum concurrent requests; further requests wait.
-        cache_bytes: Maximum memory for keys and values, of running requests and of ended ones that may be continued. Default: see
-            `default_cache_bytes`.
+        cache_bytes: Maximum memory for the keys and values of running requests and of ended requests that may be
+            continued. Default: see `default_cache_bytes`.
         chunk: Maximum prompt tokens per step. Default: 1,024, or 2,048 on an NVIDIA GPU.
         renderer: Renderer of the model; needed for stop strings and structured output.
         native: On a CPU, use C kernels if a compiler is available.
@@ -136,13 +136,13 @@ class Engine:
         self.vocab = int(config.vocab_size)
         self._sampler = Sampler(self.vocab, sorted(self.stop_ids), model.device)
         self.check_grammars = False
-        """Whether structured outputs are compiled in a worker process first, as a server of foreign requests must."""
+        """Whether structured outputs are compiled in a worker process first, as a server for untrusted requests must."""
         self._grammar_checker: GrammarChecker | None = None
         self._scoring: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
         self._scoring = weakref.WeakKeyDictionary()
         self._adapters: dict[str, lora.Adapter] = {}
         self._sampler_rows: list[SequenceState] = []
-        """Sequences of the sampler's rows, in its order."""
+        """Sequences of the sampler's rows, in the order of the rows."""
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(model.device)
         self._cache_bytes = cache_bytes
@@ -271,8 +271,8 @@ class Engine:
     def update_weights(self, version: int, weights: Mapping[str, torch.Tensor] | str | Path | None = None) -> None:
         """Load new weights and clear the cache. Adapters stay, on top of the new weights.
 
-        With `in_flight_updates`, running requests continue: their tokens keep the version that sampled them
-        (`Generation.version_spans`), and their keys and values stay but are not reused by other requests.
+        With `in_flight_updates`, running requests continue: each token keeps the version that sampled it
+        (`Generation.version_spans`). Keys and values stay, but other requests do not reuse them.
 
         Args:
             version: Recorded with every token sampled from now on.
@@ -297,7 +297,7 @@ class Engine:
         self._runner.weights_changed()
 
     def load_adapter(self, name: str, source: lora.Source, version: int = 0) -> None:
-        """Load a LoRA adapter, or replace the one of that name.
+        """Load a LoRA adapter, replacing a loaded adapter of the same name.
 
         Args:
             source: A folder written by PEFT, or `lora.PeftWeights`; copied.
@@ -384,7 +384,7 @@ class Engine:
         return bool(ended)
 
     def _sync_sampler(self, seqs: list[SequenceState]) -> None:
-        """Bring the sampler's rows into the order of `seqs`. A preempted sequence returns with the tokens it already has."""
+        """Bring the sampler's rows into the order of `seqs`. A preempted sequence returns with its earlier tokens."""
         if seqs == self._sampler_rows:
             return
         rows = {seq: row for row, seq in enumerate(self._sampler_rows)}
@@ -404,7 +404,7 @@ class Engine:
     def _append_token(
         self, seq: SequenceState, token: int, logprob: float, top: list[tuple[int, float]] | None
     ) -> bool:
-        """Deliver a token to a request; return whether it was the last one."""
+        """Deliver a token to a request; return whether it was the request's last token."""
         request: GenerationRequest = seq.request
         try:
             if not math.isfinite(logprob):

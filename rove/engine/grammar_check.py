@@ -1,8 +1,8 @@
-"""Check grammars of foreign requests in worker processes before this process compiles them.
+"""Check grammars of untrusted requests in worker processes before this process compiles them.
 
 A JSON schema of a thousand characters can need hours and all of the memory: patterns that must match at the same time multiply
-their sizes. No limit on the text predicts this, so each new grammar is compiled in a worker process that the system ends when it
-exceeds its CPU time or memory. A grammar that passes is compiled again in this process, which then costs no more.
+their sizes. No limit on the text predicts this, so each new grammar is compiled in a worker process, which the system
+ends if it exceeds its CPU time or memory. A grammar that passes is compiled again in this process, at no higher cost.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MEMORY_BYTES = 512 << 20
 TIMEOUT_S = 60.0
 """Maximum duration of a check on a busy machine; its CPU time is limited more strictly."""
 MAX_RESULTS = 1024
-"""Results that are kept, so that a client that repeats a request waits once."""
+"""Number of results to keep, so that a client that repeats a request waits only once."""
 MAX_WAITING = 16
-"""Checks that one requester may have waiting, also of requests that it has cancelled."""
+"""Maximum number of waiting checks per requester, including checks of cancelled requests."""
 MAX_ERROR_CHARACTERS = 500
 """Characters of a compiler's error, which may repeat the grammar."""
 LIMITS = {"max_lexer_states": 100_000, "verbose_errors": False}
@@ -41,7 +41,8 @@ LIMITS = {"max_lexer_states": 100_000, "verbose_errors": False}
 class GrammarChecker:
     """Decides which grammars may be compiled in this process.
 
-    Each requester (`rove.core.protocols.REQUESTER`) has one check at a time, so that none can occupy all workers.
+    Each requester (`rove.core.protocols.REQUESTER`) has one check at a time, so that no requester can occupy all
+    workers.
     """
 
     def __init__(self, tokenizer: object, stop_ids: list[int]):
@@ -49,7 +50,7 @@ class GrammarChecker:
         args = {"tokenizer": tokenizer_json(tokenizer), "stop_ids": stop_ids}
         self._workers = Workers(program, args, max_workers=MAX_CHECKS, memory_bytes=MEMORY_BYTES, name="grammar check")
         self._results: OrderedDict[bytes, str] = OrderedDict()
-        """Digest of a grammar → what is wrong with it, or ""."""
+        """Digest of a grammar → the reason for its rejection, or ""."""
         self._running: dict[bytes, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(MAX_CHECKS)
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -102,7 +103,7 @@ class GrammarChecker:
             self._results.popitem(last=False)
 
     async def _try(self, grammar: str) -> str:
-        """Return what is wrong with a grammar, or ""."""
+        """Return the reason to reject a grammar, or ""."""
         await self._workers.ensure_started()
         worker = await self._workers.open()
         try:
@@ -119,7 +120,7 @@ class GrammarChecker:
 
 
 def tokenizer_json(tokenizer: object) -> str:
-    """Return a `transformers` fast tokenizer as the text of a `tokenizer.json`."""
+    """Return the text of a `tokenizer.json` for a fast tokenizer of `transformers`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError("structured output needs a fast tokenizer; this model has a slow one: request text only")
@@ -130,6 +131,6 @@ def tokenizer_json(tokenizer: object) -> str:
 
 
 def readable(error: str) -> str:
-    """Return llguidance's error as one line without its internal state."""
+    """Return llguidance's error as one line, without llguidance's internal state."""
     text = error.partition("<state>")[0].partition("<non-verbose/>")[0]
     return " ".join(text.split()).replace("NoExtensionBias", "no text matches it")[:MAX_ERROR_CHARACTERS]

@@ -18,9 +18,9 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
 
 WALKS, WALK_TOKENS = 4, 100
-"""Random texts of the grammar that are tried, and tokens of each."""
+"""Number of random texts of the grammar that are tried, and tokens per text."""
 WALK_CPU_S = 1.0
-"""CPU seconds for all of these texts; they are cut short afterward."""
+"""Maximum CPU seconds for all of these texts; no further tokens are tried afterward."""
 ALLOWED = b"\xc8"
 """Entry of `compute_logit_bias` for an allowed token."""
 
@@ -37,7 +37,7 @@ class Session:
     """Tries grammars."""
 
     def check(self, grammar: str, limits: dict[str, Any], cpu_seconds: int, mask_seconds: float) -> str:
-        """Compile a grammar and generate random texts of it; return what is wrong with it, or "".
+        """Compile a grammar and generate random texts from it; return the reason to reject it, or "".
 
         Args:
             mask_seconds: Maximum CPU time for the allowed tokens of one position.

@@ -23,8 +23,8 @@ import torch
 
 T = TypeVar("T")
 MAP_NORESERVE = 0x4000
-"""Flag of a mapping on Linux, without a name in Python 3.11: memory that was not written is not counted. Otherwise starting a
-process by a fork would fail when neighboring mappings together exceed the machine's memory."""
+"""Flag of a memory mapping on Linux, which Python 3.11 does not name: unwritten memory is not counted. Otherwise a fork
+would fail if neighboring mappings together exceed the machine's memory."""
 TOKEN_BYTES = array("I").itemsize
 """Bytes of a packed token."""
 
@@ -54,7 +54,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class PrefixIndex(Generic[T]):
-    """Values under token sequences in lexicographic order, so that the longest shared prefix is found next to a sequence.
+    """Values by token sequence, in lexicographic order: the entry with the longest shared prefix is next to a sequence.
 
     Sequences of different scopes share no prefix. This is a sorted list instead of a radix tree: a few hundred entries of packed
     bytes compare faster in C than tree nodes in Python.
@@ -74,7 +74,7 @@ class PrefixIndex(Generic[T]):
         return len(self._entries)
 
     def add(self, tokens: Sequence[int], value: T, scope: int = 0) -> None:
-        """Store `value` (hashable) under these tokens, instead of its former ones."""
+        """Store `value` (hashable) under these tokens; an earlier entry of the same value is replaced."""
         self.remove(value)
         key = (scope, _packed(tokens), next(self._serial))  # the serial number decides before values are ever compared
         self._where[value] = key
@@ -87,7 +87,7 @@ class PrefixIndex(Generic[T]):
             del self._entries[bisect_left(self._entries, key)]
 
     def nearest(self, tokens: Sequence[int], scope: int = 0) -> list[tuple[int, T]]:
-        """Return (shared tokens, value) of the two neighbors of a sequence; no entry shares more than the better one."""
+        """Return (shared tokens, value) of the two neighbors of a sequence; no other entry shares more tokens."""
         packed = _packed(tokens)
         i = bisect_left(self._entries, (scope, packed, -1))
         neighbors = self._entries[max(0, i - 1) : i + 1]
@@ -99,7 +99,7 @@ class PrefixIndex(Generic[T]):
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
-    """Return big-endian bytes, which sort like the tokens and compare many times faster."""
+    """Return tokens as big-endian bytes, which sort as the tokens do and compare many times faster."""
     packed = array("I", tokens)
     if sys.byteorder == "little":
         packed.byteswap()
@@ -123,7 +123,7 @@ class CacheShape(NamedTuple):
     conv_layers: frozenset[int] = frozenset()
     """Layers that cache the input of a convolution: one head of values, no keys."""
     conv_width: int = 0
-    """Width of that input."""
+    """Width of a convolution's input."""
     key_block: int = 0
     """Positions per key block, a divisor of 16; 0: a row is one block."""
 
@@ -160,12 +160,13 @@ class Slot:
     target: int = 0
     """Number of positions that prefill will compute; other sequences may wait for them."""
     prefix_group: int = 0
-    """Slots of one group have equal content in their first `shared_prefix` positions; 0: no known group."""
+    """Slots of one group have equal content in their first `shared_prefix` positions; 0: no group."""
     shared_prefix: int = 0
     scope: int = 0
     """Adapter scope (0: the base model); only sequences of the same scope may reuse the content."""
     outdated: bool = False
-    """Whether part of the content was computed with older weights: its own sequence continues with it, no other may reuse it."""
+    """Whether part of the content was computed with older weights: its own sequence continues with it, but no other may
+    reuse it."""
 
     def share_prefix(self, source: Slot, length: int) -> None:
         """Record that the first `length` positions were copied from `source`."""
@@ -229,7 +230,9 @@ class Pool:
         self.values[layer][rows, :, positions] = value
 
     def grow(self, expected: int, affordable: int) -> None:
-        """Add at least one free row and at most `affordable` ones; `expected` slots will be needed if nothing else is known."""
+        """Add at least one free row, and at most `affordable` rows; `expected` is an estimate of the slots that will be
+        needed.
+        """
         rows = len(self.slots)
         if rows < self._reserved_rows:  # this is free, and other pools may need the memory: take one row
             self.resize(rows + 1)
@@ -357,8 +360,8 @@ class KVCache:
         """Return a slot for `length` positions; None if active sequences use the memory.
 
         Args:
-            expected: Number of such slots that are likely to follow; where growing copies the pool, it grows by as many, up to
-                half of the available memory.
+            expected: Number of further slots of this length that are likely to be needed. If growing copies the pool,
+                it grows by this many rows, up to half of the available memory.
         """
         capacity = row_capacity(length)
         if capacity not in self.pools:
@@ -376,8 +379,8 @@ class KVCache:
         return pool.allocate()
 
     def _worthwhile_gain(self, protected: Slot | None) -> int:
-        """Return how many bytes must become available to copy pools for them: half of what evicting all retired slots would make
-        available, within limits of the budget; no more than that for the last active sequence.
+        """Return how many bytes must become available for copying pools to be worthwhile: half of what evicting all
+        retired slots would free, within limits of the budget; no more than that for the last active sequence.
         """
         # Before, every conversation that outgrew its row had all pools copied for a single row: 300 games of Tic-Tac-Toe with a
         # 135M model had not ended after 10 minutes (benchmarks/LOG.md).
@@ -452,7 +455,7 @@ class KVCache:
         slot.pool.release(slot)
 
     def clear(self, release_memory: bool = False, scope: int | None = None) -> None:
-        """Evict retired slots, of one scope or (None) of all; with `release_memory` also free their memory."""
+        """Evict the retired slots of one scope, or of all scopes (None); with `release_memory`, also free their memory."""
         for slot in list(self.reusable):
             if scope is None or slot.scope == scope:
                 self.free(slot)

@@ -78,9 +78,9 @@ class Adapter:
     version: int
     """Recorded with every token sampled with it."""
     parts: Mapping[str, LowRank]
-    """Changes by module name of the model."""
+    """The adapter's changes, by module name of the model."""
     joined: Mapping[Projection, LowRank]
-    """Changes by projection of the decoder."""
+    """The adapter's changes, by projection of the decoder."""
     scope: int = field(default_factory=partial(next, count(1)))
     """Cache scope; keys and values are shared only within a scope (0: the base model)."""
 
@@ -109,7 +109,7 @@ class AdapterTokens(NamedTuple):
 
 
 def adapt(y: torch.Tensor, x: torch.Tensor, adapted: Sequence[AdapterTokens], projection: Projection) -> torch.Tensor:
-    """Add to the outputs y [N, out] of a joined projection of x [N, in], in place, what the adapters of the tokens change."""
+    """Add the changes of the tokens' adapters, in place, to the outputs y [N, out] of a joined projection of x [N, in]."""
     for adapter, tokens in adapted:
         change = adapter.joined.get(projection)
         if change is None:

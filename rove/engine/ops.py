@@ -36,8 +36,8 @@ class Ops(Protocol):
     block: int
     """Positions per key block of the cache; see `CacheShape.key_block`."""
     takes_any_rows: bool
-    """Whether decoded rows may be anywhere in their pool, with several tokens per sequence; else they must be contiguous and
-    in order, with one token each."""
+    """Whether decoded rows may be anywhere in their pool, with several tokens per sequence. Otherwise rows must be
+    contiguous and in order, with one token each."""
     norm_dtype: torch.dtype | None
     """Type of norm weights; None: the model's."""
 
@@ -133,7 +133,7 @@ class TorchOps:
 
 INT64_BYTES = 8
 MIN_THREAD_POSITIONS = 1 << 14
-"""Attended positions per thread; waking another thread for fewer costs more than it saves."""
+"""Minimum number of attended positions per thread; waking a thread for fewer positions costs more than it saves."""
 
 
 class NativeOps:
@@ -210,7 +210,7 @@ class NativeOps:
 
 
 def _run_parallel(compute: Callable[[int, int], None], edges: list[int], work: int) -> None:
-    """Call `compute(first, count)` for all rows in parallel threads, cut at some of the `edges`."""
+    """Call `compute(first, count)` in parallel threads that together cover all rows, which are divided at some of the `edges`."""
     parts = min(torch.get_num_threads(), work // MIN_THREAD_POSITIONS + 1, len(edges) - 1)
     if parts == 1:
         return compute(0, edges[-1])

@@ -34,7 +34,7 @@ class Runner(Protocol):
     def step(self) -> tuple[list[SequenceState], torch.Tensor]:
         """Compute a step; return the sequences whose next token is due, and their logits [rows, V].
 
-        The caller appends the sampled token to `tokens` of each, or finishes it.
+        For each sequence, the caller appends the sampled token to its `tokens`, or finishes the sequence.
         """
         ...
 
@@ -47,8 +47,8 @@ class Runner(Protocol):
         ...
 
     def clear_cache(self, release: bool = False) -> None:
-        """Drop the cache of ended sequences (the weights may have changed); with `release` also free all memory that the next
-        step can restore.
+        """Drop the cache of ended sequences (the weights may have changed); with `release`, also free all memory whose
+        content the next step can rebuild.
         """
         ...
 
@@ -61,7 +61,7 @@ class Runner(Protocol):
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Drop the cache of ended sequences of this adapter; none is running."""
+        """Drop the cache of this adapter's ended sequences; no sequence of it may be running."""
         ...
 
 
@@ -148,7 +148,7 @@ def _pool_position(seq: SequenceState) -> tuple[int, int]:
 
 WITHOUT_CACHE = frozenset({"bamba", "recurrent_gemma"})
 """Model types whose cache is not used. Recurrent Gemma keeps the state of a sequence in its modules, where another group would
-overwrite it; Bamba computes other log-probabilities with its cache than without (transformers 5.24)."""
+overwrite it; with its cache, Bamba computes different log-probabilities than without it (transformers 5.24)."""
 
 
 @dataclass(eq=False)
@@ -161,7 +161,8 @@ class _Group:
 
 
 class SlowRunner:
-    """Sequences with prompts of equal length in a batch, through the model's own modules and cache; works for any architecture.
+    """Computes batches of sequences with prompts of equal length through the model's own modules and cache; works for
+    any architecture.
 
     No prefixes are shared. The groups take turns, one step each. Models without a cache compute whole sequences in each step.
 

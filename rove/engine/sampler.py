@@ -7,10 +7,10 @@ Processing order of a row's logits (vLLM's order), each step only if the row use
 3. temperature;
 4. min-p, top-k, top-p (`filter_unlikely`).
 
-Tokens are drawn from the result, and the reported log-probabilities are those of the result: off-policy training needs the
-probabilities that tokens were really drawn with (vLLM's `processed_logprobs`). A trainer that recomputes log-probabilities from
-the temperature alone must therefore sample by temperature alone, as rove's does. Greedy rows take the most likely token after
-step 2 and report log-probabilities at temperature 1.
+Tokens are drawn from the result, and the reported log-probabilities are those of the result: off-policy training needs
+the probabilities with which tokens were actually drawn (vLLM's `processed_logprobs`). A trainer that recomputes
+log-probabilities from the temperature alone must therefore sample by temperature alone, as rove's does. Greedy rows
+take the most likely token after step 2 and report log-probabilities at temperature 1.
 
 Axes: B rows, V vocabulary, F rows with a filter, P rows with a penalty.
 """
@@ -33,7 +33,7 @@ from rove.models.kernels import pointers, run_rows, softmax_kernels
 MIN_TEMPERATURE = 1e-5
 """Smaller positive temperatures are raised to this value: logits divided by them overflow."""
 LARGE_VOCABULARY = 8192
-"""From this number of tokens on, a CPU samples by a C kernel, if there is a C compiler."""
+"""With at least this many tokens in the vocabulary, sampling on a CPU uses a C kernel if there is a C compiler."""
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -49,7 +49,7 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
 def uniforms(seeds: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Return a number in [0, 1) per row, a function of its seed [B] and position [B] (int64) alone.
 
-    It is splitmix64 (Steele et al. 2014): stateless, so a token does not depend on what else is in the batch.
+    It is splitmix64 (Steele et al. 2014): stateless, so a token does not depend on other rows of the batch.
     """
     x = seeds + (position + 1) * _GOLDEN
     x = (x ^ _shift_right(x, 30)) * _MIX_1
@@ -85,8 +85,8 @@ def filter_unlikely(
     """Return the distributions [F, V] without unlikely tokens, renormalized.
 
     In vLLM's order: first tokens less likely than `min_p` times the most likely one are dropped, then those outside of the
-    `top_k`, then those not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a likely one are likely, so
-    that the result does not depend on token ids. The most likely token is always likely.
+    `top_k`, then those not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a kept token are
+    kept too, so that the result does not depend on token ids. The most likely token is always kept.
 
     Args:
         top_k: [F] int64, 1 to V (V: off).
@@ -148,7 +148,7 @@ def score_tokens(
 
 
 class Penalties:
-    """Token counts per row, and the penalties that they cause.
+    """Token counts per row, and the resulting penalties.
 
     The repetition penalty (Keskar et al. 2019, arXiv 1909.05858) counts prompt and completion, as in transformers and vLLM;
     presence and frequency penalties count the completion only, as in OpenAI's API and vLLM. Memory: 5 bytes per vocabulary entry
@@ -157,9 +157,9 @@ class Penalties:
 
     def __init__(self, vocab: int, device: torch.device | str = "cpu"):
         self._counts = torch.zeros(0, vocab, device=device)
-        """[P, V] how often a token is in the completion."""
+        """[P, V] how often each token occurs in the completion."""
         self._occurs = torch.zeros(0, vocab, dtype=torch.bool, device=device)
-        """[P, V] whether a token is in the prompt or the completion."""
+        """[P, V] whether each token occurs in the prompt or the completion."""
         self._weights = torch.zeros(3, 0, device=device)
         """[3, P] repetition, presence and frequency penalty."""
 
@@ -217,7 +217,7 @@ class SamplerRow(NamedTuple):
     """Seed of its random stream, any integer."""
     prompt: Sequence[int]
     answer: Sequence[int] = ()
-    """Tokens sampled so far, such as before a preemption."""
+    """Tokens sampled so far, for example before a preemption."""
     constraint: Constraint | None = None
     """State of its grammar, which has consumed `answer`."""
 
@@ -373,7 +373,7 @@ class Sampler:
 
 
 class _RowOptions(NamedTuple):
-    """What a row needs besides a temperature; computed once when it joins."""
+    """Options of a row besides its temperature, computed once when the row joins."""
 
     filters: tuple[int, float, float] | None
     """top_k, top_p, min_p."""

@@ -15,9 +15,9 @@ from rove.engine.kv_cache import KVCache, Slot, copy_row
 from rove.engine.lora import Adapter
 
 MIN_COPIED_TOKENS = 16
-"""A shared prefix of at least this many tokens is copied, or waited for, instead of being computed again."""
+"""A sequence copies a shared prefix of at least this many tokens, or waits for it, instead of computing it again."""
 OVERTAKEN_BATCHES = 4
-"""A sequence may be overtaken by at most so many times `max_batch` later ones."""
+"""A sequence may be overtaken by at most this many times `max_batch` later sequences."""
 RESERVED_POSITIONS = 64
 """Positions reserved for the completion at admission; a longer completion moves to a larger row."""
 
@@ -78,11 +78,12 @@ class Step(NamedTuple):
 class Scheduler:
     """Scheduler with chunked prefill, prefix reuse and preemption.
 
-    Preempted sequences are admitted first. Of the sequences that arrive together (within four batches), those that continue a
-    reusable one come next, the latest of them before the others, because the slots of the earliest are evicted first: in the
-    order of arrival, each would evict the slot that the next one needs. All others follow in the order of arrival. A sequence
-    waits for its turn, for memory, or for a running sequence that is computing a prefix it needs too. If memory runs out while
-    sequences grow, the one that arrived last is preempted: its slot is freed and it is computed again later.
+    Preempted sequences are admitted first. Of the sequences that arrive together (within four batches), those that
+    continue a reusable sequence come next, the latest first. The slots of the earliest are evicted first, so in the
+    order of arrival, each sequence would evict the slot that the next one needs. All others follow in the order of
+    arrival. A sequence waits for its turn, for memory, or for a running sequence that is computing a prefix it needs
+    too. If memory runs out while sequences grow, the sequence that arrived last is preempted: its slot is freed, and
+    the sequence is computed again later.
 
     Args:
         chunk: Maximum prompt tokens per step. Long prompts are prefilled in chunks so that running sequences keep their latency.
@@ -93,7 +94,7 @@ class Scheduler:
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
         self._first_arrival = 0
-        """Arrival of the first sequence since there was none; a resumed process did not have the earlier ones."""
+        """Arrival of the first sequence since the scheduler was last empty; a resumed process did not have the earlier ones."""
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""

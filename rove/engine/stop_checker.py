@@ -9,13 +9,13 @@ from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 
 UNFINISHED = "\ufffd"
-"""What decoders write for bytes that are not, or not yet, a character."""
+"""The character that decoders write for bytes that are not, or not yet, a character."""
 DECODE_WINDOW = 32
 """Maximum tokens decoded together, unless their characters are unfinished."""
 
 
 def end_token_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
-    """Return the tokens that end a completion: the request's, and the model's unless `ignore_eos` is set."""
+    """Return the tokens that end a completion: the request's stop tokens and, unless `ignore_eos` is set, the model's."""
     model_ids = frozenset() if sampling.ignore_eos else stop_ids
     return model_ids | frozenset(sampling.stop_token_ids or ())
 
@@ -31,7 +31,7 @@ class StopChecker:
     split into tokens.
 
     Args:
-        sampling: Its stop, stop_token_ids, min_tokens and ignore_eos are used.
+        sampling: Only its stop, stop_token_ids, min_tokens and ignore_eos are used.
         decode: Token ids → text; needed for stop strings and streaming, else None.
         constraint: Grammar state of a structured output, advanced by the sampler.
 
@@ -90,7 +90,7 @@ class StopChecker:
         return self.reason
 
     def take_text(self) -> str:
-        """Return the new text that no stop string can still remove; after the end all of it."""
+        """Return the new text that no stop string can still remove; after the end, all remaining text."""
         held = 0 if self.reason else self._held()
         ready = self.text[self._taken : len(self.text) - held]
         self._taken += len(ready)

@@ -38,7 +38,7 @@ from rove.utils.processes import hidden_command, run_command, safe_environment
 from rove.utils.threads import PendingCalls, Threads
 
 Agent = Callable[[Access, State], Any]
-"""A foreign agent, sync or async: (access to the model, state of the rollout) → its answer."""
+"""A foreign agent as a sync or async function: (access to the model, state of the rollout) → the agent's answer."""
 
 MAX_ERROR_CHARS = 2000
 """Characters of a command's stderr in an error message."""
@@ -55,15 +55,15 @@ class AgentEnv(Environment):
 
     The agent is `agent`, `command`, or an override of `run_agent`. Its return value (of a command: its stdout) becomes
     `state["agent_result"]` and the last message of `state["completion"]`, after the conversation with the most steps. A
-    rollout ends when its agent does ("agent_finished"), when a stop condition holds after a step, or at a limit. Then the
-    model rejects further requests, and after `grace_seconds` a coroutine is canceled, a process group killed, and a thread
-    left to fail at its next request.
+    rollout ends when its agent ends ("agent_finished"), when a stop condition holds after a step, or at a limit. The
+    model then rejects further requests. After `grace_seconds`, a coroutine is canceled and a process group is killed; a
+    thread fails at its next request.
 
     An exception of the agent fails the rollout with an `AgentError` in the phase "agent". An exception of the model's client
     fails it in the phase "model", no matter how the agent handles it.
 
-    The run's sampling parameters apply. Of the agent's own only those in `agent_sampling` are used: the smaller `max_tokens`,
-    and the `stop` texts of both.
+    The run's sampling parameters apply. Of the agent's own parameters, only those in `agent_sampling` are used. Of
+    `max_tokens`, the smaller value applies; `stop` texts are combined.
 
     Args:
         agent: called with (access, state) for every rollout; sync functions run in threads.
@@ -76,12 +76,12 @@ class AgentEnv(Environment):
         grace_seconds: seconds for the agent to end after the model's last reply.
         cwd: working directory of the command.
         environment_vars: additional variables of the command, which inherits only those in
-            `rove.utils.processes.SAFE_VARIABLES`, such as PATH and HOME: no keys.
-        hide_processes: keep the command from reading the environment and memory of other processes, where the keys of other
-            rollouts and of this user are. Needs Linux with Landlock; elsewhere it has no effect. Setuid programs such as sudo,
-            and for root what needs CAP_SYS_ADMIN, then do not work in the command.
-        max_chars: characters of the command's stdout and stderr that are kept.
-        max_threads: concurrent sync agents.
+            `rove.utils.processes.SAFE_VARIABLES`, such as PATH and HOME: no keys. hide_processes: keep the command from
+            reading the environment and memory of other processes, which contain keys of other rollouts and of this
+            user. Needs Linux with Landlock; elsewhere it has no effect. In the command, setuid programs such as sudo
+            then do not work; for root, neither do operations that need CAP_SYS_ADMIN.
+        max_chars: maximum characters of the command's stdout and stderr to keep.
+        max_threads: maximum number of concurrent sync agents.
         **kwargs: see `Environment`.
 
     Raises:
@@ -208,7 +208,7 @@ class AgentEnv(Environment):
     async def _run_until_over(
         self, access: Access, turns: AgentTurns, state: State
     ) -> tuple[object, BaseException | None]:
-        """Return the result or exception of the agent, which has `grace_seconds` after the last model reply."""
+        """Return the result or exception of the agent, which may run for `grace_seconds` after the last model reply."""
         agent = asyncio.create_task(self._attempt(access, state))
         over = asyncio.create_task(turns.over.wait())
         try:
@@ -288,7 +288,7 @@ class AgentEnv(Environment):
 
 
 def _check_program(program: str, path: str | None, cwd: str | None) -> None:
-    """Raise the error that starting a missing program raises; `hidden_command` could only report it as an exit code."""
+    """Raise the error that starting a missing program raises, because `hidden_command` reports it only as an exit code."""
     location = os.path.join(cwd or "", program) if os.sep in program else program
     if shutil.which(location, path=path) is None:
         code = errno.EACCES if os.path.exists(location) else errno.ENOENT
@@ -302,9 +302,9 @@ def task_of(state: State) -> str:
 
 
 def longest_conversation(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep]:
-    """Return the steps of the agent's longest conversation, the last of equally long ones.
+    """Return the steps of the agent's longest conversation; of equally long ones, the last.
 
-    A step belongs to the first conversation whose first prompt begins its own prompt.
+    A step belongs to the first conversation whose first prompt is a prefix of the step's prompt.
     """
     conversations: list[list[TrajectoryStep]] = []
     for step in steps:
@@ -339,7 +339,7 @@ def _set_completion(result: object, state: State) -> None:
 
 
 def _raise_failure(error: BaseException | None, turns: AgentTurns, state: State) -> None:
-    """Raise the failure of the rollout, if any; a failure of the model comes before the agent's reaction to it."""
+    """Raise the failure of the rollout, if any; a failure of the model takes precedence over the agent's reaction to it."""
     # An agent that catches every exception would turn an unreachable endpoint into a wrong answer
     # (docs/decisions/agents.md).
     if turns.failure is not None:

@@ -25,7 +25,9 @@ _END = object()
 
 
 def _encode_as_text(value: object) -> str:
-    """Return the text of a value without a JSON form; one with a memory address would differ in every process."""
+    """Return the text of a value without a JSON form. A text with a memory address is refused, as it would differ in
+    every process.
+    """
     text = str(value)
     if re.search(r" at 0x[0-9a-f]+", text):
         raise ConfigError(f"a dataset row holds {text}, which cannot be hashed; expected JSON values")

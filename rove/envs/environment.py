@@ -79,8 +79,8 @@ def cleanup(priority: float = 0) -> Callable[[Method], Method]: ...
 def cleanup(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self, state)` to run after every rollout, even a failed one, highest `priority` first.
 
-    It runs after the rollout's reward functions, which may use what it closes, and before group rewards. What reward functions
-    need belongs into `Environment.post_rollout`.
+    It runs after the rollout's reward functions, which may use what it closes, and before group rewards. Prepare data
+    for reward functions in `Environment.post_rollout`.
     """
     return _mark("rove_cleanup", priority)
 
@@ -107,7 +107,7 @@ def _mark(kind: str, priority: Method | float) -> Method | Callable[[Method], Me
 
 
 class EvaluationFunctions(NamedTuple):
-    """The functions behind `Environment.generate`, `evaluate` and `make_dataset`, which belong to a layer above."""
+    """The functions behind `Environment.generate`, `evaluate` and `make_dataset`; these functions belong to a higher layer."""
 
     generate: Callable[..., Awaitable[list[RolloutRecord]]]
     evaluate: Callable[..., Awaitable[EvaluationResult]]
@@ -123,7 +123,7 @@ class Environment(ABC):
         eval_dataset: evaluation rows. Default: `dataset`.
         system_prompt: first message, unless the row's prompt has a system message.
         few_shot: messages between the system prompt and a row's `question`.
-        parser: used by every rubric without its own. Default: the parser of `rubric`.
+        parser: used by every rubric without its own parser. Default: the parser of `rubric`.
         rubric: default: an empty rubric (reward 0).
         sampling_args: default sampling arguments in OpenAI's names.
         message_type: "chat", or "completion": prompt and completion are raw texts that the model continues without a
@@ -238,9 +238,9 @@ class Environment(ABC):
 
     @property
     def identity(self) -> Identity:
-        """What distinguishes this environment from others: name, version, code hash, arguments and rubric.
+        """Values that distinguish this environment from others: name, version, code hash, arguments and rubric.
 
-        Code elsewhere that the environment calls does not count.
+        Code outside the environment's package is not included.
         """
         source = self.source
         if not source:  # not loaded by `load_environment`
@@ -266,7 +266,7 @@ class Environment(ABC):
 
     @property
     def scoring_rubric(self) -> Rubric:
-        """The author's rubric together with those of `add_rubric`, such as an environment class's own metrics."""
+        """The author's rubric together with rubrics added by `add_rubric`, such as the metrics of an environment class."""
         if not self._added_rubrics:
             return self.rubric
         rubrics = [self.rubric, *self._added_rubrics]
@@ -325,9 +325,9 @@ class Environment(ABC):
         return False
 
     async def post_rollout(self, state: State) -> object:  # noqa: B027  a hook that authors may override
-        """Prepare what reward functions need, before scoring. May be sync.
+        """Prepare data for reward functions, before scoring. May be sync.
 
-        Called when the rollout has ended, also by a limit or an error; its resources are still open.
+        Called when the rollout has ended, even by a limit or an error; its resources are still open.
         """
 
     async def clean_up(self, state: State) -> None:
@@ -373,7 +373,7 @@ def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
     """Return prompt and completion of a rollout as messages; in completion mode, one message per piece of text.
 
     The model's pieces become assistant messages, all others user messages. If an environment replaced the completion
-    by a text that does not start with what the last turn recorded, that text becomes one assistant message.
+    with a text that does not start with the text recorded by the last turn, the new text becomes one assistant message.
     """
     prompt, completion = prompt_of(state), completion_of(state)
     if not isinstance(prompt, str):
@@ -393,10 +393,10 @@ def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
 
 
 def take_result(state: State) -> None:
-    """Record what a `run` of its own has set in the state: prompt, completion and stop condition.
+    """Record the prompt, completion and stop condition that an environment's own `run` has set in the state.
 
-    Called when `run` has ended; what is set later does not change the rollout. `MultiTurnEnv` and `AgentEnv` record these
-    themselves.
+    Called when `run` has ended; values that are set later do not change the rollout. `MultiTurnEnv` and `AgentEnv`
+    record these themselves.
     """
     internals = bookkeeping(state)
     if internals.stop_condition is None and isinstance(state.get("stop_condition"), str):
@@ -422,7 +422,7 @@ def _text_or_messages(value: Any, name: str) -> object:
 
 
 def offered_tools(state: State) -> list[ToolDefinition] | None:
-    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions."""
+    """Return the tools that the next request offers: `state["tools"]`, if its items are tool definitions."""
     internals = bookkeeping(state)
     tools = state.get("tools")
     # Outside of a `ToolEnv`, "tools" may be a key of the author with any meaning (docs/decisions/state.md).

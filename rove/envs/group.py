@@ -24,11 +24,11 @@ from rove.utils.functions import maybe_await
 class EnvGroup(Environment):
     """Several environments as one; each example is run and scored by its own environment.
 
-    Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. Examples come member
-    after member. Their column `env_id` names the member ("outer/inner" in nested groups), as does `info["env_id"]`
-    during a rollout (a list in nested groups). Neither is part of the example's key, so seeds are the same as outside
-    of the group (unless two members have equal rows). Metrics that only some members have are absent from the others'
-    scores, not 0. Functions added to the group's own rubric score all rollouts.
+    Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. The examples of each member
+    follow those of the previous member. Their column `env_id` names the member ("outer/inner" in nested groups), as
+    does `info["env_id"]` during a rollout (a list in nested groups). Neither is part of the example's key, so seeds are
+    the same as outside of the group (unless two members have equal rows). Metrics that only some members have are
+    absent from the others' scores, not 0. Functions added to the group's own rubric score all rollouts.
 
     Args:
         envs: at least one environment; may include groups.
@@ -151,7 +151,7 @@ class EnvGroup(Environment):
             internals.env_depth = depth
 
     def _common_policies(self) -> dict[str, ScriptedPolicy]:
-        """Return the scripted policies that every member ships; each call goes to the member of the example."""
+        """Return the scripted policies that every member has; each call goes to the member of the example."""
         first, *remaining = (set(env.policies) for env in self.envs)
         common = first.intersection(*remaining)
 
@@ -177,7 +177,7 @@ class _MemberRubric(Rubric):
 
     @property
     def names(self) -> list[str]:
-        """The union of the members' names in order, then those added here."""
+        """The union of the members' names in order, then the names of functions added here."""
         member_names = chain.from_iterable(env.scoring_rubric.names for env in self.group.envs)
         return list(dict.fromkeys([*member_names, *super().names]))
 

@@ -29,7 +29,7 @@ from rove.envs.question_files import check_question_file, is_question_file
 from rove.envs.questions import QuestionsEnv, question_file_version
 
 ENTRY_POINT_GROUP = "rove.environments"
-"""Entry point group of packages with environments; the name of an entry point is that of the environment."""
+"""Entry point group of packages with environments; the name of an entry point is the environment's name."""
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 CHECKED_TYPES = {int, float, bool, str, NoneType}
 """Annotations of environment arguments whose values are checked."""
@@ -43,7 +43,7 @@ class ExternalEnvironment(NamedTuple):
     """An environment that is not a module of this interpreter."""
 
     file: Path
-    """File of its module."""
+    """File of the environment's module."""
     load: Callable[..., Environment]
     """Called with a mapping of its arguments, and keywords of `rove.IsolatedEnv`."""
 
@@ -128,7 +128,7 @@ class ForeignEnvironment(Protocol):
 
 
 def as_environment(value: object, prefix: str = "this is") -> Environment:
-    """Return a rove environment unchanged, or convert an object with `__rove_environment__`."""
+    """Return a rove environment unchanged, or convert an object that has `__rove_environment__`."""
     convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
     env = value if convert is None else convert()
     if not isinstance(env, Environment):
@@ -175,7 +175,7 @@ def environment_version(
     """Return name, version and code hash of the environment that `load_environment` would load.
 
     Args:
-        env_args: its arguments; whether a file of questions has held-out rows is part of its version.
+        env_args: its arguments. The version of a file of questions includes whether rows are held out.
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
@@ -191,7 +191,7 @@ def environment_module(env_id: str, env_dir: str | Path | None = None) -> Module
 
 
 def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
-    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment."""
+    """Return the names of the arguments of an environment's `load_environment`; empty if it has its own virtual environment."""
     if is_question_file(env_id):
         load: Any = QuestionsEnv.__init__
     elif find_external_environment(env_id, env_dir) is not None:
@@ -213,7 +213,7 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
 
 
 def _check_version(env_id: str, file: Path, installed: str | None) -> None:
-    """Raise ConfigError if a name has a version and the module has another or an unknown one."""
+    """Raise ConfigError if a name has a version, and the module's version differs or is unknown."""
     # A version in a name is a promise; an unknown one cannot keep it (docs/decisions/env_search.md).
     _, separator, version = env_id.partition("@")
     if not separator:
@@ -246,11 +246,11 @@ def _check_version(env_id: str, file: Path, installed: str | None) -> None:
 
 
 def _note_replacement(name: str, env_dir: str | Path | None) -> None:
-    """Warn if a name means another file than one would expect: not that of rove's example or of ./environments.
+    """Warn if a name means an unexpected file instead of rove's example or the file in ./environments.
 
     A module or an entry point of any installed package could otherwise silently replace an example of the same name.
 
-    A file in a folder that the caller names, with `env_dir`, is always the expected one.
+    A file in a folder that the caller names with `env_dir` is always expected.
     """
     if env_dir is not None and _file_in([Path(env_dir)], name) is not None:
         return
@@ -308,7 +308,7 @@ def _is_path(env_id: str) -> bool:
 
 
 def _folder_of(env_id: str, env_dir: str | Path | None) -> str | Path | None:
-    """Return the folder that is searched first: that of a path, else `env_dir`."""
+    """Return the folder that is searched first: the folder of a path, else `env_dir`."""
     return Path(env_id).resolve().parent if _is_path(env_id) else env_dir
 
 

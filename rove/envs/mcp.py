@@ -1,4 +1,4 @@
-"""Environments whose tools are those of MCP servers."""
+"""Environments that offer the tools of MCP servers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SCOPES = ("shared", "rollout")
 class MCPEnv(ToolEnv):
     """A `ToolEnv` that offers the tools of MCP servers in addition to functions.
 
-    The first rollout (or `connect`) starts the servers and adds their tools to `tool_defs`. The end of the run ends
-    the servers with all their processes.
+    The first rollout (or `connect`) starts the servers and adds their tools to `tool_defs`. When the run ends, the
+    servers and all their processes are ended.
 
     Results are sent to the model, images as content parts. Errors of a tool, rejected calls and timeouts are reported
     to the model as a `ToolCallError` (see `stop_errors`). A server that cannot be started, or ends during a call,
@@ -36,8 +36,8 @@ class MCPEnv(ToolEnv):
     Args:
         mcp_servers: dicts or `rove.mcp.ServerSettings` with a name and one of `command` (with args, env, cwd), `url`
             (with headers) and `server`; optionally include, exclude and prefix.
-        scope: "shared": all rollouts share each server, as in verifiers v0; for servers without state that rollouts
-            could change. "rollout": every rollout gets its own servers.
+        scope: "shared": all rollouts share each server, as in verifiers v0; use this for servers without state that
+            rollouts could change. "rollout": every rollout gets its own servers.
         call_timeout: seconds per call.
         start_timeout: seconds until a server has listed its tools.
         max_restarts: consecutive restarts of a shared server that has ended; the next call restarts it.
@@ -101,7 +101,7 @@ class MCPEnv(ToolEnv):
         }
 
     async def connect(self) -> None:
-        """Start the servers and fill `tool_defs`. Servers of scope "rollout" are then ended.
+        """Start the servers and fill `tool_defs`, then end servers of scope "rollout".
 
         Raises:
             MCPServerError: a server cannot be started.

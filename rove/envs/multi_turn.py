@@ -19,10 +19,12 @@ from rove.utils.functions import maybe_await
 
 
 class Opponent(Protocol):
-    """Chooses the moves of the other role in a two-player environment; set by `rove play`."""
+    """Chooses the moves of the second role in a two-player environment; set by `rove play`."""
 
     async def __call__(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
-        """Return one of the legal moves. `view` is a text, `board` the same position as a rendering if there is one."""
+        """Return one of the legal moves. `view` is the position as a text, `board` the same position as a rendering, if
+        there is one.
+        """
         ...
 
 
@@ -31,7 +33,7 @@ class TwoPlayer(Protocol):
     """An environment that may have a second role."""
 
     two_player: bool
-    """Whether it consults `opponent`, if set, for the moves of the other role."""
+    """Whether the environment asks `opponent`, if set, for the moves of the second role."""
     opponent: Opponent | None
 
 
@@ -190,7 +192,8 @@ class MultiTurnEnv(Environment):
 class MultiTurnCompletionEnv(MultiTurnEnv):
     """A `MultiTurnEnv` in completion mode: the model and the environment take turns extending one raw text.
 
-    `state["prompt"]` is the row's text, `state["completion"]` everything added to it. See `MultiTurnEnv` for arguments.
+    `state["prompt"]` is the row's text; `state["completion"]` is everything added to it. See `MultiTurnEnv` for
+    arguments.
     """
 
     def __init__(self, **kwargs: Any):

@@ -36,7 +36,7 @@ class EvaluationOptions(TypedDict, total=False):
     budget: float | None
     """Maximum cost of the whole run."""
     max_errors: float | None
-    """Stop when more rollouts failed than this count, or share if below 1."""
+    """Stop when more rollouts failed than this count, or than this share if below 1."""
     fail_fast: bool
     """Raise at the first failed rollout."""
     seed: int
@@ -46,7 +46,7 @@ class EvaluationOptions(TypedDict, total=False):
     pass_threshold: float
     """Minimum reward of a passing rollout, for pass@k (default: 1.0)."""
     run: Run | str | Path | None
-    """A run folder or a started `Run`, to which finished rollouts are written; those already there are not run again. A folder
+    """A run folder or a started `Run`, to which finished rollouts are written; rollouts already in it are not run again. A folder
     with another identity is refused (see `rove.rollouts.evaluate.run_identity`)."""
 
 

@@ -40,7 +40,7 @@ class FileRow(NamedTuple):
     """A row of a file of questions."""
 
     position: str
-    """Its position for messages: "row 3 (line 5)"."""
+    """The row's position, for messages: "row 3 (line 5)"."""
     values: Mapping[str, object]
 
 
@@ -51,7 +51,7 @@ def is_question_file(env_id: str) -> bool:
 
 
 def check_question_file(path: Path) -> None:
-    """Raise ConfigError if there is no such file, or it has another form."""
+    """Raise ConfigError if the file does not exist or has another form."""
     forms = ", ".join(SUFFIXES)
     advice = OTHER_SUFFIXES.get(path.suffix.lower())
     if advice is not None:

@@ -1,4 +1,4 @@
-"""Split questions into training and held-out ones by their content."""
+"""Split questions into training questions and held-out questions, by their content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Split(NamedTuple):
 
     @property
     def repeated(self) -> int:
-        """Number of rows whose question an earlier row has as well."""
+        """Number of rows whose question already occurs in an earlier row."""
         return len(self.training) + len(self.held_out) - self.different
 
     @property
@@ -44,7 +44,8 @@ class Split(NamedTuple):
 
 
 def split_by_content(examples: Sequence[Mapping[str, object]], fraction: float) -> Split:
-    """Hold out a fraction of the different questions, chosen by their hashes: at least one of two or more, and not all.
+    """Hold out a fraction of the different questions, chosen by their hashes: at least one if there are two or more,
+    but never all.
 
     The order of the rows and their answers make no difference, and rows with equal questions are on the same side:
     otherwise a model would be evaluated on questions that it was trained on.

@@ -56,13 +56,13 @@ class QuestionsEnv(SingleTurnEnv):
         scorer: "exact", "numeric", "regex", "choice", "math" or "judge", see `rove.rubrics.scorers`; or your own reward function
             as package.module:function.
         question_column: column of the question. Default: "question", else "prompt".
-        answer_column: column of the answer; a list contains the accepted answers, any of which is right.
+        answer_column: column of the answer; if it is a list, any of its answers is accepted.
         choices_column: for "choice": column of the options, a list or its JSON.
         tolerance: for "numeric": largest difference, relative to the right number; 0 is equal only to 0.
         judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
         system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
         held_out: fraction of the different questions that are only for evaluation (0 to below 1). A hash of the question
-            chooses them, so rows with equal questions are on the same side. With 0, all rows are for both.
+            chooses them, so rows with equal questions are on the same side. With 0, all rows are used for both.
 
     Example:
         env = rove.load_environment("questions.csv", scorer="numeric")
@@ -147,7 +147,7 @@ def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
 
 
 def question_file_version(path: str | Path, held_out: float) -> str:
-    """Return a hash of a file of questions; with held-out questions, it also states how they are chosen.
+    """Return a hash of a file of questions; with held-out questions, the text also says how these are chosen.
 
     Runs whose held-out questions were chosen by position, as older versions of rove did, are therefore not resumed.
     """
@@ -236,7 +236,9 @@ def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
 
 
 def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messages) -> None:
-    """Raise ConfigError for a message whose content is neither a text nor a list of parts; only an assistant may have none."""
+    """Raise ConfigError for a message whose content is neither a text nor a list of parts; only an assistant message
+    may have no content.
+    """
     for message in messages:
         content = message.get("content")
         if content is None and message["role"] == "assistant":
@@ -249,7 +251,7 @@ def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messa
 
 
 def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
-    """Return the accepted answers of a row, in order and each once."""
+    """Return the distinct accepted answers of a row, in order."""
     value = row.values[column]
     listed = list(value) if _is_sequence(value) else [value]
     if any(_is_blank(answer) for answer in listed):
@@ -277,7 +279,7 @@ def _short(value: object) -> str:
 
 
 def _check_number(path: str | Path, row: FileRow, answer: str) -> None:
-    """Raise ConfigError if an answer is not one number for certain: "1 234" may be one number or two."""
+    """Raise ConfigError if an answer is not clearly one number: "1 234" may be one number or two."""
     if groups := _SPACED_GROUPS.search(answer.rpartition("####")[2]):
         joined = groups[0].replace(" ", "")
         raise ConfigError(
@@ -290,7 +292,7 @@ def _check_number(path: str | Path, row: FileRow, answer: str) -> None:
 
 
 def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
-    """Return the texts of the options, which are a list or its JSON."""
+    """Return the texts of the options, which are given as a list or as its JSON text."""
     value = row.values[column]
     try:
         options = json.loads(value) if isinstance(value, str) else value

@@ -96,14 +96,14 @@ def sub_tokens(state: State) -> float:
 
 @dataclass(slots=True)
 class SubCalls:
-    """The calls of sub-models in a whole rollout, at all depths."""
+    """All calls of sub-models in a rollout, at all depths."""
 
     turn: Turn
     parallel: asyncio.Semaphore
     model_roles: Mapping[str, list[TrajectoryStep]]
-    """Steps by model role, of the rollout."""
+    """Steps of the rollout by model role."""
     conversations: list[list[TrajectoryStep]]
-    """Trajectories to train on: of the rollout, then of its sub-models."""
+    """Trajectories to train on: the rollout's own, then those of its sub-models."""
     num_calls: int = 0
 
     @property
@@ -114,7 +114,7 @@ class SubCalls:
 
 @dataclass(slots=True)
 class Exploration:
-    """One model with a Python session, that of the rollout or a sub-model: `state["rlm"]`."""
+    """A model with a Python session, either the rollout's model or a sub-model: `state["rlm"]`."""
 
     calls: SubCalls
     depth: int = 0
@@ -132,7 +132,7 @@ class Exploration:
 
 
 def steps_of(state: State) -> Iterator[TrajectoryStep]:
-    """Yield all steps of a conversation, each followed by those of the conversations that it started."""
+    """Yield all steps of a conversation, each followed by the steps of the conversations that it started."""
     steps = bookkeeping(state).trajectory
     branches_after: dict[int, list[State]] = defaultdict(list)
     for num_turns, branch in bookkeeping(state).rlm.branches:
@@ -204,15 +204,16 @@ class RLMEnv(PythonEnv):
     number of calls, and `timeout_seconds` of the rollout.
 
     Args:
-        context: key of the input in the row's `info` (or the row); or a sync or async function of the state that returns it,
-            which keeps it out of records. A text or a JSON value.
+        context: key of the input in the row's `info` (or the row), or a sync or async function that returns it for a
+            state. With a function, records do not contain the input. The input is a text or a JSON value.
         system_prompt: default: explains the above. "" = none.
         sub_client: client of sub-models. Default: the client of the rollout.
         sub_model: model name for sub-calls. Default: the model of the rollout.
         sub_sampling_args: sampling arguments for sub-calls, in OpenAI's names. Default: those of the rollout; none for
             `sub_client`.
         max_sub_calls: maximum number of sub-calls in a rollout.
-        max_sub_tokens: no further sub-call after this many tokens read and generated; -1 = no limit.
+        max_sub_tokens: no further sub-call starts after sub-models have read and generated this many tokens; -1 = no
+            limit.
         max_parallel_calls: concurrent sub-calls in a rollout.
         max_depth: 1 = sub-models only answer; 2 = a sub-model that is given a `context` has its own Python session and
             sub-models; and so on. At the last level the context is put into the prompt.
@@ -222,8 +223,8 @@ class RLMEnv(PythonEnv):
         code_in: "tool": code is an argument of the tool `python`; "fence": code is between ```python and ```, for models
             without tool calls.
         preview_chars: characters of the input shown in the prompt.
-        sub_backends: one sandbox backend per depth from 1 on; with a single one for all, rollouts could deadlock. Required
-            with `backend` and max_depth > 1.
+        sub_backends: one sandbox backend per depth from 1 on; with a single backend for all depths, rollouts could
+            deadlock. Required with `backend` and max_depth > 1.
         **kwargs: see `SandboxEnv`.
 
     Raises:

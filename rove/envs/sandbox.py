@@ -52,7 +52,7 @@ class SandboxUse:
     """Whether it has been set up."""
     is_over: bool = False
     ready_wait: float = 0.0
-    """Seconds that the rollout waited for the sandbox, including the wait for `max_sandboxes`."""
+    """Seconds that the rollout waited for the sandbox, including the wait because of `max_sandboxes`."""
     calls: list[Result] = field(default_factory=list[Result])
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -256,7 +256,7 @@ class PythonEnv(SandboxEnv):
     """The model has a Python session in a sandbox (tool `python`): variables, functions and files persist between calls.
 
     The model sees what the code prints, the value of its last expression, and exceptions; the middle of long output
-    is omitted. After a call that was stopped Python restarts, and the model is informed that variables are lost. For
+    is omitted. If a call is stopped, Python restarts, and the model is told that variables are lost. For
     an additional bash tool: `env.add_tool(env.bash, args_to_skip=["state"])`. See `SandboxEnv` for arguments.
 
     Example:

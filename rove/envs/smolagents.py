@@ -1,4 +1,4 @@
-"""smolagents in environments: its tools for any model, and its agents as external agents."""
+"""smolagents in environments: tools of this library for any model, and its agents as external agents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PYTHON_TYPES: dict[str, object] = {
     "image": str,
     "audio": str,
 }
-"""Python types of the types of smolagents; a model passes images and audio by name."""
+"""Python type of each smolagents type; a model passes images and audio by name."""
 
 
 class SmolaToolEnv(ToolEnv):
@@ -63,7 +63,7 @@ class SmolaToolEnv(ToolEnv):
 class SmolaAgentEnv(AgentEnv):
     """A smolagents agent carries out each rollout: a `ToolCallingAgent`, a `CodeAgent`, or a team of agents.
 
-    It uses the run's model. Its answer is that of the rollout, see `AgentEnv`; `state["agent_state"]` is "success" or
+    It uses the run's model. Its answer is the rollout's answer, see `AgentEnv`; `state["agent_state"]` is "success" or
     "max_steps_error". It runs in a thread and is interrupted when the rollout ends.
 
     A `CodeAgent` runs the model's code in this process unless its `executor_type` isolates it. Both kinds of agents
@@ -175,7 +175,7 @@ def _hint(tool: Any, name: str, spec: JsonMapping) -> object:
 
 
 def _schema(spec: JsonMapping) -> JsonObject:
-    """Return the JSON schema of an input, with keywords that smolagents does not know."""
+    """Return the JSON schema of an input, including keywords that smolagents does not know."""
     kinds = spec.get("type", "any")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     names = ["string" if kind in ("image", "audio") else kind for kind in kinds]

@@ -49,7 +49,7 @@ from rove.utils.functions import is_async, maybe_await
 from rove.utils.threads import PendingCalls, Threads
 
 CLEANUP_GRACE_S = 1.0
-"""Seconds that a cleanup waits for running sync tools before it is postponed until they return."""
+"""Seconds that a cleanup waits for running sync tools; it is then postponed until they return."""
 
 _sync_calls: ContextVar[PendingCalls | None] = ContextVar("rove_sync_calls", default=None)
 """The running sync calls of the current rollout."""
@@ -241,7 +241,7 @@ class ToolEnv(MultiTurnEnv):
         """Run the cleanup methods once no sync tool of the rollout is running.
 
         A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which runs when
-        the tool returns, unless the event loop has ended. Override this method to interrupt what a tool waits for.
+        the tool returns, unless the event loop has ended. Override this method to interrupt a tool that is waiting.
         """
         # A cleanup must not release what a thread still uses: to close a sqlite3 connection during a query ends the whole
         # process (docs/decisions/tools.md).
@@ -270,7 +270,7 @@ class ToolEnv(MultiTurnEnv):
             warnings.warn(f"a postponed cleanup failed: {type(error).__name__}: {error}", stacklevel=1)
 
     async def tear_down(self) -> None:
-        """Wait up to `CLEANUP_GRACE_S` for postponed cleanups, then as `Environment.tear_down`."""
+        """Wait up to `CLEANUP_GRACE_S` for postponed cleanups, then tear down as `Environment.tear_down`."""
         if self._pending_cleanups:
             _, waiting = await asyncio.wait(self._pending_cleanups, timeout=CLEANUP_GRACE_S)
             if waiting:
@@ -283,7 +283,7 @@ class ToolEnv(MultiTurnEnv):
 
     @stop
     def no_tools_called(self, state: State) -> bool:
-        """Stop when the model answers without a tool call, unless its text has a call: `env_response` explains why."""
+        """Stop when the model answers without a tool call, unless its text contains a call; `env_response` then reports this."""
         steps = bookkeeping(state).trajectory
         if not steps:
             return False
@@ -295,7 +295,7 @@ class ToolEnv(MultiTurnEnv):
     def _left_call(self, state: State) -> str | None:
         """Return the name of a tool whose call the endpoint left in the text of the last reply.
 
-        A reply with tokens comes from a model whose own format was parsed, so that a call in another format is the model's
+        If the reply has tokens, the model's own format was already parsed, so a call in another format is the model's
         mistake.
         """
         steps = bookkeeping(state).trajectory
@@ -422,7 +422,7 @@ class StatefulToolEnv(ToolEnv):
     """A `ToolEnv` with tool arguments that the model does not see; `update_tool_args` sets them for every call.
 
     Open resources in `setup_state`, keep them in the state, and close them in a `@cleanup` method. Tools added with
-    `add_tool` may hide arguments; those in `tools` cannot. Sync tools of one rollout run one at a time, because they
+    `add_tool` may hide arguments; tools in `tools` cannot. Sync tools of one rollout run one at a time, because they
     share its resources.
 
     See `ToolEnv` for arguments.
@@ -456,7 +456,7 @@ class StatefulToolEnv(ToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: Arguments, messages: Messages, state: State, **kwargs: Any
     ) -> Any:
-        """Return the arguments for a call: those of the model, checked and converted, and the hidden ones.
+        """Return the arguments for a call: the model's, checked and converted, and the hidden ones.
 
         May be async. Its exceptions make the rollout fail and are not reported to the model.
         """

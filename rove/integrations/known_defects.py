@@ -2,7 +2,7 @@
 
 `known_defects.json` is written by `benchmarks/audit/survey.py`, which audits the tasks; the evidence is in
 benchmarks/reports/audit_report.md.
-`REPORTED` lists defects that an audit with replies cannot see, because the right answers themselves are wrong.
+`REPORTED` lists defects that an audit cannot detect, because the reference answers themselves are wrong.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MAX_SESSIONS = 1024
 SPLITS = {"train": True, "eval": False}
 """Name of a split → whether it has the training rows."""
 MAX_TASKS = 1000
-"""Maximum rows of a split: seeds select among them, and clients can list them."""
+"""Maximum rows of a split; seeds select one of them, and clients can list them."""
 OBSERVATION = {
     "type": "object",
     "title": "Observation",
@@ -112,7 +112,7 @@ class OpenEnvServer:
         return web.json_response([{"name": name, "type": types[name]} for name in SPLITS])
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        """Return rows of a split: all, their number, one, or a range."""
+        """Return rows of a split (all, one, or a range), or their number."""
         self._check_name(request)
         query: JsonObject = await request.json()
         try:
@@ -355,7 +355,7 @@ def _message(action: JsonMapping) -> AssistantMessage:
 
 
 IDLE_TIMEOUT_S = 600.0
-"""Episodes that have been idle for longer are closed when another one begins."""
+"""Episodes that have been idle for longer than this are closed when another episode begins."""
 STATUS = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 503, "NOT_FOUND": 404}
 NO_EPISODE = {"episode_id": None, "step_count": 0}
 
@@ -375,7 +375,7 @@ class RestEpisodes:
 
     `reset` returns the id of its episode in `metadata`: the requested one, or a new one. `step` and `state` take `episode_id`;
     the default is the episode that began last. (OpenEnv's own server forgets an episode after each request, so that only the
-    first step can be taken there.) An episode ends with its last step, or when another one begins with its id.
+    first step can be taken there.) An episode ends with its last step, or when another episode begins with the same id.
     """
 
     def __init__(
@@ -450,7 +450,7 @@ class RestEpisodes:
         return name, self._episodes[name]
 
     async def _end(self, name: str, expected: _StoredEpisode | None = None) -> None:
-        """End an episode; with `expected` only that one, since another one may have its id by now."""
+        """End an episode; with `expected`, only if it is still this episode, since another may have taken over the id."""
         stored = self._episodes.get(name)
         if stored is not None and expected in (None, stored):
             del self._episodes[name]

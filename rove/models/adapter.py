@@ -1,7 +1,8 @@
 """A PEFT LoRA adapter inside a model: add it, save it, merge it.
 
-PEFT replaces linear layers by its own, which contain the old ones. The rest of the model does not change, so attention, packing
-and fast linear layers still apply. (`rove.engine.lora` applies adapters per request instead.)
+PEFT replaces linear layers with its own layers, each of which contains the original one. The rest of the model does not
+change, so attention, packing and fast linear layers still apply. (`rove.engine.lora` applies adapters per request
+instead.)
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Adapter:
         self._base_digest = digest_model(base)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return its weights (not copies) by PEFT's names, as in the file that `save` writes."""
+        """Return the adapter's weights (not copies) by PEFT's names, as in the file that `save` writes."""
         return get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
 
     def save(self, path: Path) -> None:
-        """Write what PEFT's `save_pretrained` writes: weights, and settings with the path of the base model."""
+        """Write the files of PEFT's `save_pretrained`: weights, and settings with the path of the base model."""
         path.mkdir(parents=True, exist_ok=True)
         config: Any = copy.copy(self._wrapped.peft_config[ADAPTER_NAME])
         config.base_model_name_or_path = self.base
@@ -62,11 +63,11 @@ class Adapter:
 def add_adapter(
     model: nn.Module, rank: int, alpha: float, dropout: float, targets: Sequence[str], seed: int, base: str
 ) -> Adapter:
-    """Add a new adapter to a model; it changes nothing yet, and from now on its weights alone are trained.
+    """Add a new adapter to a model. It changes no outputs yet; from now on, only the adapter's weights are trained.
 
     Args:
-        targets: Last parts of the names of linear layers; empty: all but the head.
-        seed: Seed of its random half (A; B starts at zero).
+        targets: Last parts of the names of linear layers; empty: all except the head.
+        seed: Seed of the adapter's random matrices A; the matrices B start at zero.
     """
     modules = _target_modules(model, targets)
     config = LoraConfig(
@@ -124,7 +125,7 @@ def describe_coverage(model: Any, targets: Sequence[str]) -> str:
 
 
 def _target_modules(model: Any, targets: Sequence[str]) -> list[str]:
-    """Return PEFT's `target_modules`: the given ones, or by default those of all linear layers that can be adapted."""
+    """Return PEFT's `target_modules`: those of `targets`, or by default those of all linear layers that PEFT can adapt."""
     layers = _linear_layers(model)
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     problems = {path: _problem(model, path, layer, uses[id(layer.weight)]) for path, layer in layers.items()}
@@ -160,10 +161,10 @@ def _linear_layers(model: Any) -> dict[str, Any]:
 
 
 def _problem(model: Any, path: str, layer: Any, uses: int) -> str:
-    """Return why PEFT cannot adapt a linear layer or would merge its adapter wrongly; "" if it can.
+    """Return why PEFT cannot adapt a linear layer, or would merge its adapter wrongly; "" if there is no problem.
 
     Args:
-        uses: Number of layers that share its weight.
+        uses: Number of layers that share the layer's weight.
     """
     name = _last_part(path)
     # PEFT adds the adapter's product to the output of a layer; that of Llama 4's and Phi-MoE's routers is a tuple.

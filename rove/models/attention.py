@@ -44,7 +44,7 @@ class Packing:
     """Which tokens of a packed batch attend to which.
 
     Sequences that start with the same tokens share them: a shared prefix belongs to an earlier sequence, where its tokens are
-    queries. Every token is the query of exactly one sequence and attends to the tokens before it there.
+    queries. Every token is the query of exactly one sequence and attends to the earlier tokens of that sequence.
     """
 
     paths: Sequence[np.ndarray]
@@ -188,11 +188,11 @@ def run_attention(
     packing: Packing,
     tensors: tuple[torch.Tensor, ...],
 ) -> None:
-    """Call a kernel of `attention.c` with its key heads split over threads.
+    """Call a kernel of `attention.c`, with the key heads split over threads.
 
     Args:
         qkv: Queries [N, H, d], keys [N, K, d] and values [N, K, d], contiguous fp32.
-        tensors: Its last arguments: results, and what they are computed from.
+        tensors: The kernel's last arguments: tensors for results, and tensors that these are computed from.
     """
     heads = qkv[1].shape[1]
     inputs = (*pointers(*qkv), scale, *pointers(*packing.flat_paths), len(packing.paths), heads)
@@ -213,7 +213,7 @@ PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral", "lfm2"})
 
 
 def is_plain(config: Any) -> bool:
-    """Return whether this attention computes what the model defines: no sliding window, soft cap or attention sink."""
+    """Return whether rove's attention computes what the model defines: no sliding window, soft cap or attention sink."""
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if getattr(config, "sliding_window", None) is not None:
         return False
@@ -233,9 +233,10 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of query [B, H, n, d] over key and value [B, K, T, d] → [B, n, H, d].
 
-    Without a mask it is causal, with the last query at the last key. A boolean mask [B, 1, n, T] marks the visible keys; query
-    heads that share a key head then go through one matrix product, which at n = 1 on a CPU is several times faster than
-    PyTorch's fused attention and does not copy keys per head. With `packing` see `packed_attention`.
+    Without a mask, attention is causal, with the last query at the last key. A boolean mask [B, 1, n, T] marks the
+    visible keys; query heads that share a key head then go through one matrix product, which at n = 1 on a CPU is
+    several times faster than PyTorch's fused attention and does not copy keys per head. For `packing`, see
+    `packed_attention`.
     """
     rows, heads, queries, size = query.shape
     groups = heads // key.shape[1]
@@ -284,8 +285,8 @@ def attend_chunk(
 ) -> torch.Tensor:
     """Compute attention of several tokens per sequence: query [B, n, H, d] (scaled) → [B, n, H, d].
 
-    Without `starts`, keys and values [B, n, K, d] are those of the same tokens. With `starts`, they cover the whole sequence,
-    [B, K, T, d], and the queries of row b are at positions starts[b] and following.
+    Without `starts`, the keys and values [B, n, K, d] belong to the same tokens as the queries. With `starts`, they
+    cover the whole sequence, [B, K, T, d], and the queries of row b are at positions starts[b] and following.
     """
     rows, queries, heads, size = query.shape
     if starts is None:
@@ -305,7 +306,7 @@ def attend_chunk(
 
 
 def _no_mask(*args: object, attention_mask: torch.Tensor | None = None, **kwargs: object) -> None:
-    """Return no mask: transformers asks for one per attention function, and ours is causal without it."""
+    """Return no mask: transformers requests a mask for each attention function, and rove's is causal without one."""
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(
             "rove's attention takes no padding mask: pad on the right, or pass a boolean mask [B, 1, n, T]"

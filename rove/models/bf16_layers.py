@@ -1,9 +1,9 @@
 """Mixed precision in training: Llama-style decoder layers that compute in bf16 on a CPU, and autocast on an NVIDIA GPU.
 
-Weights, the residual stream, norms, attention and sums are fp32; matrix products and what lies between them are bf16. A layer is
-one autograd function: its steps between products are C kernels (`kernels/layer.c`), and it keeps few activations. For a layer of
-width d with an MLP of width 2.7 d these are about 20 d bytes per token, where transformers' fp32 layer keeps 80 d. See
-docs/decisions/bf16_training.md.
+Weights, the residual stream, norms, attention and sums are fp32; matrix products and the operations between them are
+bf16. A layer is one autograd function: its steps between products are C kernels (`kernels/layer.c`), and it keeps few
+activations. For a layer of width d with an MLP of width 2.7 d these are about 20 d bytes per token, where transformers'
+fp32 layer keeps 80 d. See docs/decisions/bf16_training.md.
 
 Axes: N tokens of a packed batch, D width, H query heads, K key/value heads, d head size, F width of the MLP.
 """
@@ -93,12 +93,12 @@ class Projection:
         return y
 
     def input_gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of x [N, in] for that of the output [N, out]."""
+        """Return the gradient of x [N, in], given the gradient of the output [N, out]."""
         grad_x = grad @ self.weight
         return grad_x.addmm_(grad @ self.b, self.a) if self.adapters else grad_x
 
     def gradients(self, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor | None]:
-        """Return the gradients of the parameters in fp32; None for frozen ones."""
+        """Return the gradients of the parameters in fp32; None for frozen parameters."""
         grads: list[torch.Tensor | None] = [None] * (len(self.weights) + len(self.biases))
         if self.weights[0].requires_grad:
             grads[: len(self.weights)] = (grad.t() @ x).float().split(self.sizes)
@@ -168,7 +168,9 @@ class LayerWeights:
         return total, out
 
     def norm_backward(self, norm: Any, x: torch.Tensor, grad: torch.Tensor, total: torch.Tensor) -> torch.Tensor | None:
-        """Add the gradient of x [N, D] to `total`, and return that of the norm's weight; `grad` is that of the output."""
+        """Add the gradient of x [N, D] to `total`, and return the gradient of the norm's weight; `grad` is the gradient
+        of the output.
+        """
         weight = norm.weight
         arguments = (*pointers(x, weight), norm.variance_epsilon, *pointers(grad, total))
 
@@ -187,7 +189,7 @@ class LayerWeights:
         return out
 
     def gated_backward(self, gate_up: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `gated` returns, and the gradient of `gate_up` for its gradient."""
+        """Return the output of `gated`, and the gradient of `gate_up`, given the gradient `grad` of this output."""
         out, gate_up_grad = torch.empty_like(grad), torch.empty_like(gate_up)
         addresses = pointers(gate_up, grad, gate_up_grad, out)
         run_rows(len(gate_up), partial(self.kernels.gate_backward, *addresses, out.shape[1]))
@@ -204,7 +206,7 @@ class LayerWeights:
     def rotated_backward(
         self, qkv: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], grads: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the gradients of qkv and of the head norms' weights for those of the heads."""
+        """Return the gradients of qkv and of the head norms' weights, given the gradients of the heads."""
         qkv_grad, norms = torch.empty_like(qkv), self.head_norm_weights
         arguments = (*pointers(qkv, norms), self.head_epsilon, *pointers(*angles, *grads, qkv_grad))
 
@@ -308,7 +310,7 @@ def supports(model: Any) -> bool:
 
 
 def _has_uniform_projections(layer: Any) -> bool:
-    """Return whether all or none of the linear layers that read the same input have a bias, and no adapter has dropout."""
+    """Return whether linear layers with the same input agree in having a bias or none, and no adapter has dropout."""
     block, mlp = layer.self_attn, layer.mlp
     joined_layers = (
         (block.q_proj, block.k_proj, block.v_proj),
@@ -359,7 +361,7 @@ def mixed_precision(model: Any) -> AbstractContextManager[object]:
 def bf16_layers(model: Any) -> Iterator[None]:
     """Return a context in which the layers of a model compute packed batches in bf16, if it `supports` that.
 
-    The weights are copied to bf16 on entry; later changes have no effect.
+    The weights are copied to bf16 on entry, so later changes have no effect.
     """
     if not supports(model):
         yield

@@ -22,15 +22,15 @@ from jinja2.visitor import NodeTransformer
 from transformers.utils import chat_template_utils
 
 MAX_STEPS = 5_000_000
-"""Loop passes, calls and list items of one rendering; a conversation of a thousand messages takes some 50,000."""
+"""Maximum loop passes, calls and list items of one rendering; a conversation of a thousand messages takes some 50,000."""
 MAX_CHARACTERS = 50_000_000
-"""Characters of one text, and of the rendered conversation."""
+"""Maximum characters of one text, and of the rendered conversation."""
 MAX_CPU_S = 20.0
-"""CPU time of one rendering."""
+"""Maximum CPU time of one rendering, in seconds."""
 MAX_BITS = 100_000
-"""Size of an integer."""
+"""Maximum size of an integer, in bits."""
 MAX_WIDTH = 1_000_000
-"""Width to which a text is padded."""
+"""Maximum width to which a text is padded."""
 CHARACTERS_PER_STEP = 100
 SIZED = (list, tuple, set, frozenset, dict)
 PADDING_FILTERS = {"center", "indent", "batch", "slice", "tojson", "xmlattr"}
@@ -39,12 +39,12 @@ ITEM_FILTERS = (
     | {"batch", "dictsort", "groupby", "items", "list", "map", "reverse", "slice"}
     | {"reject", "rejectattr", "select", "selectattr"}
 )
-"""Filters that do not look into the items of a list. Templates use them on the whole conversation, once for every message."""
+"""Filters that do not read the items of a list. Templates apply them to the whole conversation, once for every message."""
 _WIDE = re.compile(r"\d{7,}|\*")
 
 
 class _Budget(threading.local):
-    """What the rendering in this thread has used."""
+    """The steps, characters and time that the rendering in this thread has used."""
 
     def __init__(self) -> None:
         self.start()
@@ -70,7 +70,7 @@ class _Budget(threading.local):
         return value
 
     def spend_deep(self, value: object) -> Any:
-        """Count a value with all values in it, as an operation on its text takes them; return the value."""
+        """Count a value with all nested values, because an operation on its text reads them all; return the value."""
         self.spend_value(value)
         if isinstance(value, SIZED):
             for item in value:
@@ -103,7 +103,7 @@ def check_characters(count: int) -> None:
 
 
 def check_widths(values: Iterable[object]) -> None:
-    """Raise `SecurityError` if a number could be a width to which a text is padded beyond the limit."""
+    """Raise `SecurityError` if a number could be a padding width beyond the limit."""
     if any(isinstance(value, int) and value > MAX_WIDTH for value in values):
         raise SecurityError(f"the chat template pads a text to more than {MAX_WIDTH:,} characters")
 
@@ -126,7 +126,7 @@ def check_joined(separator: str, items: Iterable[object]) -> None:
 
 
 class _Counting(NodeTransformer):
-    """Makes loops, concatenations and comparisons of a template count: Jinja compiles them to Python that no method sees."""
+    """Makes a template's loops, concatenations and comparisons count: Jinja compiles them to Python that calls no method."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -167,7 +167,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, unlimited: Environment) -> LimitedEnvironment:
-        """Return an environment with the options, filters and variables of an unlimited one."""
+        """Return an environment with the options, filters and variables of an unlimited environment."""
         option_names = ("trim_blocks", "lstrip_blocks", "keep_trailing_newline")
         options = {name: getattr(unlimited, name) for name in option_names}
         extensions = [type(extension) for extension in unlimited.extensions.values()]

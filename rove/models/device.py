@@ -1,8 +1,8 @@
 """Choose the device that a model computes on.
 
-Rule: `auto` is CUDA if PyTorch finds a CUDA device, else the CPU. MPS (Apple GPUs) is used only by request, because none of
-rove's tests runs on it. A device that is not available is an error, never replaced by another one. Of several processes under
-torchrun, each uses the CUDA device of its local rank, so the setting cannot name one of them.
+Rule: `auto` is CUDA if PyTorch finds a CUDA device, else the CPU. MPS (Apple GPUs) is used only on request, because
+none of rove's tests run on it. A device that is not available is an error, never replaced by another one. Under
+torchrun, each of several processes uses the CUDA device of its local rank, so the setting cannot name a single device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_device_of_processes(name: str, processes: int) -> None:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return a device for people, such as "cuda:0 (NVIDIA H100)"."""
+    """Return a readable name of a device, such as "cuda:0 (NVIDIA H100)"."""
     if device.type == "cuda":
         number = torch.cuda.current_device() if device.index is None else device.index
         return f"cuda:{number} ({torch.cuda.get_device_name(number)})"

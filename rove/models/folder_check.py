@@ -1,7 +1,8 @@
-"""Check a model folder before anything in it is allocated: its files come from strangers.
+"""Check a model folder before memory is allocated for its contents: its files come from strangers.
 
 The rule: every file that is read is a regular file of a plausible size, its JSON is an object, and the sizes in `config.json`
-agree with the tensors that the weight files really contain. A folder that breaks it is a `ConfigError` that names the file.
+agree with the tensors that the weight files really contain. A folder that breaks this rule causes a `ConfigError` that
+names the file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_DEPTH = 100
 MAX_TOKEN_ID = 10_000_000
 MAX_BUFFER_BYTES = 1 << 30
-"""Maximum size of tensors that a model computes from its config, unless its weights are larger."""
+"""Maximum size of tensors that a model computes from its config; larger weights raise this limit."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 SIZES = (
     *LAYERS,
@@ -104,7 +105,7 @@ def _check_size(file: Path, limit: int) -> None:
 
 
 def read_header(file: Path) -> Weights:
-    """Return what the header of a safetensors file describes, checked against the size of the file."""
+    """Return the tensors that the header of a safetensors file describes, checked against the size of the file."""
     size = file.stat().st_size
     try:
         with file.open("rb") as content:
@@ -149,7 +150,7 @@ def _check_tokens(file: Path, content: Mapping[str, object]) -> None:
 
 
 def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> None:
-    """Check sizes that would make even an empty model large."""
+    """Check sizes that would make even a model without weights large."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     for part in parts:
         for name in SIZES:
@@ -164,7 +165,7 @@ def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> 
 
 
 def _check_parameters(folder: Path, weights: Weights, trust_remote_code: bool) -> None:
-    """Check the number of parameters that the config describes, with a model that has no memory."""
+    """Check the number of parameters that the config describes, using a model without allocated memory."""
     options: dict[str, object] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(folder, **options)
     with torch.device("meta"):

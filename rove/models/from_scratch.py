@@ -40,12 +40,12 @@ CHAT_TEMPLATE = (
     """{{ ', "arguments": ' }}{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"""
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Only appends: the rendering of a conversation starts with the rendering of its prefix. Tools and calls are written in the
-Hermes format."""
+"""Chat template that only appends: the rendering of a conversation starts with the rendering of each of its prefixes.
+Tools and calls are written in the Hermes format."""
 
 WORDS = Regex(r"</?\w+>|\s(?=</?\w+>)| ?\p{L}+| ?\p{N}(?!\p{N})|\p{N}| ?[^\s\p{L}\p{N}]|\s")
-"""Splits into whole tags, words, single digits, and single other characters. Each has the space before it, except tags and the
-digits of longer numbers."""
+"""Splits texts into whole tags, words, single digits, and single other characters. Each part includes the space before
+it, except tags and the digits of longer numbers."""
 SPLIT = pre_tokenizers.Sequence(
     [
         pre_tokenizers.Split(WORDS, "isolated"),

@@ -1,9 +1,9 @@
 """Faster linear layers on CPUs: oneDNN in fp32, and optionally bf16 matrix products in the backward pass or in both passes.
 
-PyTorch's fp32 matrix product uses MKL's slow path on AMD processors; oneDNN is as exact and up to twice as fast. The bf16
-backward products are again twice as fast; they change gradients in the third digit only: weights, activations and
-log-probabilities stay fp32, so sampler and trainer still agree. With bf16 products in the forward pass too, they agree only to
-about two digits. See docs/decisions/bf16_training.md.
+PyTorch's fp32 matrix product uses MKL's slow path on AMD processors; oneDNN is as exact and up to twice as fast. The
+bf16 backward products are again twice as fast and change gradients in the third digit only. Weights, activations and
+log-probabilities stay fp32, so sampler and trainer still agree. With bf16 products in the forward pass too, they agree
+only to about two digits. See docs/decisions/bf16_training.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a weight [out, in] in the layout that `linear` reads fastest; the weight itself if there is none."""
+    """Return a copy of a weight [out, in] in the layout that `linear` reads fastest; the weight itself if there is no
+    such layout.
+    """
     if weight.device.type != "cpu" or weight.dtype not in _ONEDNN_DTYPES:
         return weight.detach()
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACK_ROWS)
@@ -74,7 +76,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def _as_own_tensor(y: torch.Tensor) -> torch.Tensor:
-    """Return the same data as a tensor that a model may change in place, as Gemma 3n does with the output of a layer.
+    """Return the same data as a tensor that a model may change in place; Gemma 3n does this with the output of a layer.
 
     oneDNN returns a view of its rows, and autograd refuses to change a view that a custom function returns.
     """

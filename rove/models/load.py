@@ -105,7 +105,7 @@ class LoadedModel(NamedTuple):
         return context_of(self.model)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights (not copies) that `save` writes, tied weights under each name; a model's by its own names."""
+        """Return the weights (not copies) that `save` writes, under the model's own names, with tied weights under each name."""
         return self.model.state_dict() if self.adapter is None else self.adapter.tensors()
 
     def save(self, path: Path) -> None:
@@ -131,7 +131,9 @@ class LoadedModel(NamedTuple):
 
 
 def _make_readable(folder: Path) -> None:
-    """Let the users who can read a model's configuration read its weights; safetensors makes them readable by the owner only."""
+    """Let users who can read a model's configuration also read its weights, which safetensors makes readable by the
+    owner only.
+    """
     mode = next(folder.glob("*config.json")).stat().st_mode & 0o777
     for file in folder.glob("*.safetensors"):
         file.chmod(mode)
@@ -155,7 +157,7 @@ def load_model(
     For an adapter folder, load the base model with the adapter merged into it; the base may be an adapter too.
 
     Args:
-        path: Folder, name of `rove model list`, or name of a Hugging Face hub model in the local cache.
+        path: Folder, name in `rove model list`, or name of a Hugging Face hub model in the local cache.
         device: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"; see `rove.models.device`.
         dtype: Type of the weights.
         trust_remote_code: Run the Python files named in the model's `auto_map`.
@@ -224,7 +226,7 @@ def folder_of(path: str | Path) -> Path:
 
 
 def _is_of_folder(error: BaseException) -> bool:
-    """Return whether an error while loading comes from the folder's content; a panic of a Rust library is no `Exception`."""
+    """Return whether an error while loading comes from the folder's content. A panic of a Rust library is not an `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -250,7 +252,7 @@ def remote_code(path: str | Path) -> list[str]:
 
 
 def check_model(path: str | Path) -> None:
-    """Check that a model or an adapter exists and is of a supported type, without reading its weights."""
+    """Check that a model or an adapter exists and that its type is supported, without reading its weights."""
     folder = Path(model_path(path)).expanduser()
     if adapter_base(folder) is not None:
         return
@@ -265,7 +267,7 @@ def check_model(path: str | Path) -> None:
 
 
 def _is_cached(name: str) -> bool:
-    """Return whether the local Hugging Face cache has a model; no network."""
+    """Return whether the local Hugging Face cache has a model, without network access."""
     try:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
@@ -316,7 +318,7 @@ def check_peft() -> None:
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the trained parameters by name: all, or an adapter's."""
+    """Return the trained parameters by name: all parameters, or only an adapter's."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
@@ -338,7 +340,7 @@ def copy_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy weights into a model: all of its parameters, or only the `trainable_parameters`.
 
     A tied parameter may appear under each of its names, as in a `state_dict()`, if the tensors are equal. Buffers of a
-    `state_dict()` may be there or not.
+    `state_dict()` may be included or missing.
     """
     weights = _without_tied(model, weights)
     parameters = dict(model.named_parameters())
@@ -400,7 +402,7 @@ def load_for_sampling(
 def default_threads(model: nn.Module) -> int:
     """Return the number of PyTorch threads for a model: PyTorch's own default for large models, else half of the cores.
 
-    More do not help small models, and OpenMP's spinning threads stall next to any busy process.
+    More threads do not help small models, and OpenMP's spinning threads stall if any other process is busy.
     """
     return PYTORCH_THREADS if is_large(model) else max(1, (os.cpu_count() or 1) // 2)
 

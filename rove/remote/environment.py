@@ -31,7 +31,7 @@ WORKER = Path(__file__).with_name("worker.py")
 EXAMPLES_PER_CALL = 16_384
 """Examples per call of a worker."""
 ROWS_TIMEOUT_S = 600.0
-"""Time limit of such a call."""
+"""Time limit of a call for examples."""
 INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables of this interpreter that another interpreter must not inherit."""
 
@@ -80,12 +80,12 @@ class RemoteEnv(Environment):
                 return
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """Return how many examples `examples` yields; None if only reading them would show it."""
+        """Return how many examples `examples` yields; None if this is unknown without reading them all."""
         return self.call_sync("count_examples", n=n, train=train)
 
     @property
     def identity(self) -> Identity:
-        """The identity of the environment itself: a run may be resumed with or without isolation."""
+        """The identity of the environment itself, because a run may be resumed with or without isolation."""
         return self.description["identity"]
 
     async def run(self, state: State, turn: Turn) -> None:
@@ -125,9 +125,9 @@ class IsolatedEnv(RemoteEnv):
     """An environment package in a worker process that runs and scores rollouts; this process queries the model.
 
     Effects of the package on its process (crashes, exit(), hangs, prints, global seeds, conflicting imports) stay in the worker.
-    If the worker dies or is unresponsive for `hang_seconds`, its rollouts are replayed, each alone in a new worker and with the
-    recorded responses; a rollout that kills its worker again fails with a `WorkerError`. Prompts, responses, scores, seeds and
-    the identity of the run equal those of the environment loaded in this process.
+    If the worker dies or is unresponsive for `hang_seconds`, its rollouts are replayed with the recorded responses,
+    each alone in a new worker. A rollout that kills its worker again fails with a `WorkerError`. Prompts, responses,
+    scores, seeds and the identity of the run equal those of the environment loaded in this process.
 
     A worker is a fork of the process that has loaded the package; start threads and connections in `setup_state`. The worker
     inherits environment variables, including API keys: isolation protects a run from bugs, not from malicious code.
@@ -213,17 +213,17 @@ class _RemoteRubric(Rubric):
 
     @property
     def names(self) -> list[str]:
-        """Names of the environment's rubric, then those added here."""
+        """Names of the functions of the environment's rubric, then of the functions added here."""
         return [*self.env.description["names"], *super().names]
 
     @property
     def extras_names(self) -> list[str]:
-        """Those of the environment's rubric."""
+        """Keys of the extras of the environment's rubric."""
         return self.env.description["extras_names"]
 
     @property
     def identity(self) -> list[str]:
-        """That of the environment's rubric."""
+        """The identity of the environment's rubric."""
         return self.env.description["identity"]["rubric"]
 
     @property

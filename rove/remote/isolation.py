@@ -50,7 +50,7 @@ class RayConfig(Settings, frozen=True, kw_only=True):
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """Whether an environment runs in processes of its own, and their limits."""
+    """Whether an environment runs in separate processes, and the limits of these processes."""
 
     on: bool = False
     python: str | None = None
@@ -69,7 +69,7 @@ class Isolation(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(isolation: IsolationConfig, ray: RayConfig) -> Isolation:
-        """Return what these tables mean together; an interpreter or a cluster implies isolation."""
+        """Return the isolation that these tables describe together; an interpreter or a cluster implies isolation."""
         unused = [n for n in ("actors", "rollouts_per_actor") if getattr(ray, n) != getattr(RayConfig(), n)]
         if unused and ray.address is None:
             raise ConfigError(

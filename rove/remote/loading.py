@@ -17,7 +17,7 @@ from rove.remote.ray import RayEnv
 from rove.workers.import_alias import active_import_alias
 
 SETTINGS = ("isolation", "ray")
-"""Tables of settings that state where an environment runs; they do not change what it does."""
+"""Tables of settings that state where an environment runs; they do not change the environment's behavior."""
 
 
 def open_environment(

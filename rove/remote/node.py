@@ -20,16 +20,16 @@ CONNECT_TIMEOUT_S = 30.0
 
 
 class NodeActor:
-    """The environments of a node, by names that the run gives them.
+    """The environments of a node, by the names that the run gives them.
 
-    Rollouts bypass it: each forked worker has its own connection to the run.
+    Rollouts bypass this actor: each forked worker has its own connection to the run.
     """
 
     def __init__(self) -> None:
         self._envs: dict[str, IsolatedEnv] = {}
 
     async def about(self) -> dict[str, str]:
-        """Return the versions that all nodes must share, and where this node is; see `about`."""
+        """Return the versions that all nodes must share, and the location of this node; see `about`."""
         return about()
 
     async def load(
@@ -93,13 +93,13 @@ class NodeActor:
         self._envs.pop(name, None)
 
     async def wait_forever(self) -> None:
-        """Never return: the call fails when the actor ends, which shows its loss."""
+        """Never return: when the actor ends, the call fails and so shows the loss."""
         await asyncio.Event().wait()
 
 
 @functools.cache
 def about() -> dict[str, str]:
-    """Return the versions of Python and rove (with a hash of rove's code), its folder and the name of the machine."""
+    """Return the versions of Python and rove (with a hash of rove's code), rove's folder, and the name of the machine."""
     version = importlib.import_module("rove").__version__
     folder = Path(__file__).resolve().parents[1]
     code = digest_files(folder.rglob("*.py"))
@@ -112,7 +112,7 @@ def about() -> dict[str, str]:
 
 
 def check_same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Check that a node has the Python and the rove of this machine."""
+    """Check that a node has the same versions of Python and rove as this machine."""
     for name, title in (("python", "Python"), ("rove", "rove")):
         our_version, their_version = ours[name], theirs[name]
         if name == "python":  # the patch version may differ

@@ -1,4 +1,4 @@
-"""Worker pools on several nodes, which may be lost: assign rollouts to them and replace lost nodes.
+"""Worker pools on several nodes: assign rollouts to pools, and replace lost nodes.
 
 docs/decisions/workers.md explains why the loss of a node is not a failure of its rollouts.
 """
@@ -30,9 +30,9 @@ RETRY_DELAY_S = 1.0
 FORK_TIMEOUT_S = 120.0
 """Time limit for forking a worker and its connection."""
 TOKEN_BYTES = 32
-"""Length of the token by which a worker authenticates."""
+"""Length of the token with which a worker authenticates."""
 MAX_GROUPS = 10_000
-"""Groups whose pool is remembered."""
+"""Maximum number of groups whose pool is remembered."""
 NODE_LOST = "its node is lost"
 
 
@@ -47,7 +47,7 @@ class Node(Protocol):
         ...
 
     async def lost(self) -> None:
-        """Return once the node is gone, or may be."""
+        """Return once the node is gone, or may be gone."""
         ...
 
     def call_now(self, name: str, /, *args: object) -> JsonValue:
@@ -150,7 +150,7 @@ class NodePool:
             self._slots.release()
 
     async def choose(self, state: State) -> WorkerPool:
-        """Return the pool with the fewest rollouts, or that of the rollout's group."""
+        """Return the pool with the fewest rollouts, or the pool of the rollout's group."""
         self._ensure_started()
         while not self._pools:
             remaining = self._since + self.wait_seconds - time.monotonic()
@@ -196,7 +196,7 @@ class NodePool:
         await asyncio.gather(*(pool.tear_down() for pool in pools))
 
     def _ensure_started(self) -> None:
-        """Open the pools; again if the event loop is a new one."""
+        """Open the pools, and open them again if there is a new event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
@@ -302,7 +302,9 @@ class _ResizableSemaphore:
 
 
 async def _responds(node: Node) -> bool:
-    """Return whether a node responds. It gets two attempts: in the first this process itself may have been blocked."""
+    """Return whether a node responds. It gets two attempts, because this process itself may have been blocked during
+    the first.
+    """
     for _ in range(2):
         with suppress(WorkerError, TimeoutError):
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):

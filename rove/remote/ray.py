@@ -1,7 +1,8 @@
 """Environments in actors of a Ray cluster. Only this module imports Ray.
 
-Ray starts actors on free CPUs and reports lost ones. Rollouts use direct connections to the workers instead: a call of an
-actor costs the run's process several times as much as a message on a socket (measured in docs/decisions/workers.md).
+Ray starts actors on free CPUs and reports lost ones. Rollouts use direct connections to the workers instead: a call of
+an actor costs the run's process several times as much time as a message on a socket (measured in
+docs/decisions/workers.md).
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ class RayNode:
 
 
 def connect(address: str) -> Any:
-    """Return Ray, connected to a cluster, or to one that starts here and ends with this process.
+    """Return Ray, connected to an existing cluster or to a new one on this machine that ends with this process.
 
     Args:
         address: HOST:PORT, "auto" (the cluster of this machine), or "local". An existing connection is reused.
@@ -276,7 +277,7 @@ class _StartedActor:
 
     actor: Any
     lost: Any
-    """A call that ends when the actor does, shared by all that wait for its loss."""
+    """A call that ends when the actor ends, shared by all callers that wait for its loss."""
     since: float = field(default_factory=time.monotonic)
     is_up: bool = False
     """Whether it has responded."""
@@ -300,7 +301,7 @@ class _ActorRegistry:
             return self._started[number]
 
     def drop(self, number: int, actor: object) -> None:
-        """Remove an actor, unless another one has its number by now."""
+        """Remove an actor, unless another actor has taken over its number."""
         with self._lock:
             started = self._started.get(number)
             if started is not None and started.actor is actor:
@@ -342,7 +343,7 @@ def _env_folder(env_id: str, env_dir: str | Path | None) -> str | None:
 
 
 def _check_identity(description: JsonMapping, node: RayNode) -> None:
-    """Check that a machine has the environment of this description, so that all rollouts of the run are of the same one."""
+    """Check that a machine's environment has this description, so that all rollouts of the run have the same environment."""
     expected, actual = description["identity"], node.description["identity"]
     if expected == actual:
         return

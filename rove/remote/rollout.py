@@ -1,6 +1,6 @@
 """One rollout of an environment in a worker process, with its model requests; it is replayed after a crash.
 
-docs/decisions/workers.md explains why many rollouts share a worker, and how requests are found again in a replay.
+docs/decisions/workers.md explains why many rollouts share a worker, and how a replay matches requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rove.workers import Worker
 CONTROL_ERRORS = {"LimitReachedError": LimitReachedError, "OverlongPromptError": OverlongPromptError}
 """Errors that end a rollout without failing it."""
 MAX_LOST_NODES = 3
-"""Nodes that may be lost under one rollout; after that the rollout itself is taken for the cause."""
+"""Number of nodes that may be lost during one rollout; beyond that, the rollout itself is considered the cause."""
 NONDETERMINISTIC = "its worker died, and the replayed environment sent a request that differs from the recorded one"
 
 
@@ -46,8 +46,8 @@ class RemoteRollout:
     """A rollout that runs in a shared worker; if the worker dies, it is replayed alone in a new worker.
 
     A replay receives the recorded responses again, so that the model is not queried twice. Replaying alone shows whether this
-    rollout kills workers: if the second worker dies too, the rollout fails. The loss of a node is no fault of its rollouts; they
-    are replayed on another node's shared worker.
+    rollout kills workers: if the second worker dies too, the rollout fails. Rollouts are not blamed for the loss of
+    their node; they are replayed on another node's shared worker.
 
     Args:
         state: State of the rollout in this process; the worker has its own copy.
@@ -120,7 +120,7 @@ class RemoteRollout:
 
     @property
     def _is_gone(self) -> bool:
-        """Whether the rollout has never had a worker, or has failed with the end of its worker."""
+        """Whether the rollout has never had a worker, or failed because its worker ended."""
         return self.worker is None or (self.worker.is_closed and self.record.error is not None)
 
     async def finish(self) -> None:
@@ -160,7 +160,7 @@ class RemoteRollout:
         await self._call("clean_up", **self._end_reasons())
 
     async def score_with(self, rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[JsonObject]:
-        """Return the scores of the members of a group, all of them in this rollout's worker, for `apply_scores`."""
+        """Return the scores of a group's members, who are all in this rollout's worker, for `apply_scores`."""
         assert self.worker is not None
         numbers = [rollout.number for rollout in rollouts]
         return await self.worker.request("score_group", numbers=numbers, scores=msgspec.to_builtins(list(scores)))
@@ -200,7 +200,7 @@ class RemoteRollout:
                     raise
 
     async def _may_change_node(self) -> bool:
-        """Return whether the rollout's node is lost and another node may replay it; it then has no pool."""
+        """Return whether the rollout's node is lost and another node may replay the rollout, which then has no pool."""
         if self.pool is not None:
             if not await self.pools.is_lost(self.pool):
                 return False
@@ -238,7 +238,7 @@ class RemoteRollout:
         return await self.worker.request(name, number=self.number, **args)
 
     async def _call_with_replay(self, name: str, replay: Callable[[Worker], Awaitable[None]], **args: Any) -> JsonValue:
-        """Call a worker about a finished rollout; if the worker died, call `replay` with a new one first."""
+        """Call a worker about a finished rollout; if the worker died, first call `replay` with a new worker."""
         worker: Worker | None = None
         while True:
             try:
@@ -279,7 +279,9 @@ class RemoteRollout:
 
 
 async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[Scores]:
-    """Return the scores of the members of a group with group rewards; first replay them in one worker if they are in several."""
+    """Return the scores of the members of a group with group rewards. If they are in several workers, replay them in
+    one first.
+    """
     first = rollouts[0]
     while True:
         try:
@@ -338,8 +340,8 @@ class _PendingRequest:
 class ModelRequests:
     """The model requests of one rollout; each is sent to the model once.
 
-    In a replay a request gets its recorded response. Turns of the rollout's own conversation are sequential and must repeat in
-    the same order; sub-models and agents may send requests concurrently, which therefore may repeat in any order.
+    In a replay a request gets its recorded response. Turns of the rollout's own conversation are sequential and must
+    repeat in the same order. Requests of sub-models and agents may be concurrent, so they may repeat in any order.
     """
 
     def __init__(self, state: State, turn: Turn, opponent: Opponent | None = None):
@@ -366,10 +368,10 @@ class ModelRequests:
             sent.is_matched = False
 
     async def respond(self, call_id: int, conversation: int, **request: Any) -> JsonObject:
-        """Return the model's response to a worker's request: a new one, or in a replay the recorded one.
+        """Return the model's response to a worker's request: a new response or, in a replay, the recorded one.
 
         Args:
-            conversation: 0 = the rollout's own; others are those of sub-models that are trained.
+            conversation: 0 = the rollout's own conversation; other numbers are conversations of trained sub-models.
         """
         pending = self._match(call_id, conversation, ModelRequest(**request))
         if pending is None:
@@ -402,7 +404,7 @@ class ModelRequests:
                 sent.task.cancel()
 
     async def opponent_move(self, view: str, legal: list[str], rendering: JsonObject | None = None) -> str:
-        """Return the opponent's move; in a replay the recorded one."""
+        """Return the opponent's move; in a replay, the recorded move."""
         index, self._moves_read = self._moves_read, self._moves_read + 1
         if index == len(self._moves):
             assert self._opponent is not None
@@ -437,7 +439,7 @@ class ModelRequests:
         return attempts
 
     def steps(self, reply: Sequence[object]) -> list[TrajectoryStep]:
-        """Return the steps of a worker's reply: the number of a request stands for its recorded step."""
+        """Return the steps of a worker's reply, in which the number of a request stands for its recorded step."""
         steps_by_number = {sent.number: sent.step for sent in self._sent if sent.step is not None}
         steps: list[TrajectoryStep] = []
         for item in reply:
@@ -445,7 +447,7 @@ class ModelRequests:
         return steps
 
     def missing(self, reply: Sequence[object]) -> list[TrajectoryStep]:
-        """Return recorded turns of the rollout that the worker, which was stopped, has not received."""
+        """Return the recorded turns of the rollout that a stopped worker has not received."""
         steps: list[TrajectoryStep] = []
         for sent in self._sent:
             is_turn = sent.state is self.state and sent.request.role is None and sent.is_matched

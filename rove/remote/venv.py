@@ -31,16 +31,17 @@ CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\n", re.DOTALL)
 """pip explains version conflicts on standard output, not among its errors."""
 
 StandIns = Mapping[str, Sequence[str]]
-"""Distribution name → its versions, in ascending order. Empty distributions replace them, because rove provides their
-modules.
+"""Distribution name → its versions, in ascending order. Empty distributions replace these distributions, because rove
+provides their modules.
 """
 
 
 def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
     """Return the interpreter of a package's virtual environment; None if the package depends only on rove.
 
-    The environment holds the declared dependencies; packages of this interpreter are importable after them. It is created again
-    if the dependencies or the interpreter change, in the cache folder (`$XDG_CACHE_HOME/rove/venvs`).
+    The environment holds the declared dependencies; packages of this interpreter are importable after these. If the
+    dependencies or the interpreter change, the environment is created again in the cache folder
+    (`$XDG_CACHE_HOME/rove/venvs`).
 
     Args:
         file: File of the environment's module; see `project_file`.
@@ -99,7 +100,7 @@ def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: floa
 def stand_in_arguments(folder: Path, stand_ins: StandIns) -> list[str]:
     """Write empty wheels into `folder` and return the pip arguments that install them instead of the real distributions.
 
-    The wheels have a local version part: of equal versions pip prefers the one with it.
+    The wheels have a local version part, because pip prefers it among equal versions.
 
     Args:
         folder: A folder that does not exist yet; pip must be able to read it.

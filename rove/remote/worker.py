@@ -90,9 +90,9 @@ class WorkerRollout:
     number: int
     state: State
     conversations: list[State]
-    """Its own conversation and those of sub-models; the index is the conversation's number in the parent."""
+    """The rollout's own conversation and those of sub-models; the index is the conversation's number in the parent."""
     answers: list[tuple[TrajectoryStep, int]] = field(default_factory=list)
-    """Steps that the parent has recorded, with their numbers there."""
+    """Steps that the parent has recorded, with their numbers in the parent."""
 
     def conversation(self, state: State) -> int:
         """Return the number of a conversation."""
@@ -103,7 +103,9 @@ class WorkerRollout:
         return len(self.conversations) - 1
 
     def result(self) -> JsonObject:
-        """Return what the parent needs of the rollout. A step that the parent has recorded is represented by its number."""
+        """Return the parts of the rollout that the parent needs. A step that the parent has recorded is represented by
+        its number.
+        """
         record = bookkeeping(self.state)
         numbers = {id(step): number for step, number in self.answers}
 
@@ -262,7 +264,7 @@ class _RpcServer:
     async def turn(
         self, rollout: WorkerRollout, state: State, messages: Messages, agent_request: Request | None
     ) -> Message:
-        """Let the parent query the model, and record the step as the parent does."""
+        """Let the parent query the model; record the step here as the parent does."""
         options: JsonObject = {}
         if agent_request is not None:
             values = msgspec.structs.asdict(agent_request.sampling_params)
@@ -303,7 +305,7 @@ class _RpcServer:
     async def query_parent(
         self, rollout: WorkerRollout, state: State, messages: Sequence[JsonMapping], **options: object
     ) -> JsonObject:
-        """Send a model request to the parent; cancelling this call cancels the request there."""
+        """Send a model request to the parent; cancelling this call cancels the request in the parent."""
         call_id = self.count + 1  # the number that `call_parent` takes: there is no await before that
         prompt, record = prompt_of(rollout.state), bookkeeping(state)
         record.tools = offered_tools(state)
@@ -337,7 +339,7 @@ class _RpcServer:
         )
 
     async def _end(self, number: int, stop_condition: str | None, is_truncated: bool) -> WorkerRollout:
-        """Stop a rollout if it still runs, and return it. The parent may give a stop condition of its own."""
+        """Stop a rollout if it still runs, and return it. The parent may pass its own stop condition."""
         rollout = self.rollouts[number]
         record = bookkeeping(rollout.state)
         task = self.tasks_by_rollout.pop(number, None)
@@ -376,7 +378,7 @@ class _RpcServer:
         return {"scores": msgspec.to_builtins(scores), **rollout.result()}
 
     async def score_group(self, numbers: list[int], scores: list[JsonObject]) -> list[JsonObject]:
-        """Return the same for the members of a group, with group rewards."""
+        """Return the scores and results of the members of a group, with group rewards."""
         rollouts = [self.rollouts[number] for number in numbers]
         states = [rollout.state for rollout in rollouts]
         group_scores = await self.env.scoring_rubric.score_group(states, msgspec.convert(scores, list[Scores]))
@@ -433,7 +435,9 @@ def _error_to_dict(error: BaseException) -> JsonObject:
 
 
 def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
-    """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
+    """Return the parent's exception, with the same class if it is in `rove.core.errors`, because environments catch
+    some of these.
+    """
     kind = vars(errors).get(type, RemoteError)
     if kind is RemoteError:
         error: Error = RemoteError(message, type, traceback)

@@ -1,1 +1,1 @@
-"""Run rollouts: one, a group, an evaluation; score them again; export them."""
+"""Run single rollouts, groups and evaluations; score rollouts again; export them."""

@@ -38,7 +38,7 @@ from rove.statistics.summary import RewardErrors
 T = TypeVar("T", bound=RolloutRecord | Outcome)
 
 MIN_ROLLOUTS_FOR_SHARE = 20
-"""Finished rollouts from which `max_errors` applies as a share."""
+"""Number of finished rollouts from which a `max_errors` below 1 (a share) applies."""
 
 
 class Options(Settings, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class _Evaluation:
         self._done = 0
 
     async def finish(self, read: Callable[[Run, int], T], report: Callable[[RolloutRecord | T], None]) -> None:
-        """Run the missing rollouts; `report` gets every record, those of earlier sessions as read by `read`."""
+        """Run the missing rollouts; `report` receives every record. Records of earlier sessions are read with `read`."""
         options, run = self.options, self.run
         rollouts = run_groups(
             self.env,
@@ -157,7 +157,7 @@ class _Evaluation:
             self.run.append_rollout(record, line)
 
     def _missing(self) -> Iterator[list[Job]]:
-        """Yield the groups left to run, whole groups if they are scored together; remember the offsets of the others."""
+        """Yield the groups left to run (whole groups if they are scored together); remember the offsets of finished rollouts."""
         options, together = self.options, self.env.scoring_rubric.has_group_rewards
         examples = self.env.examples(options.last_example, options.train)
         groups = plan(examples, options.rollouts_per_example, options.seed)
@@ -185,7 +185,9 @@ class _Evaluation:
             )
 
     def _was_scored_together(self, group: Sequence[Job]) -> bool:
-        """Return whether the lines of a finished group are of one attempt, and not of two, the later one interrupted."""
+        """Return whether all lines of a finished group come from the same attempt, not from two attempts of which the
+        later was interrupted.
+        """
         return are_consecutive([self.finished_lines[job.key, job.index] for job in group])
 
     def _report_kept(
@@ -260,7 +262,7 @@ async def generate(
         model: Name of the model, for endpoints that serve several.
         on_record: Called with every record, including those already in the folder, in no particular order.
         options: The fields of `Options`, and `run`: a run folder or a started `Run`, to which finished rollouts are written;
-            those already there are not run again. A folder with another identity is refused (see `run_identity`).
+            rollouts already in it are not run again. A folder with another identity is refused (see `run_identity`).
 
     Returns:
         One record per rollout, ordered by example and position in the group.
@@ -339,9 +341,9 @@ async def evaluate(
 
 
 def run_identity(env: Environment, client: Client | None, model: str, options: Options) -> Identity:
-    """Return what must not change when a run is continued: environment (version and code), model (weights), sampling parameters.
+    """Return what must stay the same when a run continues: environment (version and code), model (weights), sampling parameters.
 
-    The number of examples and of rollouts per example may change: missing rollouts are run.
+    The numbers of examples and of rollouts per example may change: missing rollouts are run.
     """
     return {
         **env.identity,
@@ -407,7 +409,7 @@ def make_dataset(
 
 
 def conversation_texts(records: Iterable[RolloutRecord]) -> list[str]:
-    """Return one text per rollout, with all messages, tools and tool calls, for making a tokenizer."""
+    """Return one text per rollout, with all messages, tools and tool calls, on which a tokenizer can be trained."""
     [hermes] = [tool_format for tool_format in FORMATS if tool_format.name == "hermes"]
     texts: list[str] = []
     for record in records:

@@ -35,7 +35,7 @@ class ExhaustiveGame(Protocol):
         ...
 
     def check_answer(self, messages: Messages, answer: str) -> Mapping[str, bool]:
-        """Return, by name, each opportunity in the last of `messages` and whether the answer took it."""
+        """Return the opportunities that the last of `messages` offers, by name, and whether the answer took each."""
         ...
 
 
@@ -65,9 +65,9 @@ class Check(msgspec.Struct):
     """Counts of one kind of opportunity, such as a win in one move."""
 
     total: int = 0
-    """Conversations that offered it."""
+    """Number of conversations that offered the opportunity."""
     seen: int = 0
-    """Answers that took it."""
+    """Number of answers that took it."""
 
 
 class ExhaustiveResult(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class ExhaustiveResult(msgspec.Struct, frozen=True):
     expected: dict[str, float]
     """Exact mean of each reward function and metric against a uniformly random opponent."""
     checks: dict[str, Check]
-    """Counts over the conversations, each counted once."""
+    """Counts over the distinct conversations."""
 
 
 class Missed(NamedTuple):
@@ -151,7 +151,7 @@ class _CachingClient:
 
 @dataclass
 class _Path:
-    """One path through the game tree: the given replies, then the first legal one each time. Records the untried branches."""
+    """One path through the game tree: the given replies, then always the first legal reply. Records the untried branches."""
 
     opening: int
     replies: tuple[str, ...]
@@ -269,7 +269,7 @@ async def measure_exhaustively(
 
 
 class EvaluationKind(NamedTuple):
-    """How an evaluation with `kind = NAME` is done."""
+    """Implementation of an evaluation with `kind = NAME`."""
 
     goals: type[msgspec.Struct]
     """Type of the `goals` table."""
@@ -284,4 +284,4 @@ class EvaluationKind(NamedTuple):
 
 
 EVALUATION_KINDS = {"exhaustive": EvaluationKind(Goals, as_exhaustive_game, measure_exhaustively)}
-"""Evaluation kinds other than rollouts of examples, by name; a package of yours may add its own."""
+"""Evaluation kinds other than rollouts of examples, by name; your package may add its own kinds."""

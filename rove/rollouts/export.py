@@ -30,7 +30,9 @@ NUM_CHECKED = 100
 
 
 def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
-    """Return a scored rollout as a dataset row; `metrics` has every function of the rubric, `tools` those of the prompt."""
+    """Return a scored rollout as a dataset row. `metrics` has every function of the rubric; `tools` has the tools of
+    the prompt.
+    """
     return {
         "prompt": [dict(m) for m in record.prompt],
         "completion": [dict(m) for m in record.completion],
@@ -48,7 +50,7 @@ class RunRows:
     The rollouts are those of `Run.finished()`. Memory grows by a few numbers per rollout, never by texts.
 
     Args:
-        passes: which rollouts; all scored ones when not given.
+        passes: Whether to include a rollout. Default: include all scored rollouts.
         tags: Only rollouts with one of these tags (`rove view --annotate`). Default: all.
     """
 
@@ -103,7 +105,7 @@ def _tags(run: Run, requested: Collection[str]) -> dict[RolloutKey, set[str]]:
 
 
 ROW_GROUP = 1000
-"""Rows held in memory at a time where columns are written."""
+"""Maximum number of rows in memory while a file with columns is written."""
 COLUMNS = (
     "prompt",
     "completion",
@@ -118,14 +120,14 @@ COLUMNS = (
 
 
 def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
-    """Write rows to a file, or a folder, that appears once it is whole; returns how many there were.
+    """Write rows to a file or a folder, which appears only when complete; return the number of rows.
 
     In parquet and hf-dir `info` (and `tools`, where there are any) is JSON text, since columns have one type and every row's
     info may look different; rove reads it back as a dict. CSV has a column `metrics.NAME` for each reward function and
     metric; a prompt or completion of one text message is that text, any other is its messages as JSON.
 
     Args:
-        path: replaced if it is there; a folder only if it holds a dataset.
+        path: Replaced if it exists; a folder is replaced only if it holds a dataset.
     """
     check_target(path, form)
     if next(iter(rows), None) is None:
@@ -136,7 +138,7 @@ def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
 
 
 def check_target(path: Path, form: str) -> None:
-    """Refuse, before any work, what could not be written."""
+    """Raise an error before any work if the target could not be written."""
     if FORMATS[form].needs_datasets:
         _hf("datasets", form)
     if form != "hf-dir" and path.is_dir():
@@ -157,7 +159,7 @@ def push(path: Path, name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be a dataset's name on the Hub."""
+    """Refuse a name that a dataset on the Hub cannot have."""
     owner, _, dataset = name.partition("/")
     has_valid_characters = all(character.isalnum() or character in "-_." for character in owner + dataset)
     if not owner or not dataset or not has_valid_characters:
@@ -224,7 +226,7 @@ def _write_csv(rows: Iterable[Row], draft: Path) -> int:
 
 
 def _cell(value: object) -> object:
-    """Return a value that fits into one cell: text and numbers as they are, one text message as its text, others as JSON."""
+    """Return a value that fits into one cell: texts and numbers unchanged, one text message as its text, other values as JSON."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if is_list(value) and len(value) == 1 and isinstance(value[0], dict):
@@ -266,9 +268,9 @@ class Format(NamedTuple):
     suffix: str
     """File name suffix; "" for a folder."""
     load: str
-    """Python expression that loads a file or folder {}."""
+    """Python expression that loads a file or folder; {} stands for its path."""
     needs_datasets: bool = False
-    """Whether the package `datasets` writes it."""
+    """Whether the package `datasets` is needed to write it."""
 
 
 FORMATS = {
@@ -299,7 +301,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _flat(row: Row) -> Row:
-    """A row whose columns have the same types in every other row."""
+    """Return a row whose columns have the same types in all rows."""
     flat = _columns(row)
     for name in ("prompt", "completion"):
         flat[name] = [_with_text(message) for message in row[name]]

@@ -38,7 +38,7 @@ NAMES = (
 )
 """Names that an expression can use; see `visible`."""
 TABLES = ("metrics", "rewards", "usage")
-"""Names whose fields are the same in every rollout of an environment, so that a misspelled field is an error."""
+"""Names whose fields are the same in every rollout of an environment, so an unknown field is an error."""
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -59,14 +59,14 @@ _PARTS = (
 
 
 def merged_metrics(scores: Scores) -> dict[str, float]:
-    """Reward functions and metrics by name, as dataset rows have them."""
+    """Return reward functions and metrics by name, as in dataset rows."""
     return {**scores.rewards, **scores.metrics}
 
 
 def visible(record: RolloutRecord, scores: Scores) -> JsonObject:
     """Return the names and values that an expression can use for a scored rollout.
 
-    `metrics` has every function of the rubric by name, with any weight, as dataset rows do; `rewards` has only those
+    `metrics` has every function of the rubric by name, with any weight, as in dataset rows; `rewards` has only those
     with a weight other than 0.
     """
     return {
@@ -85,11 +85,11 @@ def visible(record: RolloutRecord, scores: Scores) -> JsonObject:
 
 
 class Filter:
-    """A predicate over rollouts made of an expression; failed rollouts never pass.
+    """A predicate over rollouts, given as an expression; failed rollouts never pass.
 
     Args:
-        expression: see the module and `visible`. A metric must exist in every rollout, unless the expression tests for it:
-            `'win' in metrics and metrics.win > 0`.
+        expression: See the module and `visible`. A metric must exist in every rollout, unless the expression tests for
+            it: `'win' in metrics and metrics.win > 0`.
     """
 
     def __init__(self, expression: str):
@@ -109,7 +109,7 @@ class Filter:
         self._evaluator = _Evaluator()
 
     def __call__(self, record: RolloutRecord) -> bool:
-        """Whether a rollout passes."""
+        """Return whether a rollout passes."""
         if record.scores is None:
             return False
         names = visible(record, record.scores)
@@ -182,14 +182,14 @@ def _no_field(table: str, field: object, fields: Mapping[str, object]) -> str:
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    """The nearest name, if one is near, and all there are."""
+    """Return a hint with the nearest name, if one is similar, and all available names."""
     options = sorted(names)
     hint = nearest(name, options)
     return f"{hint} There are: {', '.join(options)}" if hint.endswith("?") else hint
 
 
 def _on_numbers(operation: Callable[[Any, Any], object]) -> Callable[[Any, Any], Any]:
-    """Arithmetic for numbers alone: on texts it can fill the memory."""
+    """Return an arithmetic operation that accepts numbers only: operations on texts can fill the memory."""
 
     def checked(a: object, b: object) -> object:
         if not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
@@ -200,7 +200,7 @@ def _on_numbers(operation: Callable[[Any, Any], object]) -> Callable[[Any, Any],
 
 
 class _Evaluator(EvalWithCompoundTypes):
-    """Only what `Filter` lets through; a dot leads to a field of a table and never to one of Python's attributes."""
+    """Evaluates only what `Filter` allows; a dot accesses a field of a table, never a Python attribute."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Run many rollouts concurrently: takes groups of jobs and yields records as soon as they are final."""
+"""Run many rollouts concurrently: take groups of jobs, and yield records as soon as they are final."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ async def run_groups(
 ) -> AsyncGenerator[RolloutRecord, None]:
     """Run every job of every group and yield each record as soon as it is final.
 
-    A record is final when its rollout is scored; with group rewards, when the whole group is. `groups` is read lazily. At most
-    `max_concurrent` rollouts run concurrently; with an adaptive limiter, a rollout starts only when its first request would be
-    admitted immediately.
+    A record is final when its rollout is scored; with group rewards, when the whole group is scored. `groups` is read
+    lazily. At most `max_concurrent` rollouts run concurrently; with an adaptive limiter, a rollout starts only when its
+    first request would be admitted immediately.
 
     Args:
         sampling: Sampling parameters. Default: the environment's.
@@ -94,7 +94,8 @@ class _Pool:
     """Workers that each run one rollout after another.
 
     Args:
-        env, client: Their capacity limits new rollouts; the environment's is acquired first, so the client's is not idle.
+        env, client: Their capacities limit new rollouts. The environment's capacity is acquired first, so that the
+        client's is not held idle.
     """
 
     def __init__(
@@ -150,7 +151,9 @@ class _Pool:
 async def _until_done(
     workers: Sequence[Coroutine[object, object, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
 ) -> AsyncGenerator[list[RolloutRecord], None]:
-    """Yield what the workers put into the queue until all are done or one fails; cancel them when the generator closes."""
+    """Yield the items that workers put into the queue until all workers are done or one fails; cancel them when the
+    generator closes.
+    """
     tasks = [asyncio.create_task(worker) for worker in workers]
     together = asyncio.gather(*tasks)
     together.add_done_callback(lambda _: finished.put_nowait(None))
@@ -167,9 +170,9 @@ async def _until_done(
 
 
 class _Reservation:
-    """A reservation for one more rollout at an adaptive limiter; always granted without one.
+    """A reservation for one more rollout at an adaptive limiter; without such a limiter, it is always granted.
 
-    Without it, rollouts would start whose first requests then wait, holding their sandboxes and servers.
+    Without reservations, rollouts would start and hold sandboxes and servers while their first requests wait.
     """
 
     def __init__(self, limiter: AdmissionLimiter | None):
@@ -216,7 +219,7 @@ class _Unit(msgspec.Struct):
 
 
 def _units(groups: Iterable[Sequence[Job]], scored_together: bool) -> Iterator[tuple[_Unit, int]]:
-    """Yield every job as its unit and its position in it; without group rewards, each job is a unit of its own."""
+    """Yield the unit of every job, and the job's position in it; without group rewards, each job is a unit of its own."""
     for jobs in groups:
         if not scored_together:
             for job in jobs:

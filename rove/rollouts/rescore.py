@@ -1,7 +1,7 @@
 """Score the rollouts of a run again with the current rubric, without a model.
 
-A rubric may read any part of the rollout's state, which records do not contain. So every rollout is replayed: the environment
-runs again with the same seeds, and the answers come from the records.
+A rubric may read any part of the rollout's state, and records do not contain the state. So every rollout is replayed:
+the environment runs again with the same seeds, and the answers come from the records.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ async def rescore(
 ) -> EvaluationResult:
     """Score the rollouts of an evaluation again by replaying them with their recorded answers.
 
-    Records keep their answers, tokens, usage and times; scores and scoring times are new. A rollout that ended at a limit ends
-    there again. If the environment's messages differ from the recorded ones (its rules or data have changed, or a tool is not
-    deterministic), the rollout fails with a `ReplayError`. Failed rollouts and those of examples that are no longer in the
-    dataset are left out and counted.
+    Records keep their answers, tokens, usage and times; scores and scoring times are new. A rollout that ended at a
+    limit ends at the same point again. If the environment's messages differ from the recorded ones (its rules or data
+    have changed, or a tool is not deterministic), the rollout fails with a `ReplayError`. Failed rollouts and those of
+    examples that are no longer in the dataset are left out and counted.
 
     Example:
         >>> result = await rove.rescore(env, rove.Run("runs/old"), into="runs/rescored")
@@ -133,7 +133,9 @@ def settings_of(source: Run) -> JsonObject:
 
 
 def rescored_identity(env: Environment, source: Run) -> Identity:
-    """The identity of `source` rescored in `env`: as it was, but for the environment, and a digest of the whole of it."""
+    """Return the identity of `source` rescored in `env`: its identity with the new environment, and a digest of its
+    whole identity.
+    """
     identity = source.config().get("identity", {})
     return {**identity, **env.identity, "rescored": fingerprint(identity)}
 
@@ -160,7 +162,7 @@ async def _replay_missing(
     max_concurrent: int,
     max_scoring: int | None,
 ) -> None:
-    """Replay the rollouts missing in `run`; `count` is called with every rollout, old or new."""
+    """Replay the rollouts that `run` lacks; `count` is called with every rollout, old or new."""
     rollouts = run_groups(
         replay,
         ScriptedClient(lambda messages, state, rng: "", "unused"),  # not called: every replay has its own answers
@@ -177,7 +179,7 @@ async def _replay_missing(
 
 
 def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> Iterator[list[Job]]:
-    """Yield the groups missing in `run`, whole groups if they are scored together."""
+    """Yield the groups that `run` lacks (whole groups if they are scored together)."""
     lines = {(key, index): line for (_, key, index), line in run.scored_lines().items()}
     source, together = replay.recorded, replay.rubric.has_group_rewards
     for group in source.groups(replay.env):
@@ -246,13 +248,13 @@ class _Recorded:
         return self.run.record_at(self._offsets[job.key][job.index])
 
     def holds(self, job: Job, outcome: Outcome) -> bool:
-        """Return whether `outcome` is of the recorded rollout, identified by its exact times and usage."""
+        """Return whether `outcome` belongs to the recorded rollout of `job`, identified by its exact times and usage."""
         recorded = self.run.outcome_at(self._offsets[job.key][job.index])
         return (recorded.turn_seconds, recorded.usage) == (outcome.turn_seconds, outcome.usage)
 
 
 class _Replay(Environment):
-    """The environment with recorded answers instead of a model."""
+    """The environment, with recorded answers in place of a model."""
 
     def __init__(self, env: Environment, recorded: _Recorded):
         self.env = env
@@ -296,7 +298,7 @@ class _Replay(Environment):
         await self.env.clean_up(state)
 
     def finished(self, record: RolloutRecord) -> RolloutRecord:
-        """Return the new record with the times and the temperature of the old one, which is released."""
+        """Return the new record with the times and the temperature of the old one. Releases the old record."""
         old = self._expected.pop(derive_seed(self.recorded.seed, record.example_key, record.rollout_index))
         timing = Timing(old.timing.total, record.timing.model, record.timing.scoring)
         return msgspec.structs.replace(record, timing=timing, temperature=old.temperature)
@@ -305,7 +307,7 @@ class _Replay(Environment):
 class _Answers:
     """The client of one replay: it gives the recorded answers to the recorded prompts.
 
-    Requests of concurrent conversations (see `RLMEnv`) may come in another order than recorded.
+    Requests of concurrent conversations (see `RLMEnv`) may come in a different order than recorded.
     """
 
     max_concurrent = 1

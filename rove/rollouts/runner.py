@@ -127,9 +127,10 @@ class _counted:  # a class: a generator with `contextmanager` takes several time
 def _continued(
     steps: Sequence[TrajectoryStep], messages: Sequence[object]
 ) -> tuple[TrajectoryStep | None, list[dict[str, object]]]:
-    """Return the step that a conversation continues: the last of those that share the most messages with its beginning.
+    """Return the step that a conversation continues: the step that shares the most messages with its beginning (the
+    last of equals).
 
-    An agent may go back to an earlier message, or alternate between conversations, so it is not always the last step.
+    An agent may go back to an earlier message, or alternate between conversations, so this is not always the last step.
 
     Returns:
         The step, and the shared messages; reusing these objects saves memory.
@@ -181,14 +182,14 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
     "extra": ({},),
 }
-"""Sampling parameters that change the distribution of the tokens, and the values with which each does not."""
+"""Sampling parameters that change the distribution of the tokens, with the values that turn each of them off."""
 
 
 def check_trainable(sampling: SamplingParams, requested: SamplingParams) -> None:
     """Refuse sampling parameters of an agent that change the distribution of the tokens that are trained.
 
-    Training computes log-probabilities with the temperature of the run: tokens sampled otherwise would be trained with
-    wrong importance ratios.
+    Training computes log-probabilities with the run's temperature only, so other parameters would give wrong importance
+    ratios.
     """
     for name, off in _OFF.items():
         run_value, agent_value = getattr(sampling, name), getattr(requested, name)
@@ -278,7 +279,7 @@ def make_turn(
 async def finished_rollout(
     env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, model_roles: RoleClients | None = None
 ) -> AsyncGenerator[State]:
-    """Run one rollout; score it in the `async with` block. Its `@cleanup` methods run at the end of the block.
+    """Run one rollout; score it in the `async with` block. The `@cleanup` methods run at the end of the block.
 
     docs/decisions/cleanup.md explains this order: reward functions may read what a cleanup releases.
 
@@ -399,7 +400,7 @@ class _contained:
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """Return an exception as data; for a worker's exception, as it was in the worker."""
+    """Return an exception as data; an exception of a worker as it was in the worker."""
     if isinstance(error, RemoteError) and error.type:
         return ErrorInfo(phase_of(error), error.type, error.args[0], error.traceback)
     attempts = list(error.attempts) if isinstance(error, Error) else []
@@ -420,7 +421,9 @@ async def score(env: Environment, state: State) -> Scores | None:
 
 
 async def score_group(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
-    """Add group rewards, which see successful rollouts only. If one raises, all of these fail with its error."""
+    """Add group rewards, which see successful rollouts only. If a group reward raises, all of these rollouts fail with
+    its error.
+    """
     scored = {position: member for position, member in enumerate(scores) if member is not None}
     if not scored or not env.scoring_rubric.has_group_rewards:
         return scores

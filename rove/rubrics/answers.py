@@ -21,11 +21,11 @@ TAKEN_BACK = lazy_pattern(
     r"|\b(?:kidding|never\s?mind|scratch that|take (?:it|that) back|wait,? no|on second thought)\b",
     re.IGNORECASE,
 )
-"""What takes an answer back, in the text after it: "or maybe not", "is wrong", "no, wait", "but that is not right"."""
+"""Phrases after an answer that take it back: "or maybe not", "is wrong", "no, wait", "but that is not right"."""
 MAX_AFTER_CHARS = 200
 """Characters after a labeled line in which the label's answer may be taken back."""
 MAX_WRAPPERS = 8
-"""Formatting in formatting that is removed; each layer takes time in proportion to the text."""
+"""Maximum layers of nested formatting that are removed; each layer takes time in proportion to the text."""
 _TEXT = MaybeThinkParser()
 _TAG = lazy_pattern(r"<\s*(/?)\s*answer(?:\s[^<>]*)?>", re.IGNORECASE)
 _LABEL = lazy_pattern(
@@ -53,7 +53,8 @@ _COMMAND = lazy_pattern(
 def read_answer(completion: Completion) -> str:
     """Return the final answer in the last assistant message, without the formatting around it. "" if there is none.
 
-    It is the first of these that the response has, after the reasoning (see `rove.rubrics.parser.visible_response`):
+    The answer is the first of these that the response contains after the reasoning (see
+    `rove.rubrics.parser.visible_response`):
 
     1. the content of the last `<answer>…</answer>`, in any case; a `\\boxed{…}` in it counts;
     2. the content of the last `\\boxed{…}`;
@@ -75,7 +76,7 @@ def read_answer(completion: Completion) -> str:
 
 
 def tagged_answer(text: str) -> str | None:
-    """Return the content of the last complete `<answer>…</answer>`; of nested ones the innermost. None without one."""
+    """Return the content of the last complete `<answer>…</answer>`; of nested ones, the innermost. None without such a tag."""
     start: int | None = None
     content: str | None = None
     for tag in _TAG.finditer(text):
@@ -98,7 +99,7 @@ def unwrapped(text: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """Return a text such that two that differ in formatting, case, white space or Unicode form become equal."""
+    """Return a normalized text: texts that differ only in formatting, case, white space or Unicode form become equal."""
     composed = unicodedata.normalize("NFC", unwrapped(text)).casefold()
     return " ".join(unicodedata.normalize("NFC", composed).split())
 
@@ -122,7 +123,7 @@ def _last_line(text: str) -> str:
 
 
 def _without_closing_marks(label: str, remainder: str) -> str:
-    """Return the rest of a labeled line without marks that the label opens: "**Answer: Paris**"."""
+    """Return the rest of a labeled line without the closing marks of those that the label opens: "**Answer: Paris**"."""
     for mark in ("**", "__", "*", "_", "`"):
         if label.lstrip(" #>").startswith(mark):
             return remainder if label.count(mark) > 1 else remainder.removesuffix(mark)

@@ -8,8 +8,8 @@ A text chooses an option if it is
 3. a sentence that names it: "the answer is …" followed by 1. or 2., "I choose B", "B is correct", or, if no other option is
    named, "option B" or "(B)".
 
-An option that is denied ("not B", "B is wrong", "I doubt option B") is not chosen, and of several that are offered ("B or C",
-"A-D", "A, maybe B") none is.
+An option that is denied ("not B", "B is wrong", "I doubt option B") is not chosen. If a text offers several options ("B
+or C", "A-D", "A, maybe B"), none of them is chosen.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _REJECTED = lazy_pattern(r"\W*(?:no|not|wrong|incorrect|false)\b", re.IGNORECASE
 
 
 def read_choice(text: str, choices: Sequence[str]) -> str:
-    """Return the letter of the option that a text chooses; "" without one (see the top of this module).
+    """Return the letter of the option that a text chooses; "" if it chooses none (see the top of this module).
 
     Args:
         choices: texts of the options A, B, C, …; without them only letters count.

@@ -16,7 +16,7 @@ from rove.workers import Workers
 
 MAX_WORKERS = 8
 MEMORY_BYTES = 2 << 30
-"""Memory of a worker beyond its imports."""
+"""Maximum memory of a worker, in addition to its imports."""
 MAX_QUOTED_CHARS = 80
 
 

@@ -2,11 +2,12 @@
 
 math-verify decides whether two answers are equal, with four rules around it:
 
-- A full stop, comma, semicolon or colon at the end is punctuation, bold and italics are format; a space between groups of
-  three digits separates thousands.
-- Two quantities with different units are equal only if the units measure the same and the converted values are equal.
-- A ratio (3:4) is equal only to a ratio, and a sequence with an ellipsis (1, 2, …) only to one of the same terms.
-- Two values are equal only if their ratio is 1, however small they are. math-verify rounds decimals to six places, so a ratio
+- A full stop, comma, semicolon or colon at the end is punctuation; bold and italics are formatting; a space between
+  groups of three digits separates thousands.
+- Two quantities with different units are equal only if the units measure the same quantity and the converted values are
+equal. - A ratio (3:4) is equal only to a ratio, and a sequence with an ellipsis (1, 2, …) only to a sequence of the
+same terms. - Two values are equal only if their ratio is 1, however small they are. math-verify rounds decimals to six
+places, so a ratio
   that differs from 1 by at most 1e-5 counts as 1 if one of the values is a decimal.
 """
 
@@ -81,7 +82,7 @@ LITERS = {"1/1000": "L l liter liters litre litres", "1/1000000": "mL ml millili
 
 
 class Unit(NamedTuple):
-    """What a unit measures, and its size."""
+    """The dimension that a unit measures, and the size of the unit."""
 
     dimension: dict[str, int]
     """Base dimension → power."""
@@ -164,7 +165,7 @@ def _tidied(text: str) -> str:
 
 
 def _terms(text: str) -> str:
-    """Return a sequence with an ellipsis, which math-verify reads only in part, such that equal spellings become equal."""
+    """Return a normalized sequence with an ellipsis, because math-verify reads only a part of such sequences."""
     return re.sub(rf"{_SPACE}|\\(?:left|right)\b", "", _ELLIPSIS.sub("…", text))
 
 
@@ -202,7 +203,7 @@ def _differ(right: object, answer: object) -> bool:
 
 
 def _quantity(text: str) -> tuple[str, Unit] | None:
-    """Return the value and the unit of a quantity; None if the text is none, or its unit is not in `UNITS`."""
+    """Return the value and the unit of a quantity; None if the text is not a quantity, or its unit is not in `UNITS`."""
     plain = _TEXT_COMMAND.sub(r" \1 ", text)
     plain = re.sub(r"(?:\^\s*\{?\s*\\circ\s*\}?|°)\s*(?:([CF])\b)?", r"°\1", plain)
     plain = re.sub(r"\\cdot\b", "·", re.sub(_SPACE, " ", plain)).strip()

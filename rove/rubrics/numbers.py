@@ -4,7 +4,8 @@ The last number of a text is its answer, if it stands alone. Signs, currency mar
 units, Markdown, LaTeX, quotation marks and brackets belong to it or do not change it. It does not stand alone
 
 - within another expression: a power, product, sum, root, range, time, date, formula, identifier, ordinal, decimal comma or
-  version ("2^10", "square root of 2", "5-6", "12:30", "H2O", "3,14"); a plain fraction is the number that it is equal to;
+  version ("2^10", "square root of 2", "5-6", "12:30", "H2O", "3,14"); a plain fraction counts as the number that it
+  equals;
 - in a list or next to an alternative ("5, 6", "5 and 6", "5 or 6");
 - if the text denies it or takes it back ("not 22", "22 or maybe not").
 
@@ -21,7 +22,7 @@ from rove.rubrics.answers import INVISIBLE, TAKEN_BACK
 from rove.utils.patterns import lazy_pattern
 
 MAX_CHARS = 2_000
-"""Characters at the end of a text that are read: denied numbers make reading take quadratic time."""
+"""Maximum characters at the end of a text that are read, because denied numbers make reading take quadratic time."""
 _PLAIN_NUMBER = (
     r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d|\s*/\s*\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|(?<![\w.])\.\d+(?:[eE][-+]?\d+)?"
 )
@@ -91,7 +92,7 @@ _ASIDE = lazy_pattern(
 
 
 def read_number(text: str) -> float | None:
-    """Return the number that a text gives as its answer; None without one (see the top of this module)."""
+    """Return the number that a text gives as its answer; None if it gives none (see the top of this module)."""
     # The last number decides: to search for the right one anywhere would reward lists (docs/decisions/answers.md).
     plain = _without_aside(_plain_text(text[-MAX_CHARS:]))
     denied: list[float | None] = []
@@ -110,7 +111,7 @@ def read_number(text: str) -> float | None:
 
 
 def count_numbers(text: str) -> int:
-    """Return how many numbers a text has; a fraction has two, a power of ten in scientific notation belongs to its factor."""
+    """Return the number of numbers in a text. A fraction counts as two; scientific notation counts as one."""
     numbers = list(_NUMBER.finditer(_plain_text(text)))
     return len(numbers) + sum(number["above"] is not None for number in numbers)
 
@@ -154,7 +155,7 @@ def _is_linked(text: str, numbers: list[re.Match[str]], start: int, text_after: 
 
 
 def _unsigned(text_before: str) -> str:
-    """Return the text before a number without the sign of the number; "--" is a dash."""
+    """Return the text before a number, without the number's sign; "--" counts as a dash."""
     sign = _SIGN.search(text_before)
     if sign is None:
         return text_before

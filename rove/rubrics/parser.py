@@ -31,9 +31,10 @@ def identity(text: str) -> str:
 def visible_response(text: str) -> str:
     """Return the part of a reply that is its response, without the reasoning and without surrounding white space.
 
-    Reasoning stands between `<think>` and `</think>` (or `<thinking>`, `<reasoning>`, `[THINK]`; case does not matter). The
-    response is the text after the last closing tag: chat templates may write the opening one. A reply that opens its
-    reasoning and does not close it, for example because it ended at its token limit, has no response: "".
+    Reasoning stands between `<think>` and `</think>` (or `<thinking>`, `<reasoning>`, `[THINK]`; case does not matter).
+    The response is the text after the last closing tag. The opening tag may be missing, because chat templates may
+    write it. A reply that opens its reasoning and does not close it, for example because it ended at its token limit,
+    has no response: "".
     """
     start, unfinished = _reasoning(text)
     # Otherwise a reply that was cut at the token limit would earn a reward for a number that the reasoning mentions, and
@@ -89,7 +90,7 @@ class Parser:
         return self.parse("" if unfinished else text)
 
     def format_score(self, text: str) -> float:
-        """Return how well one text follows the format, 0 to 1; 1.0 without a format."""
+        """Return how well a text follows the format, from 0 to 1; 1.0 if there is no format."""
         return 1.0
 
     def get_format_reward_func(self) -> Callable[..., float]:
@@ -106,7 +107,8 @@ class Parser:
     def get_assistant_messages(self, completion: Completion) -> Messages:
         """Return the messages of the model.
 
-        If the prompt of a message opened the reasoning, as Qwen3.5's chat template does, the text begins with that tag.
+        If the prompt opened the reasoning, as Qwen3.5's chat template does, the message's text begins with the opening
+        tag.
         """
         messages = _messages_by_role("assistant", completion)
         return [
@@ -145,7 +147,7 @@ class ThinkParser(Parser):
     """
 
     def parse(self, text: str) -> Any:
-        """Return the stripped text after the last `</think>`; "" without one, or if more reasoning begins after it."""
+        """Return the stripped text after the last `</think>`; "" without this tag, or if more reasoning begins after it."""
         start, _ = _reasoning(text)
         return self.extract_fn(visible_response(text) if start else "")
 
@@ -300,8 +302,8 @@ def _checked_fields(fields: Sequence[str | Sequence[str]]) -> list[tuple[str, ..
 def _between(text: str, name: str, last: bool) -> str | None:
     """Return the text of the first or last complete pair of tags.
 
-    If a tag is opened several times before it is closed, the innermost counts, so that an abandoned draft is not part
-    of the answer. Uses string searches: a lazy regular expression needs quadratic time on many unclosed tags.
+    If a tag is opened several times before it is closed, the innermost pair counts, so that an abandoned draft is not
+    part of the answer. Uses string searches: a lazy regular expression needs quadratic time on many unclosed tags.
     """
     opening, closing = f"<{name}>", f"</{name}>"
     if last:

@@ -1,4 +1,4 @@
-"""Tell what a judge says from what it quotes out of the text that it judges."""
+"""Distinguish a judge's own statements from quotations of the text that it judges."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def sentences(text: str) -> list[str]:
 
 
 def squeezed(text: str) -> str:
-    """Return the letters, digits and symbols of a text in lower case, to compare a quotation with what it quotes."""
+    """Return the letters, digits and symbols of a text in lower case, to compare a quotation with its source."""
     characters = [char for char in text if unicodedata.category(char)[0] not in "ZCP"]
     return "".join(char for char in characters if char not in "`^~=|<>$").casefold()
 
 
 def without_quotations(text: str, is_kept: Callable[[str], bool]) -> str:
-    """Return a text of the same length with spaces in place of what stands in quotation marks, fences and block quotes.
+    """Return a text of the same length, with spaces in place of the contents of quotation marks, fences and block quotes.
 
     Args:
         is_kept: returns whether to keep a quotation on one line, such as a verdict in quotation marks.
@@ -74,7 +74,7 @@ class JudgedText:
         self._with_marks = _without_spaces(text)
 
     def has_line(self, line: str) -> bool:
-        """Return whether a line or a sentence also is a line or a sentence of the text."""
+        """Return whether a line or a sentence is also a line or a sentence of the text."""
         return squeezed(line) in self._lines
 
     def contains(self, part: str) -> bool:

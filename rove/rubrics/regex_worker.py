@@ -9,7 +9,7 @@ class Session:
     """Searches for patterns."""
 
     def search(self, pattern: str, text: str) -> bool | None:
-        """Return whether the pattern is found; None if it is not a regular expression."""
+        """Return whether the pattern is found; None if the pattern is not a regular expression."""
         try:
             return re.search(pattern, text) is not None
         except (re.error, OverflowError, RecursionError):

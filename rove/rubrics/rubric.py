@@ -102,7 +102,7 @@ class Rubric:
 
     Functions may be async and get their arguments by name: `prompt`, `completion`, `answer` (default ""), `info`
     (default {}), `task`, `state`, `parser`, class objects, columns of the dataset row, then keys of the state. A
-    parameter that matches none of these keeps its default; `**kwargs` receives all. Functions marked with
+    parameter that matches none of these keeps its default; `**kwargs` receives all of them. Functions marked with
     `group_reward` run once per group. A rubric never writes to the state. A function that raises makes the rollout
     fail; it does not count as 0.
 
@@ -134,7 +134,7 @@ class Rubric:
         self.has_own_parser = parser is not None
         self.class_objects: dict[str, object] = {}
         self.rubrics: list[Rubric] = []
-        """Rubrics of a `RubricGroup`, whose scores are merged with those of this rubric's own functions."""
+        """Rubrics of a `RubricGroup`; their scores are merged with those of this rubric's own functions."""
         self._functions: list[_Function] = []
         funcs = list(funcs or ())
         weights = [1.0] * len(funcs) if weights is None else list(weights)
@@ -280,7 +280,7 @@ class Rubric:
         return merged
 
     async def teardown(self) -> None:
-        """Free resources, those of rubrics that a run uses excepted; called once, after all scoring."""
+        """Free resources, except those of rubrics that a run still uses; called once, after all scoring."""
         async with AsyncExitStack() as stack:
             for rubric in self.rubrics:
                 if not rubric.use_count:

@@ -4,8 +4,8 @@ Each compares the answer in a reply with the right one and returns 1.0 or 0.0. T
 
     rubric = rove.Rubric([scorers.numeric], [1.0])
 
-`read_answer` defines where in a reply the answer is, `rove.rubrics.numbers` and `rove.rubrics.choices` how a number and a
-choice are read from it.
+`read_answer` defines where the answer is in a reply. `rove.rubrics.numbers` and `rove.rubrics.choices` define how
+numbers and choices are read from the answer.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def accepted_answers(state: State) -> Sequence[str]:
 class AcceptedAnswersRubric(RubricGroup):
     """Scores a reply against each accepted answer of its row, and keeps the scores with the highest reward.
 
-    Reward functions see one answer at a time as `answer`. Functions over a whole group see the first one.
+    Reward functions see one answer at a time as `answer`. Functions over a whole group see only the first answer.
     """
 
     def __init__(self, rubric: Rubric):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rove.utils.patterns import lazy_pattern
 
 MAX_BRACES = 100
-"""Opening braces, counted from the end, at which an object is searched for."""
+"""Maximum number of opening braces, counted from the end, at which an object is searched for."""
 MAX_DEPTH = 100
 _OTHER_KEYS = ("grade", "score", "rating", "judgment", "judgement")
 _STRING = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
@@ -30,7 +30,7 @@ class VerdictObject(NamedTuple):
 
 
 def object_at(text: str, start: int) -> VerdictObject | None:
-    """Return the JSON object that begins at an index of a text; None if there is none.
+    """Return the JSON object that begins at an index of a text; None if there is no object.
 
     Line ends in texts, comments, single quotation marks, keys without marks and a comma before a closing brace are accepted.
     """
@@ -62,7 +62,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _verdict_of(pairs: _Pairs) -> str | None:
-    """Return the value of "verdict", else the only one of the other keys."""
+    """Return the value of "verdict", or else of the only other key that can name a verdict."""
     named = [value for key, value in pairs if key.casefold() == "verdict"]
     named = named or [value for key, value in pairs if key.casefold() in _OTHER_KEYS]
     if not named:

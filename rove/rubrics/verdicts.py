@@ -70,9 +70,9 @@ _TAKEN_BACK = lazy_pattern(
     re.IGNORECASE,
 )
 _MAX_WRAPPERS = 20
-"""Marks in marks around a choice that are removed; each layer takes time in proportion to the text."""
+"""Maximum layers of marks around a choice that are removed; each layer takes time in proportion to the text."""
 _MAX_WORD_CHARS = 100
-"""Characters before a label in which the word before it is searched for."""
+"""Maximum characters before a label in which the preceding word is searched for."""
 # "I agree" and "A fair reply" name no choice; "I is possible" and "A or B" do.
 _PRONOUN_OR_ARTICLE = lazy_pattern(
     r"(?<!\w)[AI](?=['’](?:m|d|ll|ve)\b"
@@ -80,7 +80,7 @@ _PRONOUN_OR_ARTICLE = lazy_pattern(
 )
 _MAX_SHORT_WORDS = 3
 _NEAR_WORDS = 3
-"""Words after a verdict in which another choice makes it two verdicts."""
+"""If another choice occurs within this many words after a verdict, there are two verdicts."""
 
 
 def verdict_form(choices: Sequence[str]) -> dict[str, object]:
@@ -108,7 +108,7 @@ def read_verdict(
     - a choice alone on the first or last line, or as the first or last sentence: "No. It gives 5.";
     - the first word of a reply of one sentence: "No, it gives 5."
 
-    A reply is unreadable, and never an earlier statement used, if the last statement has another form ("Verdict: surely
+    A reply is unreadable, and no earlier statement is used, if the last statement has another form ("Verdict: surely
     yes"), names two choices, is about a part ("Style score: 3") or is taken back, or if statements without a label
     disagree with others.
 
@@ -135,10 +135,10 @@ class _Statement(NamedTuple):
     start: int
     end: int
     choice: str | None
-    """None if it is not one of the choices."""
+    """The stated choice; None if the statement names none of the choices."""
     strength: int
     is_quoted: bool = False
-    """Whether it also stands in the judged text."""
+    """Whether the statement also occurs in the judged text."""
 
 
 class _Reader:
@@ -206,14 +206,14 @@ class _Reader:
         return self._decide(unquoted, reply, own_words)
 
     def _own_statement(self, piece: str) -> str | None:
-        """Return the verdict of a piece that another one follows, if it states one by more than its first word."""
+        """Return the verdict of a piece that is followed by another, if more than its first word states a verdict."""
         statements = self._statements(piece, is_last=False)
         unquoted = [statement.choice for statement in statements if not statement.is_quoted]
         stated = [choice for choice in unquoted if choice is not None]
         return stated[-1] if stated else self._choice(piece)
 
     def _decide(self, statements: Sequence[_Statement], reply: str, own_words: str) -> str | None:
-        """Return the choice of the last statement; None if it is none, disputed or taken back."""
+        """Return the choice of the last statement; None if the statement has no choice, is disputed or is taken back."""
         # The last statement or none: an earlier verdict may be one that the judge has taken back in words that cannot be
         # read. A failed rollout is visible, a wrong reward is not (docs/decisions/quoted_verdicts.md).
         last = max(statements, key=lambda statement: (statement.start, statement.strength))
@@ -275,7 +275,7 @@ class _Reader:
             yield _Statement(label.start(), end, choice, strength, quoted)
 
     def _value_of(self, value: re.Match[str], remainder: str) -> str | None:
-        """Return the choice of a value, unless it is on another scale, in doubt, or beside another choice."""
+        """Return the choice that a value names, unless it is on another scale, in doubt, or next to another choice."""
         top = value["top"]
         if top is not None and int(top) != self._top:
             return None
@@ -345,7 +345,8 @@ class _Reader:
     def _is_taken_back(self, remainder: str, rest_with_quotations: str, choice: str) -> bool:
         """Return whether text after a statement takes it back, or names another choice after a label or in a few words.
 
-        A judge that hesitates may repeat a line of the response as its new verdict, so that neither of the two counts.
+        A hesitating judge may repeat a line of the response as its new verdict; then neither of the two verdicts
+        counts.
         """
         remainder = without_quotations(remainder, lambda part: False)
         unquoted = [part for part in sentences(remainder) if not self._judged.has_line(part)]
@@ -405,7 +406,7 @@ def _blanked(text: str, start: int, end: int) -> str:
 
 
 def _unique(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:
-    """Return choices by spelling, without a spelling that two of them share."""
+    """Return choices by spelling, without spellings that two choices share."""
     listed = list(pairs)
     counts = Counter(name for name, _ in listed)
     return {name: choice for name, choice in listed if counts[name] == 1}
@@ -427,7 +428,7 @@ def _without_reasoning(reply: str) -> list[str]:
 
 
 def _unfenced(reply: str) -> str:
-    """Return the content of the code fence that the whole text is; any other text as it is."""
+    """Return the content of a code fence that spans the whole text; return any other text unchanged."""
     fenced = re.fullmatch(r"```\w*\n(.*)\n\s*```", reply, flags=re.DOTALL)
     return fenced[1].strip() if fenced and "```" not in fenced[1] else reply
 

@@ -95,7 +95,7 @@ class Annotation(NamedTuple):
 
 
 class Annotations:
-    """The current annotations of a run, read again when the file has changed."""
+    """The current annotations of a run, which are read again when the file has changed."""
 
     def __init__(self, folder: Path):
         self.file = folder / FILE

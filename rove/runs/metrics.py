@@ -1,4 +1,4 @@
-"""The charts of a training run: which metrics stand together, in which order, and under which names."""
+"""The charts of a training run: which metrics share a chart, and the order and names of their curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Panel(NamedTuple):
     """A chart.
 
     Args:
-        metrics: Regular expression of its metrics; the first group is the name of a curve, without a group the title is.
+        metrics: Regular expression of its metrics; its first group is the name of a curve; without a group, the title
+            is the name.
         band: "steps" for a band of the rewards of rollouts, "interval" for the interval of an evaluation.
     """
 
@@ -59,7 +60,7 @@ PANELS = (
 
 
 def panels(rows: Sequence[Mapping[str, object]]) -> list[JsonObject]:
-    """Return the charts that some rows of metrics fill.
+    """Return the charts for which some rows have metrics.
 
     Each has `group`, `title`, `band`, `in_table`, `named` (whether its curves have names of their own) and `curves`, which maps
     metrics to their names.

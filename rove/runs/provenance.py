@@ -1,9 +1,10 @@
 """Tell settings that this user's rove wrote from settings that somebody else wrote.
 
 A run folder may come from another person. Its config.toml can name a folder of code, the address of a server, and the variable
-with the API key that is sent there. So rove seals each settings file that it writes into a run folder: with a keyed digest of
-its content, whose key only this user has. A file without a valid seal is foreign, and commands ask before they use the settings
-that `risky_settings` returns. Only the content counts, so a run folder can be moved or copied by its owner.
+with the API key that is sent there. So rove seals each settings file that it writes into a run folder with a keyed
+digest of its content; only this user has the key. A file without a valid seal is foreign, and commands ask before they
+use the settings that `risky_settings` returns. Only the content counts, so a run folder can be moved or copied by its
+owner.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Path = tuple[str | int, ...]
 KEY_FILE = "run_key"
 KEY_BYTES = 32
 SEAL = ".{}.seal"
-"""Name of the seal of a file, from the file's name."""
+"""Name of a settings file's seal; {} stands for the file's name."""
 SETTINGS_FILES = ("config.toml", "recipe.toml")
 """Settings files that rove writes into run folders."""
 RUN_FILES = ("rollouts.jsonl", "metrics.jsonl", "summary.json", "versions.json", "checkpoints", "request.json")
@@ -58,7 +59,7 @@ RISKY_FLAGS = {"trust_remote_code"}
 
 
 def seal(file: Path) -> None:
-    """Mark a settings file as written by this user's rove. Without a home folder that is writable, it stays foreign."""
+    """Mark a settings file as written by this user's rove. Without a writable home folder, the file stays foreign."""
     with suppress(OSError, RuntimeError):
         atomic_write(_seal_file(file), _digest(file.read_bytes()).encode())
 
@@ -74,15 +75,16 @@ def is_own(file: Path) -> bool:
 
 
 def is_in_run_folder(file: Path) -> bool:
-    """Return whether a settings file belongs to the folder of a run, and not to a user who passes it by name."""
+    """Return whether a settings file belongs to a run folder; otherwise, a user wrote it and passes it by name."""
     return file.name in SETTINGS_FILES or any((file.parent / name).exists() for name in RUN_FILES)
 
 
 def risky_settings(values: Mapping[str, object], kind: type[msgspec.Struct] | None = None) -> JsonObject:
     """Return the settings, by dotted name, that can name code, an address, a variable, a command or a file.
 
-    Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts, and so does every
-    name that is not a plain one, because commands read some of them in other ways ("a=b" as the setting "a").
+    Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts, and so
+    does every setting name that is not a plain name, because commands interpret some names differently ("a=b" as the
+    setting "a").
 
     Args:
         kind: The struct of these settings, for its defaults.
@@ -103,7 +105,7 @@ def foreign_settings(
 
     Args:
         kind: The struct of these settings, for its defaults.
-        overridden: Settings that are replaced, so that those of the file do not count.
+        overridden: Settings that are overridden, so that the file's values for them do not count.
     """
     if not is_in_run_folder(file) or is_own(file):
         return {}

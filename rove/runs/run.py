@@ -138,7 +138,7 @@ class Run(RunFiles):
         Args:
             kind: "eval", "sft" or "rl".
             config: The resolved configuration, recorded for reference.
-            identity: The part of it that must not change on resume.
+            identity: The part of the configuration that must not change on resume.
             overwrite: Delete the existing run first.
 
         Raises:
@@ -185,7 +185,7 @@ class Run(RunFiles):
         return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in results)
 
     def _overwrite_advice(self, kind: str) -> str:
-        """Return how to start another run than the one in the folder."""
+        """Return advice on how to start a different run than the one in the folder."""
         with suppress(RunError):  # a damaged line may belong to a scored rollout
             lines = self.ledger()[0].values()
             if kind == "eval" and lines and all(line.failed for line in lines):
@@ -194,7 +194,7 @@ class Run(RunFiles):
         return "Pass another --run-dir, or --overwrite to delete the old run (run_dir and overwrite in Python)"
 
     def _refuse_foreign(self) -> None:
-        """Refuse a folder that is not empty and not a run folder."""
+        """Refuse a folder that is neither empty nor a run folder."""
         names = sorted(child.name for child in self.path.iterdir() if not child.name.startswith("."))
         if not names:
             return
@@ -504,9 +504,7 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
     Args:
         folder: The run folder.
         error: The exception that ended the run.
-        resume_command: Shell command that resumes it; "" if there is none.
-
-    Returns:
+        resume_command: Shell command that resumes the run; "" if there is none. Returns:
         `why`; `rollouts`, their number; `step`, the last training step; `resume`, the command.
     """
     report: dict[str, object] = {"why": end_reason(error)}

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MAX_DEPTH = 50
 """Nesting limit of tables and lists."""
 MAX_INTEGER = 1 << 63
-"""Integers are smaller than this, as those of TOML and SQLite are."""
+"""Integers must be smaller than this, as in TOML and SQLite."""
 
 Scalar = str | int | float | bool | None
 Numbers = dict[str, float | None]
@@ -74,11 +74,11 @@ Summary = TypedDict(
     },
     total=False,
 )
-"""Keys of summary.json that rove reads; evaluation and training each write some of them."""
+"""Keys of summary.json that rove reads; evaluations and training runs each write some of these keys."""
 
 
 class Settings(TypedDict, total=False):
-    """Settings in config.toml that rove reads, except those that it shows as text."""
+    """Settings in config.toml that rove reads, except those that it only shows as text."""
 
     env: str
     env_args: Arguments

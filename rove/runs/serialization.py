@@ -2,7 +2,8 @@
 
 In memory every step has its whole prompt. On disk a step that extends the previous one has only the new messages and tokens, so
 that a rollout of T turns takes O(T) space (docs/decisions/disk_steps.md). `decode_record` restores the record, except for values
-that JSON cannot represent. The other decoders read fewer fields: resuming and lists read every line of large files.
+that JSON cannot represent. The other decoders read fewer fields and are faster, because resuming and listing read every
+line of large files.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
 
 
 MAX_DEPTH = 100
-"""Levels of nesting that are written; deeper values become texts."""
+"""Maximum levels of nesting that are written; deeper values become texts."""
 MAX_INTEGER = 1 << 63
 """Larger integers become texts."""
 
@@ -170,7 +171,7 @@ MAX_INTEGER = 1 << 63
 def _storable(value: object, parents: tuple[int, ...] = ()) -> object:
     """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?".
 
-    Huge integers, structures that contain themselves and what is nested more deeply than `MAX_DEPTH` become texts.
+    Huge integers, structures that contain themselves, and values nested more deeply than `MAX_DEPTH` become texts.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()

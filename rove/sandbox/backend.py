@@ -31,13 +31,14 @@ class SandboxLimits(Settings, frozen=True, kw_only=True):
     cpu_seconds: PositiveInt = 60
     """CPU time of one process, over all calls."""
     memory_bytes: PositiveInt = 1 << 30
-    """Address space of one process. With control groups also the memory of all processes of the session and of its files."""
+    """Address space of one process. With control groups, also the limit for the memory of all processes and files of
+    the session."""
     processes: PositiveInt = 32
     """Concurrent processes and threads, including two of rove."""
     disk_bytes: PositiveInt = 64 << 20
     """Size of the session's folder, which is in memory."""
     files: PositiveInt = 4096
-    """Number of files and folders in it."""
+    """Number of files and folders in the session's folder."""
     file_bytes: PositiveInt = 32 << 20
     """Size of one file."""
     open_files: PositiveInt = 256
@@ -45,7 +46,7 @@ class SandboxLimits(Settings, frozen=True, kw_only=True):
     output_chars: PositiveInt = 8192
     """Bytes of a call's output, and of its value or traceback; longer text loses its middle."""
     message_bytes: PositiveInt = 4 << 20
-    """Size of the arguments of a host function as JSON, and of its result."""
+    """Size of a host function's arguments, and of its result, as JSON."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     value: str = ""
     """`repr` of the last expression of Python code; "" for None or without an expression."""
     error: str = ""
-    """Why the call failed: a traceback, or the reason for its end. "" = it succeeded."""
+    """Why the call failed: a traceback, or the reason why it was ended. "" = the call succeeded."""
     exit_code: int | None = None
     """Exit status of a bash command; 128 + n after signal n."""
     timed_out: bool = False
@@ -105,7 +106,7 @@ class Session(Protocol):
         Args:
             code: One or more lines.
             seconds: Time limit; None = that of the limits. The time of host functions does not count, except for a
-                millisecond per call, which bounds their number.
+                millisecond per call, so that their number is bounded.
             functions: Host functions that the code can call like ordinary blocking functions, one call at a time. A name is
                 defined only in calls that pass it. An exception of a function becomes a RuntimeError in the code; InfraError and
                 LimitReachedError end the call and the session's processes, and are raised here.

@@ -1,7 +1,7 @@
-"""Control groups: one per session, which limit the memory and the number of all its processes together.
+"""Control groups, one per session: each limits the memory and the number of all processes of its session together.
 
-Versions 1 and 2 are supported. Without permission to create groups only the limits of single processes apply, because most
-containers do not have it (docs/decisions/sandbox.md).
+Versions 1 and 2 are supported. Without permission to create groups, which most containers lack, only the limits of
+single processes apply (docs/decisions/sandbox.md).
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Groups:
                 self.missing[controller] = str(error)
 
     def enter(self, slot: int, limits: SandboxLimits) -> list[int]:
-        """Return open files of a slot's groups: writing 0 moves a process into the group. The caller closes them."""
+        """Return open files of a slot's groups: a process that writes 0 to one moves into the group. The caller closes
+        the files.
+        """
         memory = limits.memory_bytes + limits.disk_bytes + OVERHEAD_BYTES  # the session's folder is in memory, too
         max_processes = limits.processes + OVERHEAD_PROCESSES
         values = {"memory": str(memory), "swap": "0", "pids": str(max_processes)}
@@ -58,7 +60,7 @@ class Groups:
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in sorted(folders)]
 
     def close(self) -> bool:
-        """Remove the groups; return whether all are gone, because groups with processes stay."""
+        """Remove the groups; return whether all are gone. Groups that still have processes stay."""
         for folder in list(self._created):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -72,7 +74,7 @@ VERSION_2_FILES = {"memory": {"memory": "memory.max", "swap": "memory.swap.max"}
 
 
 def _parent(controller: str, root: Path, own_groups: Path) -> tuple[Path, dict[str, str]]:
-    """Return where groups with a controller can be created, and the file of each limit."""
+    """Return the folder in which groups with a controller can be created, and the file of each limit."""
     lines = [line.split(":", 2) for line in own_groups.read_text().splitlines()]
     # A machine may mount both versions; the controllers that version 1 has are then missing in version 2.
     for _, names, path in lines:
@@ -92,7 +94,7 @@ def _parent(controller: str, root: Path, own_groups: Path) -> tuple[Path, dict[s
 def _probe(parent: Path, files: dict[str, str]) -> None:
     """Check that a group can be created in `parent` and has the first of the files; raise an OSError if not.
 
-    Only creating one shows it: neither the permissions nor the files of the parent do.
+    This cannot be seen from the permissions or the files of the parent.
     """
     first_file = next(iter(files.values()))
     probe = parent / f"rove-{os.getpid()}-probe"

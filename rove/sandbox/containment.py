@@ -1,4 +1,4 @@
-"""What each kernel feature contains, as sentences."""
+"""Sentences about what each kernel feature contains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FEATURES = {
         "the processes of all sessions of a backend are counted together: one session can use up the limit for all",
     ),
 }
-"""Name → what it enforces, and what is not contained without it."""
+"""Name of a feature → what it enforces, and what is not contained without it."""
 
 ESSENTIAL = ("own user", "files", "processes", "network", "ipc", "system calls")
 """Required features; without one of them a backend refuses, unless `unsafe` is set."""

@@ -42,7 +42,7 @@ REMOVE_TIMEOUT_S = 20.0
 
 
 class DockerBackend(SupervisedBackend):
-    """Sessions in containers of their own.
+    """Sessions that each run in their own container.
 
     Args:
         image: Image with Python 3.11 or later as `python3`, bash, and the packages of sessions. rove does not pull it: run

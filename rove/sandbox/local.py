@@ -36,8 +36,8 @@ class LocalBackend(SupervisedBackend):
 
     Args:
         limits: Default limits of a session.
-        packages: Installed packages that sessions may import, by distribution or module name; they are imported once, before the
-            first session. Without any, sessions have only the standard library.
+        packages: Installed packages that sessions may import, by distribution or module name; they are imported once,
+            before the first session. Without packages, sessions have only the standard library.
         paths: Additional files and folders that sessions may read, under the same path. They must not contain secrets. If one is
             below /tmp, /tmp is read-only.
         environment: Additional environment variables of sessions, which code can read.
@@ -83,11 +83,11 @@ class LocalBackend(SupervisedBackend):
         return describe(self._missing(await self._ensure_parent()))
 
     async def parent(self) -> Parent:
-        """Return the process that sessions are forked from; start it if necessary.
+        """Return the process from which sessions are forked; start it if necessary.
 
         Raises:
             ConfigError: This machine lacks a required feature, and `unsafe` is not set.
-            SandboxError: It does not start.
+            SandboxError: The process does not start.
         """
         parent = await self._ensure_parent()
         missing = self._missing(parent)
@@ -137,7 +137,7 @@ class LocalBackend(SupervisedBackend):
 
 
 def unlimited_warning(missing: Mapping[str, str]) -> str:
-    """Return a warning that sessions have no limits as a whole."""
+    """Return a warning that there are no limits for sessions as a whole."""
     return f"sandboxes run without control groups on this machine: {'; '.join(describe(missing).missing)}"
 
 

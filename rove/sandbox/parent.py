@@ -24,7 +24,7 @@ END_TIMEOUT_S = 5.0
 RETRY_DELAY_S = 0.01
 """Delay before a message is sent again if the zygote's socket was full."""
 FIRST_USER_ID, NUM_USER_IDS = 1_000_000_000, 1_000_000_000
-"""User ids of sessions if rove runs as root: far above those in use."""
+"""User ids of sessions if rove runs as root: far above the ids in use."""
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import main; main(int(sys.argv[2]))"
 
 
@@ -47,7 +47,7 @@ class Parent:
         self._slots: dict[int, int] = {}
         """Number of a session → its slot."""
         self._ends: dict[int, asyncio.Future[str]] = {}
-        """Number of a session → done when it has ended, with the reason if it never started."""
+        """Number of a session → future that is done when the session has ended, with the reason if it never started."""
         self._ready: asyncio.Future[JsonObject] = self.loop.create_future()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A session as the host sees it: requests to a supervisor, wherever it runs, with recovery from its loss."""
+"""A session on the host's side: requests to a supervisor, wherever the supervisor runs, and recovery from its loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESPONSE_GRACE_S = 2.0
 LENGTH = struct.Struct("<I")
 NO_FUNCTIONS: Functions = {}
 MAX_ERROR_CHARS = 2000
-"""Characters of an error that the code sees."""
+"""Maximum characters of an error that the code sees."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -214,7 +214,7 @@ class SupervisedBackend(ABC):
 
 
 class HostCall(msgspec.Struct, frozen=True):
-    """A call of a host function, as the code wrote it."""
+    """A call of a host function in the form in which the code sent it."""
 
     name: str
     id: int = 0

@@ -72,8 +72,9 @@ def _netloc(origin: str) -> str | None:
 def check_page(request: web.Request) -> None:
     """Refuse a request of a web page of another origin.
 
-    On loopback the `Host` header must name this server. Beyond loopback, where programs reach the server under names that it
-    cannot know, this is required only of browsers, which send `Origin` with every POST request and WebSocket.
+    On loopback, the `Host` header must name this server. On other addresses, programs may reach the server under names
+    that it cannot know, so this is required only of browsers, which send `Origin` with every POST request and
+    WebSocket.
     """
     host, host_header = request.app.get(HOST, "127.0.0.1"), request.headers.get("Host", "")
     must_be_named = is_loopback(host) or "Origin" in request.headers

@@ -57,14 +57,14 @@ def make_app(
     `/v1/messages/count_tokens`, `GET /v1/models`, `/health` and `/metrics` (Prometheus). A client with an engine and a renderer
     adds `POST /tokenize`, `/detokenize` and `/generate` (token ids in, token ids out). At most `client.max_concurrent` requests
     run at once; the others are queued. A client that disconnects cancels its requests if the application runs under `listening`
-    or a runner with `handler_cancellation`. The application does not close the client. An embedded engine compiles the structured
-    outputs of requests in worker processes with limits of time and memory first (`Engine.check_grammars`).
+    or a runner with `handler_cancellation`. The application does not close the client. An embedded engine first
+    compiles the grammars of requests in worker processes with limits on time and memory (`Engine.check_grammars`).
 
     Args:
         client: Answers model requests.
-        model: The model name or names that requests may give; the client receives the name of the request.
-        api_key: Key that every request but `/health` must send, see `key_of`. None or "": no key; the server then refuses
-            requests from web pages of other origins, see `rove.server.admission`.
+        model: The model name or names that requests may give; the client receives the name given in the request.
+        api_key: Key that every request except `/health` must send, see `key_of`. None or "": no key; the server then
+            refuses requests from web pages of other origins, see `rove.server.admission`.
         max_body: Maximum size of a request body in bytes.
         max_queued: Maximum number of queued model requests; further ones get status 503.
 
@@ -133,7 +133,7 @@ def key_of(request: web.Request) -> str:
 
 
 def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
-    """Authorize requests, turn errors into JSON responses, and count both."""
+    """Authorize requests, turn errors into JSON responses, and count requests and errors."""
     expected = api_key.encode()
 
     def authorize(request: web.Request) -> None:

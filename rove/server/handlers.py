@@ -156,7 +156,7 @@ def _with_prompt(queue: RequestQueue, response: Response) -> list[TokenLogprob]:
 
 
 class _Choice:
-    """What has been sent of one choice."""
+    """The parts of one choice that have been sent."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -70,8 +70,8 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT, then finish running requests for up to `drain` seconds or until a second signal.
 
-    While it drains, the server refuses new requests. It then cancels the rest: a stream ends with an error event, any other
-    request with status 503. Returns the number of cancelled requests.
+    While it drains, the server refuses new requests. It then cancels the remaining requests: a stream ends with an
+    error event, any other request with status 503. Returns the number of cancelled requests.
 
     Args:
         app, host, port: see `listening`.

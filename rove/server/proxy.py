@@ -39,7 +39,7 @@ from rove.server.validation import refusal
 from rove.wire.serving import ServingRequest
 
 MODEL = "rove"
-"""The model's name; requests may give any other."""
+"""The model's name; requests may give any other name."""
 MAX_BODY = 64 << 20
 """Maximum size of a request body in bytes."""
 MAX_CONCURRENT = 64
@@ -108,9 +108,9 @@ class AgentTurns:
         self.failure: BaseException | None = None
         """The error or limit that ended the rollout."""
         self.overlong: OverlongPromptError | None = None
-        """The last prompt that was too long; the agent may have shortened it since."""
+        """The last prompt that was too long; the agent may have shortened it since then."""
         self.unanswered: list[str] = []
-        """Failed attempts of the last request that was given up, one line each."""
+        """Failed attempts of the last abandoned request, one line each."""
         self._turn = turn
         self._state = state
         self._honored = honored
@@ -178,7 +178,7 @@ class AgentTurns:
 
 
 def _fingerprint(message: Message) -> str:
-    """Return what identifies a model message after an agent has passed it on: its text and its tool calls."""
+    """Return the parts of a model message that identify it after an agent has passed it on: text and tool calls."""
     calls = message.get("tool_calls") or []
     parts = [[call_id(call), call_name(call), _arguments(call)] for call in calls]
     return msgspec.json.encode([text_of(message), parts], order="deterministic", enc_hook=str).decode()
@@ -192,7 +192,7 @@ def _arguments(call: object) -> Any:
 
 
 class _AgentQueue(RequestQueue):
-    """The queue of one rollout: it accepts any model name, and a required tool call becomes an optional one."""
+    """The queue of one rollout: it accepts any model name, and required tool calls become optional."""
 
     def resolve_model(self, model: str) -> str:
         """Return the given name."""
@@ -220,7 +220,7 @@ class Proxy:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        """The event loop that it runs in."""
+        """The event loop in which the proxy runs."""
         self._queues: dict[str, _AgentQueue] = {}
         self._root = ""
         self._starting = asyncio.Lock()

@@ -1,1 +1,1 @@
-"""The loop in stages: evaluate, new model, data, SFT, RL, and their pipeline; typed settings in, typed results out."""
+"""The stages of the loop (evaluation, new model, data, SFT, RL) and their pipeline. Settings and results are typed."""

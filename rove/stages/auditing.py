@@ -43,9 +43,9 @@ def audit_environment(
         env_dir: Folder in which the environment is looked up first.
         env_args: Arguments of the environment.
         learn: Whether to train a tiny model with RL, and to check whether its reward comes from doing the task.
-        device: Device of that model.
+        device: Device of the tiny model.
         judge: A model that also answers as the environment's judge.
-        run_dir: Folder for that model's runs. Default: one in runs/ for the environment and the seed.
+        run_dir: Folder for the tiny model's runs. Default: a folder in runs/ for the environment and the seed.
         reporter: Shows progress. Default: the console or the notebook.
         settings: Fields of `rove.audit.auditor.AuditOptions`, such as `seconds=60` or `only=["hedging"]`.
 

@@ -15,17 +15,18 @@ from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_h
 LR_BACKOFF = 0.3
 """Factor of the learning rate of RL after a fall of the held-out reward."""
 RL_PATIENCE = 15
-"""Evaluations without a new best after which RL ends."""
+"""RL ends after this many evaluations without a new best reward."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
-"""Maximum number of the teacher's rollouts, and of their tokens."""
+"""Maximum number of the teacher's rollouts, and maximum number of their tokens."""
 MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
 """Limits of SFT on small datasets."""
 SFT_PATIENCE = 60
-"""Evaluations without a new best reward or validation loss after which SFT ends; new models may stay on a plateau for long."""
+"""SFT ends after this many evaluations without a new best reward or validation loss; new models may stay on a plateau
+for long."""
 SFT_GOAL = 0.9
-"""SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest, but
-it does not make up for short SFT: with 0.6, reasoning_mix and frozen_lake ended 0.1 lower
-(benchmarks/reports/recipe_study.md)."""
+"""SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the
+rest, but it does not make up for short SFT: with a share of 0.6, the reward in reasoning_mix and frozen_lake ended 0.1
+lower (benchmarks/reports/recipe_study.md)."""
 MIN_SPREAD = 0.5
 """A pretrained model needs no SFT if at least this share of its groups has different rewards."""
 RL_TOKENS = 10_000_000
@@ -33,9 +34,10 @@ RL_TOKENS = 10_000_000
 MIN_RL_STEPS = 60
 """The recipe allows this many steps of RL even if they take more tokens."""
 RL_STEP_TOKENS = 32_768
-"""Tokens of an RL step up to which there are more groups than the minimum: with more examples, the gradient is less noisy."""
+"""Tokens of an RL step up to which groups are added beyond the minimum: with more examples, the gradient is less noisy."""
 ENTROPY_TARGET = 0.15
-"""Nats per token above which the entropy bonus is off: without a limit, it drove policies with small advantages to chance."""
+"""Nats per token above which the entropy bonus is off. Without this limit, the bonus made policies with small
+advantages random."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -87,9 +89,10 @@ def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
 
 
 def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int | None]) -> Evidence:
-    """Return the evidence with the limits of an environment that has fewer training or evaluation examples than requested.
+    """Return the evidence, with limits if the environment has fewer training or evaluation examples than requested.
 
-    `requested` and `counts` are its training and evaluation examples; a count is None if they are generated on demand.
+    `requested` and `counts` are numbers of training and evaluation examples; a count is None if examples are generated
+    on demand.
     """
     limits: list[int | None] = []
     for number, count in zip(requested, counts, strict=True):
@@ -177,7 +180,7 @@ def _limit(evidence: Evidence) -> str:
 
 
 def _held_out(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> HeldOut:
-    """Return which held-out examples choose the weights, and which ones the table reports."""
+    """Return which held-out examples select the weights, and which are reported in the table."""
     available = evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out
     return split_held_out(available, scale.table_rollouts, _has_seed(evidence))
 

@@ -44,14 +44,15 @@ def make_client(
         >>> client = rove.make_client("runs/sft/final")
         >>> teacher = rove.make_client("scripted:teacher", env)
 
-    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint; a folder, anything that
-    looks like a path and a name of `rove model list` run in the embedded engine; anything else is a model's name at `base_url`.
-    With a `base_url`, everything but a scripted policy is a model's name there.
+    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint. A folder,
+    anything that looks like a path, and a name in `rove model list` run in the embedded engine. Anything else is a
+    model's name at `base_url`. If `base_url` is given, everything except a scripted policy is a model's name there.
 
     Args:
         model: The model's name, as given.
-        env: The environment whose scripted policies can be named; None allows no scripted policy.
-        api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
+        env: The environment whose scripted policies `model` may name; None allows no scripted policy.
+        api_key_var: Environment variable with the API key; a name other than the default overrides that of
+            endpoints.toml.
         endpoints: See `find_endpoint`.
         trust_remote_code, device, chat_template, template_args: See `rove.models.load.load_model`.
         reporter: Shows the device of a model folder.
@@ -151,7 +152,7 @@ def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint |
         endpoints: the file; default: ./endpoints.toml, else ./configs/endpoints.toml.
 
     Raises:
-        ConfigError: the file does not exist or is not as it should be.
+        ConfigError: The file does not exist or is not valid.
     """
     if endpoints is None and model.startswith((SCRIPTED, ".", "/", "~")):
         return None  # the default file is optional
@@ -167,7 +168,7 @@ def _endpoint_names(endpoints: str | Path | None) -> list[str]:
 
 
 def is_folder(model: str) -> bool:
-    """Return whether `model` is a folder, looks like a path, or is a name of `rove model list`."""
+    """Return whether `model` is a folder, looks like a path, or is a name in `rove model list`."""
     return model in CATALOG or Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
 
 

@@ -29,11 +29,11 @@ class ComparedRun(NamedTuple):
     """A run to compare."""
 
     settings: JsonObject
-    """Its identity under dotted names, with its kind."""
+    """The run's identity under dotted names, including the kind of run."""
     outcomes: list[Outcome]
     """Its scored rollouts."""
     config: JsonObject
-    """Settings that its command had."""
+    """Settings of the run's command."""
     rove: str | None
     """The version of rove that wrote it last, if the folder records it."""
 
@@ -50,7 +50,9 @@ class ComparedRun(NamedTuple):
 
     @property
     def env_name(self) -> str:
-        """The environment without its version; the same for all files of questions, which are compared by their examples."""
+        """The environment without its version. All files of questions have the same name, because they are compared by
+        their examples.
+        """
         name = str(self.settings.get("env", "")).split("#")[0]
         return "a file of questions" if is_question_file(name) else name
 
@@ -80,13 +82,13 @@ def read_run(path: str) -> ComparedRun:
 
 
 def differing(a: JsonMapping, b: JsonMapping) -> dict[str, list[Any]]:
-    """Return the settings that differ, with both values; None if a run does not have one."""
+    """Return the settings that differ, with both values; a value is None if a run lacks the setting."""
     values = {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys())}
     return {name: [old, new] for name, (old, new) in values.items() if old != new}
 
 
 def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedRun) -> dict[str, list[Any]]:
-    """Return settings that differ with the paths of model folders, whose digests are added only if the paths are equal."""
+    """Return settings that differ, with models as folder paths; digests are added only if the paths are equal."""
     if "model" not in settings:
         return dict(settings)
     digests = settings["model"]
@@ -99,7 +101,7 @@ def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedR
 
 
 def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
-    """Refuse runs whose difference would not be one of the models."""
+    """Refuse runs whose results could differ for reasons other than the models."""
     names = [run.env_name for run in (a, b)]
     # Rewards of different environments have different scales.
     if names[0] != names[1]:
@@ -119,7 +121,7 @@ def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
 
 
 def read_questions(path: str, comparison: Comparison) -> dict[str, str]:
-    """Return the question of each example that changed most, by its key: the last message of its prompt."""
+    """Return the questions of the examples that changed most, by example key. A question is the last message of the prompt."""
     changed = {mover.example_key for mover in (*comparison.up, *comparison.down)}
     run = Run(path)
     lines = {key: line for (_, key, _), line in run.scored_lines().items() if key in changed}
@@ -139,7 +141,7 @@ def comparison_markdown(
     """Return a comparison as Markdown: the verdict, a table of all values, the runs, notes, and the settings that differ.
 
     Args:
-        settings: Both values of each setting that differs, by name; None where a run does not have it.
+        settings: Both values of each setting that differs, by name; a value is None if a run lacks the setting.
     """
     align = ["---", "---:", "---:", "---:", "---:", "---"]
     values = (comparison.main, *comparison.others)

@@ -24,7 +24,7 @@ DIAGNOSES = "diagnoses.json"
 EXAMINE = "examine"
 """Stage of the diagnoses before training."""
 SAME_FALL_STEPS = 30
-"""After the diagnosis of a sudden fall of the reward, a collapse within this many steps is the same fall."""
+"""A collapse within this many steps after a diagnosed sudden fall of the reward is the same fall."""
 
 
 def read_diagnoses(folder: Path) -> list[Diagnosis]:
@@ -48,7 +48,7 @@ class Diagnoser:
         self.folder = folder = pipeline.recipe.folder
         self.reporter = pipeline.reporter
         self.task: Task | None = None
-        """None without scripted policies to compare the model with."""
+        """The diagnosed task; None if there are no scripted policies to compare the model with."""
         self.diagnoses: list[Diagnosis] = []
         """The diagnoses of all stages that still apply."""
         self._history: tuple[Path, list[dict[str, float]]] | None = None
@@ -81,7 +81,7 @@ class Diagnoser:
             self._withdraw(stage.name)
 
     def after_stage(self, stage: Path) -> None:
-        """Print how a training stage has ended, and diagnose it."""
+        """Print how a training stage ended, and diagnose the stage."""
         for line in ending_lines(Run(stage)):
             self.reporter.note(line)
         if self.task is None or stage.name != "sft":
@@ -115,7 +115,7 @@ class Diagnoser:
         return task
 
     def _withdraw(self, stage: str, kind: str | None = None) -> None:
-        """Remove the diagnoses of a stage that has learned after all; by default those of any kind."""
+        """Remove the diagnoses of a stage that has learned after all; by default, diagnoses of every kind."""
         of_stage = [diagnosis for diagnosis in self.diagnoses if diagnosis.stage == stage]
         wrong = [diagnosis for diagnosis in of_stage if kind in (None, diagnosis.id)]
         for diagnosis in wrong:

@@ -35,7 +35,7 @@ MODEL = "the model"
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
 UNTRAINED_EXAMPLES = 8
-"""Examples on which a policy that does not know the format is run."""
+"""Number of examples on which a policy that does not know the format is run."""
 MODEL_GROUPS = 16
 """Groups that a pretrained model is examined on."""
 MODEL_TOKENS = 256
@@ -45,7 +45,7 @@ GROUP_SIZE = 8
 
 
 class PolicyEvidence(msgspec.Struct, frozen=True):
-    """Rollouts of a scripted policy."""
+    """What the rollouts of a scripted policy show."""
 
     name: str
     reward: float
@@ -59,13 +59,13 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     varies: bool
     """Whether two rollouts of an example may differ."""
     good_reward: float
-    """Minimum reward of the rollouts that SFT trains on: the larger one of mean and median."""
+    """Minimum reward of the rollouts that SFT trains on: the mean or the median, whichever is larger."""
     good_share: float
     """Share of the rollouts with at least this reward."""
 
 
 class ModelEvidence(msgspec.Struct, frozen=True):
-    """Rollouts of a pretrained model at T = 1, in groups."""
+    """What groups of a pretrained model's rollouts at temperature 1 show."""
 
     name: str
     parameters: int
@@ -76,7 +76,7 @@ class ModelEvidence(msgspec.Struct, frozen=True):
     spread_share: float
     """Share of the groups whose rewards differ."""
     response_tokens: int
-    """Tokens of the longest response."""
+    """Number of tokens of the longest response."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     held_out: int | None = None
     """Rows of the evaluation dataset; None if they are generated on demand."""
     limit: int | None = None
-    """Rows of the training dataset if the environment has fewer than the recipe requests."""
+    """Rows of the training dataset, if these are fewer than the recipe requests."""
     held_out_limit: int | None = None
     """The same for the evaluation dataset."""
     arguments: frozenset[str]
@@ -105,29 +105,29 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     rollout_tokens: float = 0.0
     """Mean tokens of a whole rollout of the best policy, or of the model without policies."""
     sampled_tokens: float = 0.0
-    """Mean tokens of its responses in a rollout."""
+    """Mean number of tokens in its responses per rollout."""
     turns: float = 1.0
-    """Mean number of its responses in a rollout."""
+    """Mean number of its responses per rollout."""
     untrained_turns: int = 1
     """Maximum number of responses in a rollout of a model that has not learned the format."""
     rollout_seconds: float = 0.0
-    """Seconds per rollout of the fastest scripted policy: those of the environment and the rubric."""
+    """Seconds per rollout of the fastest scripted policy: the time that environment and rubric take."""
     teacher_seconds: float = 0.0
     """Seconds per rollout of the best policy."""
     setup_seconds: float = 0.0
-    """Seconds of a first evaluation of one rollout, most of which load data and start processes."""
+    """Seconds of a first evaluation of one rollout; most of them are spent loading data and starting processes."""
     response_tokens: int = MODEL_TOKENS
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None
-    """How much the best policy uses what the conversation does not show; see `hidden_share`."""
+    """How much the best policy depends on information that the conversation does not show; see `hidden_share`."""
     diagnoses: list[Finding] = []
     """What may prevent learning."""
     split: str = ""
-    """How the environment splits its rows into training and held-out ones, if it says so."""
+    """How the environment splits its rows into training and held-out rows, if it states this."""
 
     @property
     def task(self) -> Task:
-        """What the diagnoses of training need."""
+        """The facts about the environment that diagnoses of training need."""
         best = self.policies[-1]
         highest = max(policy.highest for policy in self.policies)
         name, start = self.start
@@ -148,20 +148,20 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_evidence(file: Path) -> Evidence:
-    """Read the evidence in the folder of a `rove train`."""
+    """Read the evidence from a `rove train` folder."""
     values = msgspec.json.decode(file.read_bytes())
     values["diagnoses"] = [current_row(row) for row in values["diagnoses"]]
     return msgspec.convert(values, Evidence)
 
 
 class Examination(NamedTuple):
-    """The evidence, and rollouts that it comes from."""
+    """The evidence, and the rollouts that it comes from."""
 
     evidence: Evidence
     texts: list[str]
     """Rollouts of all scripted policies."""
     conversations: list[tuple[list[int], list[bool]]]
-    """Tokens of the best policy's rollouts, or of the model's, and which of them are sampled."""
+    """Tokens of the rollouts of the best policy, or of the model, and which of these tokens are sampled."""
 
 
 async def examine(
@@ -170,7 +170,7 @@ async def examine(
     loaded: LoadedModel | None = None,
     tokenizer: JsonMapping = MappingProxyType({}),
 ) -> Examination:
-    """Run the scripted policies of an environment, and a pretrained model; return what they show.
+    """Run the scripted policies of an environment, and a pretrained model; return the evidence.
 
     Args:
         env: The environment.
@@ -234,7 +234,7 @@ async def examine(
 
 
 async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]], dict[str, float], float]:
-    """Return rollouts of each scripted policy, its seconds per rollout, and the seconds of a first evaluation."""
+    """Return each scripted policy's rollouts and seconds per rollout, and the seconds of a first evaluation."""
     records: dict[str, list[RolloutRecord]] = {}
     seconds: dict[str, float] = {}
     setup = 0.0
@@ -253,7 +253,7 @@ async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]
 
 
 def _scored(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, list[RolloutRecord]]:
-    """Return the scored rollouts of each policy that has any."""
+    """Return the scored rollouts of each policy that has scored rollouts."""
     scored: dict[str, list[RolloutRecord]] = {}
     for name, policy_records in records.items():
         scored_records = [record for record in policy_records if record.scores is not None]
@@ -307,7 +307,7 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
 async def _try_model(
     env: Environment, loaded: LoadedModel, max_tokens: int
 ) -> tuple[ModelEvidence, list[RolloutRecord]]:
-    """Sample groups of a pretrained model; return what they show, and the scored rollouts.
+    """Sample groups of rollouts of a pretrained model; return the evidence from them, and the scored rollouts.
 
     Raises:
         ConfigError: Every rollout failed.

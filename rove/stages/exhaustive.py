@@ -97,7 +97,7 @@ def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, JsonMapping
 
 
 def verdict(result: JsonMapping) -> Text:
-    """Return whether the model reached all goals, and which it missed."""
+    """Return a text about whether the model reached all goals, and which goals it missed."""
     missed = result["missed"]
     if missed:
         return styled((f"goals missed: {'; '.join(missed)}", "yellow"))

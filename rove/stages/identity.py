@@ -1,4 +1,4 @@
-"""What identifies a training run, and how it starts or resumes."""
+"""The identity of a training run, and starting or resuming the run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BOOKKEEPING = {
     "loggers",
     "alerts",
 }
-"""Settings of every stage that a resumed run may change: they do not affect what it learns, beyond rounding."""
+"""Settings of every stage that may change when a run is resumed: except for rounding, they do not affect what is learned."""
 
 
 def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object) -> JsonObject:

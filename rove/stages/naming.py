@@ -12,11 +12,11 @@ from rove.core.plain import JsonMapping
 from rove.remote.isolation import IsolationConfig
 
 RUNS = Path("runs")
-"""Folder of run folders without a given name."""
+"""Folder that contains the run folders for which `run_dir` is not set."""
 
 
 def run_folder(run_dir: str | Path | None, *parts: str, identity: JsonMapping) -> Path:
-    """Return the run folder: `run_dir`, or a name under runs/ that is the same for the same parts and identity."""
+    """Return the run folder: `run_dir`, or a folder in runs/ whose name depends only on the parts and the identity."""
     if run_dir is not None:
         return Path(run_dir)
     name = "--".join(_file_name(part) for part in parts)

@@ -189,7 +189,7 @@ class Pipeline:
         return str(result.model)
 
     def follow(self) -> None:
-        """Train as one of the other processes, stage by stage, together with the first."""
+        """Train together with the first process, stage by stage, as one of the other processes."""
         from rove.models.load import load_model
         from rove.train.rl import follow_rl
         from rove.train.sft import follow_sft
@@ -265,7 +265,7 @@ class Pipeline:
         return list(notes)
 
     def answers_table(self) -> Table:
-        """Return the first questions of the evaluation with the answers of the first and of the last model."""
+        """Return a table of the first questions of the evaluation, with the answers of the first and the last model."""
         names = [row.name for row in self.rows if row.name in (BASE, self.rows[-1].name)]
         condition = self.recipe.conditions[0].name
         by_row = [

@@ -44,8 +44,8 @@ class EvaluationTarget(NamedTuple):
 def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
     """Return the environment of the settings, else that of the data.
 
-    The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter. Data that
-    this user's rove did not write must not have arguments that are texts: they can name code or commands.
+    The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter.
+    Text arguments are allowed only in data that this user's rove wrote, because texts can name code or commands.
 
     Raises:
         ConfigError: The data does not name an environment, or names one that might be downloaded.
@@ -74,7 +74,7 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
 
 
 def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporter: Reporter) -> None:
-    """Evaluate the trained model and the scripted policies; show a table, and store it in the run's summary.
+    """Evaluate the trained model and the scripted policies; show a table of the results, and store them in the run's summary.
 
     An error is shown as one line and not raised, since training has succeeded.
     """
@@ -127,7 +127,7 @@ def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], lis
 def _measure_all(
     config: SFTConfig, target: EvaluationTarget, final: Path, data: SFTData, names: list[str], reporter: Reporter
 ) -> list[PolicyResult]:
-    """Return the results: the trained model's first, then those of the scripted policies."""
+    """Return the results of the trained model, then those of the scripted policies."""
     from rove.train.policy_comparison import turn_limit
 
     with reporter.progress(f"{target.env} after SFT", 1 + len(names)) as progress:
@@ -183,7 +183,7 @@ def _refuse_judges(env: Environment, target: EvaluationTarget) -> None:
 
 
 def placement_table(rows: list[PolicyResult], title: str) -> Table:
-    """Return the table, ordered by reward; the first of `rows` is the trained model's."""
+    """Return the table, ordered by reward; the first of `rows` belongs to the trained model."""
     table = Table(title=title)
     table.add_column("")
     for column in ("reward", "95% interval", "format", " + ".join(rows[0].task_names) or "task"):

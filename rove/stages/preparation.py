@@ -31,10 +31,10 @@ from rove.utils.processes import release_memory
 def count_examples(
     env: str, env_dir: str | None, env_args: JsonMapping, requested: tuple[int, int]
 ) -> tuple[int | None, int | None]:
-    """Return how many training and evaluation examples an environment has when so many are requested.
+    """Return how many training and evaluation examples an environment has if `requested` are requested.
 
     Raises:
-        ConfigError: It cannot be loaded with so many.
+        ConfigError: The environment cannot be loaded with this many examples.
     """
     try:
         training, held_out = (load_environment(env, env_dir, **env_args, num_examples=count) for count in requested)
@@ -52,7 +52,7 @@ def examine_environment(
     tokenizer: JsonMapping = MappingProxyType({}),
     device: str = "auto",
 ) -> tuple[Examination, LoadedModel | None]:
-    """Run the scripted policies of an environment, and a pretrained model in it; return what they show, and the model.
+    """Run an environment's scripted policies and a pretrained model; return the evidence and the model.
 
     Args:
         request: The environment and the pretrained model, if any.
@@ -75,7 +75,7 @@ def examine_environment(
 def examine_recipe(
     recipe: Recipe, reporter: Reporter, needs_model: bool
 ) -> tuple[Examination | None, LoadedModel | None]:
-    """Examine the environment of a recipe that was not chosen for it; None if there are no policies to compare a model with.
+    """Examine the environment of a recipe that rove did not choose for it; None if it has no policies to compare a model with.
 
     Args:
         recipe: The recipe.
@@ -138,7 +138,7 @@ def _with_shared(request: TrainRequest, evidence: Evidence, sections: Sequence[S
 
 
 def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device: str = "auto") -> None:
-    """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
+    """Examine an environment, and a pretrained model in it; write a recipe for them, and the evidence."""
     version = request.version  # of the code that is examined below
     env, model = request.env, request.model
     env_args = with_held_out(env, request.env_args)
@@ -178,7 +178,7 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
 
 
 def estimate_recipe(recipe: Recipe, reporter: Reporter) -> Estimate | None:
-    """Return the time and memory of a recipe that was not chosen for its environment; None if they cannot be estimated."""
+    """Return the time and memory of a recipe that rove did not choose for its environment; None if they cannot be estimated."""
     counts = [recipe.evaluation.num_examples]
     if recipe.data is not None:
         if not recipe.data.model.startswith("scripted:"):
@@ -194,7 +194,7 @@ def estimate_recipe(recipe: Recipe, reporter: Reporter) -> Estimate | None:
 
 
 def write_evidence(recipe: Recipe, reporter: Reporter) -> None:
-    """Examine the environment of a recipe, and write what it shows to the run folder, if it can be examined."""
+    """Examine the environment of a recipe, if possible, and write the evidence to the run folder."""
     examination, _ = examine_recipe(recipe, reporter, needs_model=False)
     if examination is not None:
         recipe.folder.mkdir(parents=True, exist_ok=True)

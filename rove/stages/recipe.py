@@ -72,7 +72,7 @@ class RLStage(msgspec.Struct, frozen=True):
     folder: str
     """Name of its folder."""
     config: RLConfig
-    """Settings; the model is filled in when the stage before has trained it."""
+    """Settings; the model is filled in once the previous stage has trained it."""
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Folder or name of the initial model."""
     new_model: ModelConfig | None = None
-    """Settings of the initial model if it is a new one."""
+    """Settings of the initial model if it has to be created."""
     references: list[str] = []
     """Models or scripted policies that are measured for comparison; by default the teacher."""
     data: EvalConfig | None = None
@@ -285,9 +285,10 @@ def load_recipe(
 
     Args:
         name: Environment, or a recipe that comes with rove: configs/NAME.toml.
-        variants: Tables of the recipe that change the others, in this order: "lora", "smoke".
-        file: Recipe file; one that does not exist here may be a recipe that comes with rove: configs/NAME.toml. Default: next to
-            the environment's module, `demo-MODEL.toml` if there is one for the initial model, else `demo.toml`.
+        variants: Tables of the recipe that change its other tables, applied in the order "lora", "smoke".
+        file: Recipe file; one that does not exist here may be a recipe that comes with rove: configs/NAME.toml.
+            Default: the file `demo-MODEL.toml` for the initial model next to the environment's module, if there is one,
+            else `demo.toml`.
         model: Initial model.
 
     Raises:
@@ -307,7 +308,7 @@ SMOKE: JsonObject = {
 
 
 def _smoke_table(values: JsonMapping) -> JsonObject:
-    """Return the [smoke] table for a recipe without one: tiny sizes for the sections that it has."""
+    """Return the [smoke] table for a recipe without one: tiny sizes for the recipe's sections."""
     table = {name: dict(sizes) for name, sizes in SMOKE.items() if name in values}
     stages = [values["sft"]] if "sft" in values else []
     for stage in [*stages, *values["rl"]]:
@@ -376,12 +377,12 @@ def _find_demo(name: str, model: str | None) -> Path:
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A table, or a list of tables, of a recipe file; without a name, settings at its top."""
+    """A table, or a list of tables, of a recipe file; without a name, the settings at the top of the file."""
 
     name: str
     values: Any
     reason: str = ""
-    """Why the values are as they are: a comment of the file."""
+    """Reason for these values, written as a comment in the file."""
 
 
 def as_toml(sections: Sequence[Section], comment: str) -> str:

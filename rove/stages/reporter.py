@@ -32,10 +32,10 @@ LOG_EVERY_S = 30.0
 
 
 class StepProgress:
-    """Progress within the current step: the latest count of each kind. Thread-safe.
+    """Progress within the current step: the latest count of each activity. Thread-safe.
 
     Args:
-        clock: Returns seconds; tests pass their own.
+        clock: Returns the time in seconds; tests pass their own clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -48,7 +48,7 @@ class StepProgress:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def __call__(self, activity: str, done: int, total: int) -> None:
-        """Record that `done` of `total` are done (0 = unknown total); see `rove.train.callbacks.OnProgress`."""
+        """Record that `done` of `total` items are finished (0 = unknown total); see `rove.train.callbacks.OnProgress`."""
         # A new dict instead of a change: another thread may be reading the counts.
         self._counts = {**self._counts, activity: (done, total)}
 
@@ -86,7 +86,7 @@ class TaskProgress:
         self._show = show
 
     def __call__(self, count: int, status: str | Text, total: int | None = None) -> None:
-        """Record that `count` steps are done, with a status text; `total` if the number of steps is known only now."""
+        """Record that `count` steps are done, with a status text; pass `total` if the number of steps becomes known only now."""
         self.count, self.status, self.total = count, status, total or self.total
         self.step.start_next()
         self._show(self)
@@ -125,7 +125,7 @@ class Reporter(Protocol):
         ...
 
     def working(self, text: str) -> AbstractContextManager[None]:
-        """Show what is being done, such as "loading models/x", until the end of the `with` block."""
+        """Show the current activity, such as "loading models/x", until the end of the `with` block."""
         ...
 
     def progress(self, title: str, total: int = 0, done: int = 0) -> AbstractContextManager[TaskProgress]:
@@ -179,7 +179,7 @@ class ConsoleReporter:
 
     @contextmanager
     def working(self, text: str) -> Generator[None]:
-        """Print what is being done, and show that it is still running until it is done."""
+        """Print the current activity, and show that it is still running until the block ends."""
         if self.console.is_terminal:
             with self.console.status(styled(text)):
                 yield

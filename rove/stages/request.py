@@ -1,4 +1,4 @@
-"""The request of `rove train`, and checks that the recipe of a folder was made for it."""
+"""The request of `rove train`, and a check that a folder's recipe was made for this request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainRequest(msgspec.Struct, frozen=True):
         return environment_version(self.env, self.env_dir, with_held_out(self.env, self.env_args))
 
     def folder_name(self, seed: int) -> str:
-        """Return the name of the default folder: different for different requests."""
+        """Return the name of the default folder; different requests have different names."""
         model = self.model or ""
         has_plain_names = Path(self.env).name == self.env and Path(model).name == model
         is_plain = not self.env_args and has_plain_names and not self.template_settings
@@ -71,7 +71,7 @@ def check_request(request: TrainRequest, folder: Path) -> None:
     """Check that a folder's recipe was made for the same environment, with the same code, model and arguments.
 
     Raises:
-        ConfigError: It was made for others.
+        ConfigError: The recipe was made for another environment, code, model or arguments.
     """
     path = folder / REQUEST
     if not path.exists():

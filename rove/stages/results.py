@@ -1,4 +1,4 @@
-"""Results of the stages: what a function returns and a notebook shows."""
+"""Results of the stages, which functions return and notebooks show."""
 
 # Many methods of matplotlib have no types.
 # pyright: reportUnknownMemberType=false
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BestStep(msgspec.Struct, frozen=True):
-    """The measurement by which the weights were chosen."""
+    """The measurement by which the weights were selected."""
 
     metric: str
     """The metric `keep_best`."""
@@ -50,11 +50,11 @@ class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
     stage: str
     """The stage: "sft", "rl1", …, or "examine" for the environment before training."""
     steps: int
-    """Maximum number of steps of the stage; `step` is the one after which it was diagnosed."""
+    """Maximum number of steps of the stage; `step` is the step after which it was diagnosed."""
 
     @property
     def row(self) -> JsonObject:
-        """The diagnosis as it stands in `diagnoses.json`."""
+        """The diagnosis as a row of `diagnoses.json`."""
         origin = {"stage": self.stage, "step": self.step, "steps": self.steps}
         return origin | msgspec.to_builtins(self)
 
@@ -91,7 +91,7 @@ class TrainingResult(ShownAsText):
 
     @property
     def best(self) -> BestStep | None:
-        """The measurement that chose the weights; None if the last weights were kept."""
+        """The measurement that selected the weights; None if the last weights were kept."""
         return self.ending.best
 
     @property
@@ -133,7 +133,7 @@ def read_ending(run: Run) -> Ending:
 
 
 def ending_lines(run: Run) -> list[str]:
-    """Return a line about the best evaluation of a training run, and one about why it ended early, if it did."""
+    """Return a line about the best evaluation of a training run and, if the run ended early, a line about the reason."""
     ending = read_ending(run)
     lines: list[str] = []
     if ending.best is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {"vllm", "checkpoint_every", "keep_checkpoints", "show_every", "log_token_stats"}
-"""Settings that a resumed run may change, in addition to those of every stage."""
+"""Settings that may change when an RL run is resumed, in addition to those of every stage."""
 
 
 def rl(
@@ -153,7 +153,7 @@ def run_rl(
 
 
 def _status(metrics: Mapping[str, float]) -> str:
-    """Return the figures of a step for the line below the progress bar."""
+    """Return the metrics of a step for the line below the progress bar."""
     parts = [f"reward {metrics['reward/mean']:.3f}"]
     for name, value in metrics.items():
         if name.startswith("reward/") and name != "reward/mean":
@@ -168,7 +168,7 @@ def _status(metrics: Mapping[str, float]) -> str:
 
 
 def progress_finding(config: RLConfig, metrics: list[dict[str, float]]) -> Finding | None:
-    """Return a finding if nothing was learned, or if the reward did not rise in a run in which it should have."""
+    """Return a finding if nothing was learned, or if the reward did not rise although it should have."""
     from rove.train.evaluation import flat_reward
 
     steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights

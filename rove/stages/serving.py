@@ -1,4 +1,4 @@
-"""What `rove serve` serves: the client that answers requests, and the settings."""
+"""The client with which `rove serve` answers requests, and the settings."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ class _RecordingState(State):
 
 
 class ScriptedServerClient:
-    """A scripted policy behind a server: finds the dataset row of a conversation by its prompt, and puts it into the state."""
+    """A scripted policy behind a server: finds the dataset row of a conversation by its prompt, and puts the row into
+    the state.
+    """
 
     def __init__(self, client: Client, env: Environment):
         self.client = client

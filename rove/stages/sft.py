@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {"env", "env_args", "final_eval_rollouts"}
-"""Settings that a resumed run may change, in addition to those of every stage."""
+"""Settings that may change when an SFT run is resumed, in addition to those of every stage."""
 
 
 def sft(

@@ -21,14 +21,14 @@ from rove.rollouts.evaluate import Options, run_identity
 from rove.stages.evaluation import EvalConfig, check_client
 
 TABLES = ("eval", "ablation")
-"""Arrays of tables in a file; each table is one evaluation, or several if it has a `sweep`. Both names mean the same."""
+"""Names of the array of tables in a file, which mean the same. Each table is one evaluation, or several if it has a `sweep`."""
 
 
 class Evaluation(NamedTuple):
     """One evaluation to run."""
 
     source: str
-    """Where in a file it is defined; "" for the command line."""
+    """The place in a file that defines the evaluation; "" for the command line."""
     config: EvalConfig
     defaults: str
     """Description of the defaults that the environment sets; "" if it sets none."""
@@ -58,8 +58,8 @@ def expand(content: JsonMapping) -> Iterator[tuple[str, str, JsonObject]]:
     """Yield every evaluation of a file: (table, sweep point, settings).
 
     Settings and a `sweep` at the top of the file apply to every table that does not override them; a file without tables is one
-    table. A sweep is a table of lists under plain or dotted names; it expands to their cross product, the last name varying
-    fastest.
+    table. A sweep is a table of lists under plain or dotted names; it expands to all combinations of the listed values,
+    with the last name varying fastest.
 
     Raises:
         ConfigError: A value is not a table or list where one is expected.

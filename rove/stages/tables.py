@@ -23,7 +23,7 @@ MAX_COLUMNS = 100
 
 
 def counts_line(summary: JsonMapping, unit: str = "tokens") -> Text:
-    """Return the counts of rollouts, failures, truncations and stop conditions, then usage in a unit, latency and cost.
+    """Return the counts of rollouts, failures, truncations and stop conditions, then the usage (in `unit`), latency and cost.
 
     Lines have at most 100 columns, unless a single part is longer.
     """
@@ -47,7 +47,7 @@ def counts_line(summary: JsonMapping, unit: str = "tokens") -> Text:
 
 
 def _of_all(summary: JsonMapping, name: str) -> str:
-    """Return a percentage, if there are enough rollouts for it to be meaningful."""
+    """Return a count as a percentage, if there are enough rollouts for a meaningful percentage."""
     share = summary.get(name)
     return f", {percent(share)}%" if share is not None and summary["rollouts"] >= 20 else ""
 
@@ -91,7 +91,7 @@ def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingP
     """Return a table of the examples that changed most, in both directions.
 
     Args:
-        questions: The question of each example by its key; without one, the table shows the key.
+        questions: The question of each example by the example's key; the table shows the key if there is no question.
     """
     width = min(98, width)
     table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=width)

@@ -1,4 +1,5 @@
-"""Train a model in any environment: examine it, choose a recipe, run all stages, and diagnose what does not improve."""
+"""Train a model in any environment: examine the environment, choose a recipe, run all stages, and diagnose stages
+without improvement."""
 
 from __future__ import annotations
 
@@ -200,7 +201,8 @@ def prepare(
     check_file: CheckFile,
     smoke: bool = False,
 ) -> tuple[Recipe, Path]:
-    """Return the recipe for a request and its file: `file`, else that of the folder, which is written if necessary.
+    """Return the recipe for a request, and the recipe's file: `file`, or else the one in the run folder, which is
+    written if necessary.
 
     Raises:
         ConfigError: The recipe was made for another request, or it is not a recipe.

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 CompareSource = str | Path | Run | EvaluationResult | Iterable[Outcome | RolloutRecord]
-"""What `compare` takes: a run folder, a run, the result of an evaluation that wrote one, or rollouts."""
+"""Input of `compare`: a run folder, a run, the result of an evaluation that wrote a run, or rollouts."""
 REWARD = "reward"
 NUMBER_COLUMNS = 53
 """Columns of a comparison's table for numbers, the direction and borders."""
 MOVERS = 10
 """Maximum number of examples listed per direction."""
 FEWEST_DIFFERING = 6
-"""Examples that must differ before a direction is reported: fewer fair coins agree in more than 5% of cases."""
+"""Minimum number of differing examples for a reported direction: fewer fair coins agree in more than 5% of cases."""
 FEWEST_RANGE = 15
 """Examples from which the observed range of values counts as their true range, unless all values are 0 or 1."""
 FEWEST_COMPARED = 10
@@ -67,7 +67,7 @@ class Difference(msgspec.Struct, frozen=True):
     low: float
     """Lower limit of the 95% interval of the difference; nan without an interval."""
     high: float
-    """Upper limit."""
+    """Upper limit; nan without an interval."""
     caveat: str | None
     """Why the interval may be invalid or is missing; None for a valid interval."""
     examples: int
@@ -75,7 +75,7 @@ class Difference(msgspec.Struct, frozen=True):
     direction: int
     """1 if the interval is above zero (b is higher), −1 if it is below, else 0: undecided."""
     weight: float | None
-    """Weight of the value in the reward (in B, else in A); 0 for a metric, None for the reward itself."""
+    """Weight of the value in the reward of B, or else of A; 0 for a metric, None for the reward itself."""
 
 
 class Mover(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Mover(msgspec.Struct, frozen=True):
 
     example_key: str
     example_id: int
-    """Its position in the dataset of run B."""
+    """Position of the example in the dataset of run B."""
     a: float
     b: float
 
@@ -99,7 +99,7 @@ class Comparison(ShownAsText, msgspec.Struct, frozen=True):
     paired: bool
     """Whether the comparison is over shared examples; False if the runs share none."""
     only_a: int
-    """Examples scored only in A, which are excluded (unpaired: the examples of A)."""
+    """Number of excluded examples, which were scored only in A (unpaired: number of A's examples)."""
     only_b: int
     wins: int
     """Examples in which b is higher."""
@@ -145,7 +145,7 @@ class _Side:
         return {self.keys[example]: value for example, value in self.column(name).means()}
 
     def column(self, name: str) -> Column:
-        """Return the values called `name`."""
+        """Return the values of this reward function or metric, or of the reward."""
         return self.columns.reward if name == REWARD else self.columns.named[name]
 
 
@@ -161,7 +161,7 @@ def scored_outcomes(run: Run) -> list[Outcome]:
 
 
 def run_names(a: Path, b: Path) -> tuple[str, str]:
-    """Return names for two runs: those of their folders, or the paths if these are equal."""
+    """Return names for two runs: the names of their folders, or the paths if these names are equal."""
     name_a, name_b = a.resolve().name, b.resolve().name
     return (name_a, name_b) if name_a != name_b else (str(a), str(b))
 
@@ -210,17 +210,17 @@ def compare(
     """Compare two runs (b − a) over the examples that both have scored.
 
     The unit is the example: its value is the mean over its scored rollouts, because rollouts of one example are not independent.
-    The interval is that of the mean difference over examples (paired; Miller 2024, arXiv:2411.00640), and the verdict follows
-    from it: a direction is reported if and only if the interval excludes zero.
+    The interval is for the mean difference over examples (paired; Miller 2024, arXiv:2411.00640). It determines the
+    verdict: a direction is reported if and only if the interval excludes zero.
 
     - Where examples only gain or lose the whole range of values, it is the interval of Bonett and Price (2012).
-    - Where all differences are equal, it is exact for values of 0 and 1 (`equal_limits`). For other values there is none below
-      `FEWEST_RANGE` examples; from there on, it is that of Bonett and Price.
-    - Otherwise, it is Student's t, widened for skewed differences (`widened_t`).
+    - Where all differences are equal, it is exact for values of 0 and 1 (`equal_limits`). For other values, there is no
+    interval below `FEWEST_RANGE` examples; from that number on, it is the interval of Bonett and Price. - Otherwise, it
+    is Student's t, widened for skewed differences (`widened_t`).
 
-    It is extended to zero unless an exact test over the signs of the differences is significant (`sign_flip_test`), which takes
-    at least `FEWEST_DIFFERING` examples that differ. Without common examples, it combines the intervals of both runs (Zou &
-    Donner 2008).
+    The interval is extended to zero unless an exact test over the signs of the differences is significant
+    (`sign_flip_test`). Significance takes at least `FEWEST_DIFFERING` differing examples. Without common examples, the
+    interval combines the intervals of both runs (Zou & Donner 2008).
 
     Args:
         a: The baseline: a run folder, a run, a result of `rove.evaluate`, or rollouts.
@@ -233,8 +233,8 @@ def compare(
         >>> print(rove.compare("runs/before", "runs/after"))
 
     Raises:
-        ConfigError: A run has no scored rollout, one of them lacks the value, or the runs are of different environments.
-        RunError: There is no run in a folder.
+        ConfigError: A run has no scored rollout or lacks the value, or the runs have different environments.
+        RunError: A folder contains no run.
     """
     (side_a, side_b), names = _read_sides(_as_run(a), _as_run(b), names)
     for side, name in zip((side_a, side_b), names):
@@ -306,7 +306,9 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
 
 
 def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:
-    """Return the smallest and the largest value that a rollout may have; None if too few examples show it or they overflow."""
+    """Return the smallest and the largest value that a rollout may have; None if there are too few examples to know, or
+    the values overflow.
+    """
     if _are_binary(a, b):
         return 0.0, 1.0
     low, high = min(a.low, b.low), max(a.high, b.high)
@@ -398,9 +400,9 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
 def sign_flip_test(gaps: Sequence[float]) -> float:
     """Return the two-sided p-value of the mean of differences whose signs would be random if the runs were equally good.
 
-    Differences of zero decide nothing. The test is exact: for differences of one size it is the sign test (McNemar's), and up to
-    `MOST_FLIPPED` others it counts all combinations of signs. With more, it returns 0 (not tested), because Student's t decides
-    the same.
+    Differences of zero are ignored. The test is exact: for differences of equal size, it is the sign test (McNemar's);
+    for up to `MOST_FLIPPED` differences of unequal size, it counts all combinations of signs. With more, it returns 0
+    (not tested), because Student's t leads to the same decision.
     """
     moved = [gap for gap in gaps if abs(gap) > TOLERANCE]
     if not moved:
@@ -519,7 +521,7 @@ def _notes(sides: tuple[_Side, _Side], names: tuple[str, str], paired: bool, onl
 
 
 def name_width(width: int) -> int:
-    """Return the width of a name in a comparison of `width` columns: three columns have names, the others numbers."""
+    """Return the width of a name in a comparison of `width` columns: three columns contain names, the others numbers."""
     return (width - NUMBER_COLUMNS) // 3
 
 

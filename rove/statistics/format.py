@@ -26,7 +26,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
-    """Return the limits of the interval of an estimate from a summary; None where there are none."""
+    """Return the limits of the interval of an estimate from a summary; None without limits."""
     low, high = estimate.get("low"), estimate.get("high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
@@ -34,7 +34,7 @@ def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
 
 
 def interval(estimate: Mapping[str, object], digits: int = 3) -> str:
-    """Return an interval as text, "[0.722, 0.990]", with an asterisk if it has a caveat; "–" without one."""
+    """Return an interval as text, "[0.722, 0.990]", with an asterisk if it has a caveat; "–" without an interval."""
     mark = "*" if estimate.get("caveat") else ""
     bounds = limits(estimate)
     if bounds is None:
@@ -64,7 +64,7 @@ def duration(value: object) -> str:
 
 
 def version_words(spans: Sequence[tuple[int, int]]) -> str:
-    """Return which policy versions sampled something, from spans of (version, tokens): "versions 3–5"; "" without a span."""
+    """Return the policy versions in spans of (version, tokens) as text: "versions 3–5"; "" without a span."""
     versions = [version for version, _ in spans]
     if not versions:
         return ""
@@ -89,7 +89,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def signed(value: float | None) -> str:
-    """`number` with a sign, also for positive values."""
+    """Format a value as `number` does, with a sign even for positive values."""
     return f"+{number(value)}" if value is not None and value > 0 else number(value)
 
 

@@ -17,7 +17,7 @@ POINTS = 0.02
 Z_BOTH = 1.959963984540054 + 0.8416212335729143
 """Normal quantiles of a 95% interval and of 80% power, summed."""
 NO_VARIANCE = 1e-18
-"""A variance below this is the rounding error of equal values."""
+"""A variance below this is only the rounding error of equal values."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -31,15 +31,16 @@ def mean(values: Sequence[float]) -> float:
 
 
 def needed_examples(variance: float, difference: float = POINTS) -> int | None:
-    """Return how many examples make the 95% interval of a difference between two runs exclude zero, with 80% power.
+    """Return the number of examples with which the 95% interval of a difference between two runs excludes zero, with 80% power.
 
     n = (z₀.₉₇₅ + z₀.₈₀)² · variance / difference², Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640.
-    The variance determines the design (paired or unpaired). If it is 0, the result is the number of examples that would
-    reveal a deviation in 2 of 100 examples (the rule of three, 3 / difference).
+    The meaning of `variance` depends on the design (paired or unpaired). If it is 0, the result is the number of
+    examples that would reveal a deviation in 2 of 100 examples (the rule of three, 3 / difference).
 
     Args:
         variance: Variance of the difference of one example. Paired (both runs have the same examples): the variance of
-            b − a over the example means. Unpaired: the variance of a plus that of b; n is then per run.
+            b − a over the example means. Unpaired: the variance of a plus the variance of b; n is then the number of
+            examples per run.
         difference: True difference of the means to detect.
 
     Returns:
@@ -112,13 +113,14 @@ def percentiles(counts: Mapping[float, int], shares: Sequence[float] = (0.5, 0.9
 FEWEST_EXAMPLES = 30
 """Examples below which a t interval carries a caveat."""
 FEWEST_TWO_VALUED = 10
-"""Examples from which 0 and one other value, or −c and c, count as the only possible values."""
+"""Number of examples from which two observed values (0 and another, or −c and c) count as the only possible ones."""
 FEWEST_MIXED = 10
-"""Examples with a success, and with a failure, from which the design effect of several rollouts per example is estimated."""
+"""Minimum number of examples with a success, and with a failure, for estimating the design effect of several rollouts
+per example."""
 MAX_SKEW = 0.02
-"""Largest skewness² / examples of a t interval without a caveat; simulated by `benchmarks/interval_coverage.py`."""
+"""Largest skewness² / examples for which a t interval has no caveat; simulated by `benchmarks/interval_coverage.py`."""
 SKEWNESS_FACTOR = 1.5
-"""How many times `widened_t` counts the skewness of a sample."""
+"""Factor by which `widened_t` multiplies the skewness of a sample."""
 DIGITS = 9
 """Decimal digits to which values are compared."""
 FEW = f"interval may be too narrow: fewer than {FEWEST_EXAMPLES} examples"
@@ -129,7 +131,7 @@ LARGEST = 1e100
 """Largest absolute value for which a variance and a skewness are computed; squares and cubes of larger ones may overflow."""
 HUGE = f"no interval: a value exceeds {LARGEST:g}"
 TINY = 1e-300
-"""What Lentz's method takes for denominators of 0."""
+"""Value that Lentz's method uses in place of a denominator of 0."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -154,7 +156,7 @@ def mean_estimate(
 ) -> Estimate:
     """Estimate a mean from one value per example.
 
-    The interval is `proportion_interval` where every rollout scored 0 or 1, else that of `graded_estimate`.
+    The interval is `proportion_interval` if every rollout scored 0 or 1, otherwise that of `graded_estimate`.
 
     Args:
         values: One value per example, the mean over its rollouts.
@@ -169,14 +171,14 @@ def mean_estimate(
 
 
 def _rounded_levels(levels: Collection[float]) -> set[float]:
-    """Return the distinct values, where rounding errors of weighted sums do not count as another value."""
+    """Return the distinct values; values that differ only by rounding errors of weighted sums count as one."""
     return {round(level, DIGITS) for level in levels}
 
 
 def graded_estimate(
     values: Sequence[float], levels: Collection[float] | None = None, observations: int | None = None
 ) -> Estimate:
-    """Estimate a mean from one value per example, where values may be any number.
+    """Estimate a mean from one value per example; values may be any numbers.
 
     The interval is `proportion_interval` where there are only two values, 0 and c or −c and c, in at least
     `FEWEST_TWO_VALUED` examples, and at least two examples have each of them. Otherwise it is Student's t, with a caveat below
@@ -214,11 +216,11 @@ def _count_other(values: Sequence[float], level: float) -> int:
 
 
 def widened_t(values: Sequence[float]) -> Estimate:
-    """Estimate a mean by Student's t, widened for skewed values at each end.
+    """Estimate a mean by Student's t, with each limit widened for skewed values.
 
-    Each limit is the outer one of two: that of Student's t, and that of Hall's transformation, which corrects for skewness
-    (Hall 1992, "On the removal of skewness by transformation"). Small samples show too little of their skewness, so it
-    counts `SKEWNESS_FACTOR` times. `benchmarks/interval_coverage.py` simulates the coverage.
+    Each limit is the outer one of the limits of Student's t and of Hall's transformation, which corrects for skewness
+    (Hall 1992, "On the removal of skewness by transformation"). Small samples show too little of the true skewness, so
+    it is multiplied by `SKEWNESS_FACTOR`. `benchmarks/interval_coverage.py` simulates the coverage.
     """
     n = len(values)
     center, error = mean(values), math.sqrt(sample_variance(values) / n)
@@ -239,10 +241,10 @@ def _without_skewness(t: float, shift: float) -> float:
 
 
 def equal_limits(value: float, n: int, low: float, high: float) -> tuple[float, float]:
-    """Return 95% limits of the mean of a distribution between `low` and `high` of which `n` draws were all equal to `value`.
+    """Return 95% limits of the mean of a distribution between `low` and `high`, given that `n` draws all equaled `value`.
 
-    Other values have at most the probability q with (1 − q)ⁿ = 2.5%. If they do, the mean moves most where they are at an end of
-    the range.
+    Other values have at most the probability q with (1 − q)ⁿ = 2.5%. The mean moves most if all of these values are at
+    one end of the range.
     """
     unseen = 1.0 - 0.025 ** (1.0 / n)
     return value - unseen * (value - low), value + unseen * (high - value)
@@ -278,8 +280,9 @@ def proportion_interval(shares: Sequence[float], observations: int | None = None
 
     With one rollout per example this is the exact interval of Clopper and Pearson. With several, it is that interval at the
     effective sample size (Korn & Graubard 1998, "Confidence intervals for proportions with small expected number of positive
-    counts estimated from survey data"), at least the number of examples. Where fewer than `FEWEST_MIXED` examples have a
-    success or fewer have a failure, the design effect cannot be estimated, so the sample size is the number of examples.
+    counts estimated from survey data"), at least the number of examples. If fewer than `FEWEST_MIXED` examples have a
+    success, or fewer have a failure, the design effect cannot be estimated, so the sample size is the number of
+    examples.
 
     Args:
         shares: Between 0 and 1, one per example; at least two.
@@ -309,7 +312,7 @@ def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
         trials: More than 0.
 
     Raises:
-        ConfigError: not 0 ≤ successes ≤ trials, or no trial.
+        ConfigError: Not 0 ≤ successes ≤ trials, or there is no trial.
     """
     if not 0.0 <= successes <= trials or trials <= 0.0:
         raise ConfigError(
@@ -336,7 +339,7 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 def beta_below(x: float, a: float, b: float) -> float:
     """Return the regularized incomplete beta function I_x(a, b).
 
-    By its continued fraction, evaluated with Lentz's method (Press et al., "Numerical Recipes", 6.4).
+    Evaluates its continued fraction with Lentz's method (Press et al., "Numerical Recipes", 6.4).
     """
     if x <= 0.0:
         return 0.0

@@ -37,7 +37,7 @@ class PassEstimate(Estimate, frozen=True, kw_only=True):
     examples: int
     """Examples with at least k scored rollouts."""
     left_out: int
-    """Examples with fewer."""
+    """Examples with fewer than k scored rollouts."""
 
 
 class EnvironmentEstimate(Estimate, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class RoleSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     cost: float | None = None
-    """None without a price for the role."""
+    """Cost of the role; None without a price for the role."""
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,7 +89,7 @@ class Rescored(msgspec.Struct, frozen=True):
     run: str
     """Run folder with the original rollouts."""
     failed: int
-    """Rollouts left out because they had failed there."""
+    """Rollouts left out because they had failed in the original run."""
     gone: int
     """Rollouts left out because the dataset no longer has their example."""
 
@@ -149,7 +149,7 @@ class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, o
     not_run: int | None
     """Planned rollouts that the budget did not allow; None if the dataset's length is unknown."""
     broken_rewards: dict[str, str] = {}
-    """Last error of each function that raised in every rollout and counts as 0.0, as in environments for `verifiers` v0."""
+    """Last error of each function that raised in every rollout; these count as 0.0, as in environments for `verifiers` v0."""
     rescored: Rescored | None = None
     """Set by `rove.rescore`."""
     run: Run | None = None
@@ -157,7 +157,7 @@ class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, o
 
     @property
     def metrics(self) -> dict[str, FunctionEstimate]:
-        """The functions without a weight, which do not count in the reward."""
+        """The functions without a weight; they do not count in the reward."""
         return {name: function for name, function in self.functions.items() if not function.weight}
 
     def to_dict(self) -> JsonObject:
@@ -218,7 +218,7 @@ class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, o
 def summary_table(summary: JsonMapping, title: str) -> Table:
     """Return the table of an evaluation's summary: reward, pass@k, reward functions and metrics with their intervals.
 
-    pass@k is shown if groups have two or more members and only some pass.
+    pass@k is shown if groups have at least two members and some, but not all, rollouts pass.
     """
     from rove.utils.console import TextTable
 

@@ -344,9 +344,10 @@ def _too_few(examples: int, needed: int | None, are_equal: bool) -> str:
 
 
 class RewardErrors:
-    """Counts of calls and exceptions of each reward function, to find those whose mean is meaningless.
+    """Counts of calls and exceptions of each reward function, to find functions whose mean is meaningless.
 
-    Functions of different environments in a group are counted separately. Metrics, which have no weight, are excluded.
+    Functions of different environments in a group are counted separately. Metrics are excluded, because they have no
+    weight.
     """
 
     def __init__(self) -> None:

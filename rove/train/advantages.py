@@ -1,4 +1,4 @@
-"""Advantages from rewards: how much better a rollout, or one of its turns, is than the rest of its group.
+"""Advantages from rewards: how much better a rollout, or one of its turns, is than the mean of its group.
 
 A group whose rewards are all equal has no advantages (None): there is nothing to learn from it.
 """
@@ -25,11 +25,11 @@ ESTIMATORS = ("mean", "std", "batch_std", "leave_one_out")
 - "std": (R − mean(group)) / std(group) (GRPO, arXiv 2402.03300).
 - "batch_std": (R − mean(group)) / std(all advantages of the step). The learning rate does not depend on the scale of rewards,
   and no example is favored (Magistral, arXiv 2506.10910).
-- "leave_one_out": R − mean(other members) = n / (n − 1) · "mean". It corrects for a rollout being part of its own baseline,
-  which shrinks the gradient of small groups (RLOO, arXiv 2402.14740).
+- "leave_one_out": R − mean(other members) = n / (n − 1) · "mean". If a rollout is part of its own baseline, the
+    gradient of small groups is too small; this corrects for it (RLOO, arXiv 2402.14740).
 
-Standard deviations are of the population (divided by n), so they exist for groups of any size, and no epsilon is added: groups
-without spread are excluded before.
+Standard deviations are of the population (divided by n), so they exist for groups of any size. No epsilon is added,
+because groups without spread are excluded first.
 """
 
 
@@ -76,14 +76,15 @@ def turn_advantages(
 ) -> list[list[float]] | None:
     """Return the advantages of every turn of a group, from a reward per turn; None if no turn has spread.
 
-    The baseline of a turn is the mean return-to-go of the group members' turns with the same number. Late turns have less left
-    to earn, so a baseline of whole returns would make them all look bad; and past rewards of a rollout, which the turn cannot
-    change, would add noise. As in MT-GRPO (arXiv 2505.11821), turns of one number form a group. Unlike there, returns are summed
-    before the baseline is subtracted: baselines of single turns, summed over as many turns as a rollout chose to take, would
-    penalize each turn (docs/decisions/turn_rewards.md). A turn that only one member has gets 0.
+    The baseline of a turn is the mean return-to-go of the group members' turns with the same number. Late turns have
+    less left to earn, so a baseline of whole returns would make them all look bad. A rollout's past rewards are left
+    out, because the turn cannot change them and they would add noise. As in MT-GRPO (arXiv 2505.11821), turns with the
+    same number form a group. Unlike there, returns are summed before the baseline is subtracted: baselines of single
+    turns, summed over as many turns as a rollout chose to take, would penalize each turn
+    (docs/decisions/turn_rewards.md). A turn that only one member has gets 0.
 
     Args:
-        group: Rewards of each member's turns. With one reward each, this is `group_advantages`.
+        group: Rewards of each member's turns. If each member has one reward, the result is that of `group_advantages`.
         gamma: Discount; 1 counts later rewards in full, 0 only the turn's own.
     """
     checked("gamma", gamma, Fraction)
@@ -105,8 +106,8 @@ def batch_advantages(
 ) -> list[list[list[float]] | None]:
     """Return `turn_advantages` of every group of a step; None for groups without spread.
 
-    With "batch_std", groups without spread are excluded from the standard deviation, so advantages have a mean square of 1
-    however many examples are solved.
+    With "batch_std", groups without spread are excluded from the standard deviation, so advantages have a mean square
+    of 1, no matter how many examples are solved.
     """
     within_group = "mean" if estimator == "batch_std" else estimator
     advantages = [turn_advantages(group, within_group, gamma) for group in groups]

@@ -25,7 +25,7 @@ MAX_PLAUSIBLE_LOSS = 20.0
 COLLAPSE_STEPS = 2
 """Consecutive steps with only zero-advantage groups that count as a collapse."""
 MAX_CHANCE = 0.01
-"""What is at least as probable as this may be chance."""
+"""Events with at least this probability may be chance."""
 REPEAT_AFTER_STEPS = 20
 """Steps before an alert is repeated; some values oscillate around their limit."""
 MIN_ENTROPY_CHANGE = 0.5
@@ -72,7 +72,7 @@ def _values(history: History, name: str) -> list[float]:
 
 
 def _last(history: History, name: str, window: int) -> float | None:
-    """Return the mean of the last `window` values; None if groups are fewer."""
+    """Return the mean of the last `window` values; None if there are fewer values."""
     values = [row[name] for row in history[-4 * window :] if name in row][-window:]
     return statistics.fmean(values) if len(values) == window else None
 
@@ -97,7 +97,7 @@ def _rate(history: History) -> str:
 
 
 def entropy_collapse(history: History, limits: AlertLimits) -> Finding | None:
-    """Not for SFT, where certainty is wanted."""
+    """Check for low entropy, except in SFT, where certainty is wanted."""
     if "reward/mean" not in history[-1]:
         return None
     means = _first_and_last(history, "entropy/all/mean", limits.window)
@@ -160,7 +160,7 @@ def length_growth(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | None:
-    """Not after a policy collapse, which explains it."""
+    """Check for too many zero-advantage groups, unless a policy collapse explains them."""
     rows = [row for row in history[-4 * limits.window :] if "groups/all" in row][-limits.window :]
     # The share of all groups, not a mean of the steps' shares: steps may differ in their number of groups.
     share = zero_advantage_share(*rows) if len(rows) == limits.window else None
@@ -187,7 +187,7 @@ def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | No
 
 
 def policy_collapse(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare single steps: one update was far too large."""
+    """Compare single steps, to find an update that was far too large."""
     text = _entropy_crash(history, limits) or _reward_crash(history)
     if text is None:
         return None
@@ -237,7 +237,7 @@ def _chance_of_zero_advantage(usual: History, steps: History) -> float:
 
 
 def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
-    """Only for SFT: in RL the loss does not measure progress."""
+    """Check the loss in SFT; in RL, the loss does not measure progress."""
     if "loss" not in history[-1] or "reward/mean" in history[-1]:
         return None
     values = _values(history, "loss")
@@ -282,7 +282,7 @@ def _is_held_out_reward(name: str) -> bool:
 
 
 def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare the rewards on training examples and on held-out ones."""
+    """Compare the rewards on training examples with those on held-out examples."""
     last = history[-1]
     for name in sorted(filter(_is_held_out_reward, last)):
         measured = [index for index, row in enumerate(history) if name in row]
@@ -302,7 +302,7 @@ def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def grad_norm_spike(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare one gradient with the median of the others."""
+    """Compare the last gradient norm with the median of the earlier ones."""
     values = _values(history[-10 * limits.window :], "optim/grad_norm")
     if len(values) <= limits.window or "optim/grad_norm" not in history[-1]:
         return None
@@ -367,7 +367,7 @@ ALERTS: dict[str, Callable[[History, AlertLimits], Finding | None]] = {
 
 
 def new_alerts(history: History, limits: AlertLimits) -> list[Finding]:
-    """Return the alerts after the last step that none of the `REPEAT_AFTER_STEPS` steps before it had."""
+    """Return the alerts after the last step, except those that one of the `REPEAT_AFTER_STEPS` steps before it had."""
     if not history:
         return []
     alerts: list[Finding] = []

@@ -70,9 +70,7 @@ class Batch(NamedTuple):
 
 
 def can_pack(model: Any) -> bool:
-    """Return whether sequences of this model can share tokens: only our attention mixes tokens, and logits are a plain
-    product.
-    """
+    """Return whether sequences of this model can share tokens: only rove's attention mixes tokens; logits are a plain product."""
     config = model.config
     layer_types = getattr(config, "layer_types", None) or ()
     # A convolution mixes neighboring tokens, whatever the attention mask says.
@@ -80,7 +78,7 @@ def can_pack(model: Any) -> bool:
 
 
 def count_trained_tokens(samples: Sequence[TrainingSequence]) -> int:
-    """Return the number of trained tokens of the step, the divisor of the loss."""
+    """Return the number of trained tokens of the step, by which the loss is divided."""
     return sum(sum(sequence.mask) for sequence in samples)
 
 
@@ -95,9 +93,9 @@ def micro_batches(
 
     Args:
         samples: Sequences; their order does not matter.
-        micro_batch_tokens: Computed tokens per batch: distinct ones if packed, else including padding.
-        ranks: Processes that share the batches. Each gets the same number of batches with about as many tokens; empty sequences
-            fill up.
+        micro_batch_tokens: Computed tokens per batch. Shared tokens count once if packed; otherwise padding counts too.
+        ranks: Processes that share the batches. Each gets the same number of batches with about the same number of
+            tokens; empty sequences fill the gaps.
     """
     if pack:
         pieces = _shares(samples, micro_batch_tokens, ranks, _cut_packed, _packed_tokens)
@@ -114,7 +112,7 @@ def _shares(
     cut: Callable[[Sequence[TrainingSequence], int], Iterator[Piece]],
     count_tokens: Callable[[Piece], int],
 ) -> list[Piece]:
-    """Return the pieces of this process; `cut` cuts sequences into pieces of at most so many tokens."""
+    """Return the pieces of this process; `cut` cuts sequences into pieces within a token budget."""
     if ranks.size == 1:
         return list(cut(samples, budget))
 
@@ -233,7 +231,7 @@ def _batch(
     positions: torch.Tensor | None,
     packing: Packing | None,
 ) -> Batch:
-    """Build the tensors of sequences whose tokens have these `indices` in the flattened ids."""
+    """Build the tensors of a batch; `indices` are the positions of each sequence's tokens in the flattened ids."""
     predictors: list[Indices] = []
     columns: list[NDArray[np.float64]] = []
     for number, (sequence, own_indices) in enumerate(zip(samples, indices, strict=True)):

@@ -25,7 +25,7 @@ def ignore(activity: str, done: int, total: int) -> None:
 
 
 def counted(items: Sequence[T], activity: str, on_progress: OnProgress) -> Iterator[T]:
-    """Yield the items; report the number of finished ones before the first and after each."""
+    """Yield the items; report the number of finished items before the first item and after each one."""
     on_progress(activity, 0, len(items))
     for done, item in enumerate(items, start=1):
         yield item

@@ -1,7 +1,7 @@
-"""Training checkpoints: save, restore, and find the last intact one of a damaged run.
+"""Training checkpoints: save them, restore them, and find the last intact checkpoint of a damaged run.
 
 A checkpoint is a Hugging Face model folder (or an adapter folder) with the trainer's state. With several processes it contains
-each process's shard instead. Either kind can be resumed by any number of processes.
+each process's shard instead. Any number of processes can resume from either kind.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def recover(run: Run) -> list[str]:
     """Rename damaged checkpoints that are newer than the last intact one, so that training resumes from that.
 
     Returns:
-        A sentence for every renamed checkpoint: which, why, and where training resumes.
+        A sentence for every renamed checkpoint: its name, the reason, and where training resumes.
     """
     damaged: dict[Path, str] = {}
     intact = None
@@ -168,9 +168,9 @@ def _set_aside(path: Path) -> Path:
 
 
 def check_checkpoint(run: Run, path: Path) -> None:
-    """Check that training can resume from a checkpoint: its files are complete and have the checksums of when it was saved.
+    """Check that training can resume from a checkpoint: its files are complete and unchanged since it was saved.
 
-    Checkpoints of older versions have no checksums; of their tensors only the offsets in the files are checked.
+    Checkpoints of older versions have no checksums; only the offsets of their tensors in the files are checked.
     """
     progress = run.progress_of(path)
     if (path / SHARDS_FOLDER).exists():
@@ -231,7 +231,7 @@ def _check_metrics(run: Run, progress: Progress) -> None:
 
 
 def _check_rollouts(run: Run, progress: Progress) -> None:
-    """Check that the rollouts of all steps before the checkpoint are there; training reads none of them."""
+    """Check that the rollouts of all steps before the checkpoint are there, although training does not read them."""
     file = run.path / "rollouts.jsonl"
     size = file.stat().st_size if file.exists() else 0
     if size < progress.rollouts_bytes:

@@ -30,11 +30,11 @@ from rove.train.losses import token_weights
 from rove.train.sequences import TrainingSequence, sequences_from_record
 
 DRAWN = "examples/drawn"
-"""Metric: examples that the run has drawn so far, skipped ones included. The next step continues there."""
+"""Metric: number of examples drawn from the dataset so far, including skipped ones; the next step continues after them."""
 
 
 class CollectedStep(NamedTuple):
-    """The rollouts of a step and what training needs of them."""
+    """The rollouts of a step and what training needs from them."""
 
     records: list[RolloutRecord]
     sequences: list[TrainingSequence]
@@ -88,7 +88,7 @@ class RolloutCollector:
         return collected
 
     async def collect(self, step: int) -> CollectedStep:
-        """Run the groups of a step, and with dynamic sampling further ones in place of zero-advantage groups."""
+        """Run the groups of a step; with dynamic sampling, further groups replace zero-advantage groups."""
         started = time.perf_counter()
         settings = self.settings
         chooser = StepExamples(self.order, self.difficulty, step, self.drawn)
@@ -170,7 +170,8 @@ class RolloutCollector:
 def rows_needed(settings: CollectionSettings, env: Environment) -> int:
     """Return how many training rows a run may use.
 
-    In the dataset's order they are as many as its steps take; in any other order all of them (-1), if their number is known.
+    In the dataset's order, these are the rows that its steps take. In any other order, these are all rows (-1), if
+    their number is known.
     """
     order = settings.curriculum
     uses_any_row = order.shuffle or order.stratify or order.column or settings.filter.skips_examples
@@ -219,10 +220,10 @@ def plan_groups(examples: Sequence[JsonObject], group_size: int, seed: int, step
 
 
 def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> list[list[float]]:
-    """Return the rewards that each scored rollout of a group is trained on: one, or one per turn if any turn has a reward.
+    """Return the rewards of each scored rollout of a group: a single reward, or one reward per turn if any turn has one.
 
-    A turn without a reward earned 0, and the rollout's own reward is earned in its last turn. With "zero" a truncated rollout
-    earned nothing in any turn.
+    A turn without a reward earned 0, and the rollout's own reward is earned in its last turn. With "zero", every turn
+    of a truncated rollout earned 0.
     """
     factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
     # Rewards of turns add to the reward of the rollout: docs/decisions/turn_rewards.md.
@@ -303,7 +304,7 @@ def weigh(rollouts: Sequence[Sequence[TrainingSequence]], aggregation: str, cons
 
 
 def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Return mean rewards and metrics of the scored rollouts, and the mean length of all, in tokens."""
+    """Return mean rewards and metrics of the scored rollouts, and the mean length of all rollouts in tokens."""
     scored = [record for record in records if record.scores is not None]
     scores = [record.scores for record in scored if record.scores is not None]
     metrics = {"reward/mean": mean([score.reward for score in scores])}

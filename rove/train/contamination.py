@@ -1,4 +1,4 @@
-"""Whether evaluations use rows that training uses too, by the rows' content."""
+"""Find evaluation rows that are also training rows, by comparing the contents."""
 
 from __future__ import annotations
 

@@ -47,10 +47,10 @@ class Conversation(NamedTuple):
 
 
 def conversations_of(record: RolloutRecord) -> list[Conversation]:
-    """Return the conversations of a rollout; every message that the model sampled is in exactly one.
+    """Return the conversations of a rollout; every message that the model sampled is in exactly one of them.
 
-    It is one conversation, prompt and completion, unless the model was shown others: an external agent may add its own system
-    prompt, rewrite messages and hold several conversations.
+    Usually there is one conversation: prompt and completion. The model may have been shown other conversations: an
+    external agent may add its own system prompt, rewrite messages and hold several conversations.
     """
     steps = record.steps
     sampled = [step.completion[-1] for step in steps if step.completion]

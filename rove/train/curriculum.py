@@ -1,6 +1,6 @@
-"""Which examples a step uses: their order over the run, and which are skipped as too easy or too hard.
+"""Choose the examples of each step: their order over the run, and which are too easy or too hard and skipped.
 
-Everything follows from the seed, the step and earlier rollouts; a resumed run reads the latter from its folder.
+The choice depends only on the seed, the step and earlier rollouts; a resumed run reads these rollouts from its folder.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def strata(values: Sequence[Any], bins: int) -> list[int]:
 def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
     """Return where to cut a sequence so that the sums of its parts are as equal as possible.
 
-    Dynamic programming over the sum of the squared sums, each row in linear time by the convex hull of its lines.
+    Dynamic programming minimizes the sum of the squared sums; the convex hull of its lines gives each row in linear
+    time.
 
     Args:
         parts: Number of parts, at most the number of `sizes`.
@@ -107,7 +108,7 @@ def _is_never_lowest(a: tuple[int, int, int], b: tuple[int, int, int], c: tuple[
 
 
 def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
-    """Rearrange `order` so that every stretch of it contains the strata in nearly the proportions of the whole.
+    """Rearrange `order` so that every part of it contains the strata in nearly the same proportions as the whole.
 
     Member i of the m members of a stratum goes to the relative position (i + ½) / m.
     """
@@ -148,11 +149,11 @@ class ExampleOrder:
             self._ascending = sorted(self._epoch_order(0), key=lambda index: values[index])
 
     def step(self, step: int, position: int) -> Iterator[int]:
-        """Yield the indices of examples for a step, endlessly, the first choice first.
+        """Yield the indices of examples for a step endlessly, in order of preference.
 
         Args:
             step: Number of the step, from 0.
-            position: Number of examples that the steps before have drawn; a curriculum column ignores it.
+            position: Number of examples that earlier steps have drawn; ignored if examples are ordered by a column.
         """
         if self._ascending is None:
             while True:
@@ -194,7 +195,9 @@ class Difficulty:
                 self._rewards.setdefault(record.example_id, []).append((record.step, record.reward))
 
     def mean(self, example_id: int, step: int) -> float | None:
-        """Return the mean reward of an example in the window before `step` (counted from 1); None without rollouts there."""
+        """Return the mean reward of an example in the window before `step` (counted from 1); None if the window has no
+        rollouts.
+        """
         rewards = self._rewards.get(example_id)
         if not rewards:
             return None
@@ -228,13 +231,13 @@ class StepExamples:
         self.difficulty = difficulty
         self.number = step + 1
         self.position = position
-        """Number of examples drawn so far, this step's and skipped ones included."""
+        """Number of examples drawn so far, including those of this step and skipped examples."""
         self.skipped = 0
         """Number of examples skipped as too hard or too easy."""
         self._candidates = order.step(step, position)
 
     def take(self, count: int) -> list[int]:
-        """Return the next `count` examples that are not skipped; if all would be skipped, they are used after all."""
+        """Return the next `count` examples that are not skipped; after a full round of skipped examples, no more are skipped."""
         taken: list[int] = []
         passed: list[int] = []
         while len(taken) < count:

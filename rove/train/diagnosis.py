@@ -23,7 +23,7 @@ from rove.train.teacher_data import CERTAIN_NATS, TokenClass, entropy_of, good_r
 History = Sequence[Mapping[str, float]]
 
 SAMPLED_REWARD = "eval/sampled/reward/mean"
-"""Metric of the held-out evaluation that every recipe of `rove train` has."""
+"""Metric of the held-out evaluation in every recipe of `rove train`."""
 MIN_HIDDEN_SHARE = 0.1
 """Minimum value of `hidden_share` that means a hidden state."""
 GUESS_SHARE = 0.93
@@ -31,11 +31,11 @@ GUESS_SHARE = 0.93
 MEMORIZED_SHARE = 0.75
 """A training loss below this share of the held-out loss means memorization."""
 SATURATED_SHARE = 0.96
-"""If RL begins with a reward above this share of the range of rewards, little is left to learn. The recipe's SFT ends at a share
-of 0.9 or a little more, which must not count."""
+"""If RL begins with a reward above this share of the range of rewards, little is left to learn. The recipe's SFT ends
+at a share of 0.9 or a little more, so the threshold must be higher."""
 HIGH_SHARE, SATURATED_EQUAL_SHARE = 0.9, 0.8
-"""Little is also left to learn if RL begins above the first share of the range of rewards, and more than the second share of the
-groups are zero-advantage groups."""
+"""Little is also left to learn if RL begins with a reward above the first share of the range of rewards and with more
+than the second share of zero-advantage groups."""
 MAX_REWARD_DROP = 0.2
 """A fall of the reward since its best window by more than this share of the range of rewards means a collapse."""
 MAX_HELD_OUT_GAP = 0.4
@@ -45,7 +45,7 @@ SAME_REWARD = 0.05
 LEARNED_SHARE = 0.2
 """A model that has gone this share of the way from the weakest to the best policy has learned something of the task."""
 MAX_SHOWN = 8
-"""Maximum number of tokens that a text lists."""
+"""Maximum number of tokens listed in a finding."""
 MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
 """With more than the first share of zero-advantage groups, RL has nothing to learn from. This is no problem if the reward is
 above the second share of the range of rewards."""
@@ -56,7 +56,7 @@ EASIER = "easier examples, or a larger model"
 MAX_TEACHER_ROLLOUTS = 4000
 """Maximum number of the teacher's rollouts that are searched for repeated examples and for relations of prompts to responses."""
 MAX_DISTINCT_SHARE = 0.5
-"""A diagnosis of memorization says that examples repeat if fewer than this share of them are different."""
+"""If fewer than this share of the examples are different, a diagnosis of memorization says that examples repeat."""
 MAX_UNSEEN_SHARE = 0.5
 """A diagnosis of memorization mentions new held-out answers if they are more than this share of all held-out answers."""
 STUCK_AFTER = 0.1
@@ -68,12 +68,12 @@ SUDDEN_STEPS = 15
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an environment before training."""
+    """What is known about an environment before training."""
 
     weakest: float
     """Mean reward of the weakest scripted policy, or of the pretrained model where there is only one policy."""
     start_name: str = "the weakest policy"
-    """Whose reward `weakest` is."""
+    """Name of the policy whose reward is `weakest`."""
     lowest: float | None = None
     """Lower end of the range of rewards. Default: `weakest`."""
     best: float
@@ -89,7 +89,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     token_entropy: float | None = None
     """Entropy of the frequencies of the teacher's tokens, in nats: the loss of a model that knows only these frequencies."""
     examples: tuple[int, int] | None = None
-    """Number of the teacher's first training examples, and how many of them differ in prompt, answer, or info."""
+    """Number of examples in the teacher's first rollouts, and how many of these differ in prompt, answer, or info."""
     unseen: tuple[int, int] | None = None
     """See `unseen_answers`."""
 
@@ -105,7 +105,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: float | None) -> Task:
-    """Return the task with what the teacher's rollouts show of the tokenizer and of relations between prompts and responses."""
+    """Return the task with what the teacher's rollouts show about the tokenizer and the relations of prompts to responses."""
     records = list(islice(good_rollouts(run, min_reward), MAX_TEACHER_ROLLOUTS))
     sequences = sequences_of(renderer, records)
     examples = {
@@ -132,7 +132,7 @@ def is_stuck(history: History, total: int, task: Task) -> bool:
 
 
 def during_sft(history: History, task: Task) -> list[Finding]:
-    """Return why SFT is stuck, as far as the loss and the teacher's rollouts show it."""
+    """Return the causes of stuck SFT that the loss and the teacher's rollouts show."""
     loss = statistics.fmean(row["loss"] for row in history[-5:])
     if task.token_entropy is not None and loss > UNLEARNED_SHARE * task.token_entropy:
         text = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
@@ -143,7 +143,7 @@ def during_sft(history: History, task: Task) -> list[Finding]:
 def after_sft(
     history: History, classes: Sequence[TokenClass], task: Task, target: float | None = None
 ) -> list[Finding]:
-    """Return why SFT learned little of the task, or no longer progressed below its target; nothing if it did neither.
+    """Return why SFT learned little of the task or stopped progressing below its target; nothing if neither happened.
 
     Args:
         classes: Losses by token class.
@@ -169,7 +169,7 @@ def after_sft(
 
 
 def _cause(text: str, task: Task) -> list[Finding]:
-    """Return the cause of guessing that the teacher's rollouts show, if any; `text` says how the guessing showed."""
+    """Return why the model guesses, if the teacher's rollouts show a cause; `text` says how the guessing was noticed."""
     if task.hidden is not None and task.hidden > MIN_HIDDEN_SHARE:
         return [_hidden_state(f"{text}. ", task.hidden)]
     if task.merged:
@@ -181,7 +181,7 @@ def _cause(text: str, task: Task) -> list[Finding]:
 
 
 def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> list[Finding]:
-    """Return why SFT that has learned more than the format is not better than the weakest policy."""
+    """Return why a model that has learned more than the format in SFT is no better than the weakest policy."""
     rewards = _sampled_rewards(history)
     if not rewards:
         return []
@@ -202,7 +202,7 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
 
 
 def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, target: float | None) -> list[Finding]:
-    """Return why the reward stopped rising below the target of SFT; nothing if it was still rising or has reached it."""
+    """Return why the reward stopped rising below the target of SFT; nothing if it was still rising or reached the target."""
     rewards = _sampled_rewards(history)
     if target is None or max(rewards) >= target or not _is_flat(rewards, task):
         return []
@@ -216,7 +216,7 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
 
 
 def _largest_loss(unsure: Sequence[TokenClass]) -> str:
-    """Return the token class that adds most to the loss."""
+    """Return the token class that contributes most to the loss."""
     worst = max(unsure, key=lambda token_class: token_class.count * token_class.loss)
     names = [repr(token) for token in worst.tokens[:MAX_SHOWN]]
     if len(worst.tokens) > MAX_SHOWN:
@@ -294,7 +294,7 @@ def _merged_tokens(merged: Sequence[str], text: str) -> Finding:
 def before_training(
     rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None
 ) -> list[Finding]:
-    """Return what prevents learning, as far as rollouts of the scripted policies show it."""
+    """Return the obstacles to learning that rollouts of the scripted policies show."""
     scored = list(chain.from_iterable(rewards.values()))
     findings: list[Finding] = []
     if errors:
@@ -383,7 +383,7 @@ def _zero_advantage_shares(history: History, window: int) -> tuple[float, float]
 
 
 def _no_progress(history: History, means: Sequence[float], task: Task, window: int, steps: int | None) -> list[Finding]:
-    """Return whether RL is no better than the weakest policy, although there has been time for it.
+    """Return whether RL is no better than the weakest policy, although it has had enough steps.
 
     Args:
         means: Mean rewards of every `window` steps in a row.

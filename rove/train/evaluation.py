@@ -1,7 +1,7 @@
 """Evaluate on held-out examples while training, keep the best weights, and decide when to stop.
 
-Nothing here has state: the best measurement and the reason to stop follow from the metrics of the run, so a resumed run knows
-them too.
+Nothing here has state: the best measurement and the reason to stop follow from the metrics of the run, so a resumed run
+computes the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIN_PLATEAU_STEPS = 20
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
 MIN_FALL = 0.1
-"""A reward has fallen if it is below the best one by at least this share of it."""
+"""A reward has fallen if it is below the best reward by at least this share of the best."""
 
 
 class Best(NamedTuple):
@@ -48,13 +48,14 @@ class Best(NamedTuple):
     step: int
     value: float
     since: int
-    """Number of measurements after the first one with this value."""
+    """Number of measurements since the first one with this value."""
 
 
 def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
     """Return the last of the best measurements; None if there is none yet.
 
-    Of equal measurements, which few rollouts often have, the last weights are better on average: their training was longer.
+    With few rollouts, measurements are often equal; of these, the last weights are better on average, since they were
+    trained longer.
     """
     best: Best | None = None
     for row in history:
@@ -88,8 +89,8 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
 
 
 def _last_fall(history: Sequence[Mapping[str, float]]) -> int:
-    """Return the last step at which the validation loss fell below its minimum by `MIN_LOSS_FALL`: it falls before the reward
-    rises, so it is progress too; 0 if it is not measured.
+    """Return the last step at which the validation loss fell below its earlier minimum by `MIN_LOSS_FALL`; 0 if it is
+    not measured. The loss falls before the reward rises, so a lower loss is progress too.
     """
     lowest, step = math.inf, 0
     for row in history:
@@ -103,8 +104,8 @@ def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step
 
 
 def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
-    """Return how many measurements of a mean reward are below the best one before them, by at least the share `MIN_FALL` of it
-    and with 95% intervals that do not overlap. A measurement without an interval counts as exact.
+    """Return how many measurements of a mean reward have fallen: they are below the best earlier one by at least
+    `MIN_FALL` of it, and the 95% intervals do not overlap. A measurement without an interval counts as exact.
     """
     best, best_low, count = -math.inf, -math.inf, 0
     for row in history:
@@ -125,7 +126,7 @@ class HeldOutEvaluations:
 
     Args:
         run: Run folder; `evaluations/NAME/STEP` in it is an ordinary run folder of `rove eval`.
-        seed: Random seed, the same for every evaluation, so that results differ by the weights alone.
+        seed: Random seed, the same for every evaluation, so that only the weights make results differ.
     """
 
     def __init__(
@@ -185,10 +186,10 @@ class HeldOutEvaluations:
     async def after_step(
         self, row: Mapping[str, float], history: Sequence[Mapping[str, float]], last: bool, goal: Goal
     ) -> dict[str, float]:
-        """Run the evaluations that are due after a step, and all after the last step or if the goal turns out to be reached.
+        """Run the evaluations that are due after a step. Run all of them after the last step or if the goal is reached.
 
         Returns:
-            The metrics, as of `measure`.
+            The metrics, as returned by `measure`.
         """
         step = int(row["step"])
         due = self.configs if last else self.due(step)
@@ -277,7 +278,7 @@ def _metrics(result: EvaluationResult) -> dict[str, float]:
 
 
 def check_measured(metric: str | None, measured: Sequence[EvaluationConfig], metrics: Mapping[str, float]) -> None:
-    """Raise a ConfigError if `metric` belongs to an evaluation that was measured but does not have it."""
+    """Raise a ConfigError if an evaluation was measured but has no metric of this name."""
     if metric is None or metric in metrics:
         return
     if any(metric.startswith(f"eval/{config.label}/") for config in measured):
@@ -306,7 +307,7 @@ def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> JsonObject:
 def reward_gain(rewards: Sequence[float]) -> Estimate | None:
     """Return by how much the reward rose from the first to the last quarter of the steps, with a 95% interval.
 
-    Steps count as independent. A trend within a quarter counts as variation, so the interval is rather too wide.
+    Steps count as independent. A trend within a quarter counts as variation, so the interval tends to be too wide.
 
     Returns:
         None with fewer than `MIN_PLATEAU_STEPS` steps.
@@ -323,7 +324,7 @@ def reward_gain(rewards: Sequence[float]) -> Estimate | None:
 
 
 def flat_reward(rewards: Sequence[float]) -> Finding | None:
-    """Return a finding if the reward has not measurably increased; None if it has, or with too few steps."""
+    """Return a finding if the reward has not measurably increased; None if it has or if there are too few steps."""
     gain = reward_gain(rewards)
     if gain is None or gain.low > 0.0:
         return None

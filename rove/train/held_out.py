@@ -1,7 +1,7 @@
-"""Which held-out examples choose the weights, and which ones are reported.
+"""Decide which held-out examples select the weights, and which are reported.
 
-The best of many measurements is too high on the examples and random seeds that it was chosen by. So the evaluations during
-training and the results table use different examples, and their rollouts have different random seeds.
+The best of many measurements overestimates the reward on the examples and seeds that selected it. So the evaluations
+during training and the results table use different examples, and their rollouts have different random seeds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rove.train.config import EvaluationConfig
 SELECTION_ROLLOUTS = 200
 """Held-out rollouts of each evaluation during training."""
 SELECTION_SHARE = 1 / 3
-"""Share of few held-out examples that choose the weights; the table reports the others."""
+"""Share of the held-out examples that select the weights, if there are few; the table reports the others."""
 FEWEST_SPLIT = 30
-"""Held-out examples below which both use all of them: a few examples would choose at random."""
+"""With fewer held-out examples, selection and table both use all of them: very few examples would select weights at random."""
 TABLE_SEED = 1_000_003
 """Random seed of the results table; the evaluations during training have that of the run."""
 NOTED_SHARE = 0.01
@@ -40,16 +40,16 @@ class HeldOut(NamedTuple):
     skipped: int
     """Number of examples that the table skips at the start of the dataset."""
     has_other_seed: bool
-    """Whether the evaluations during training use another seed of the environment, which makes other examples."""
+    """Whether the evaluations during training pass another `seed` to the environment, to get different examples."""
     explanation: str
-    """What the recipe says about them."""
+    """The recipe's explanation of this split."""
 
 
 def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut:
-    """Return disjoint held-out examples for the choice of the weights and for the table.
+    """Return disjoint held-out examples for the selection of the weights and for the table.
 
-    With few examples, or if the environment has no argument `seed`, the table skips the examples that choose the weights. Below
-    `FEWEST_SPLIT`, both use all examples.
+    With few examples, or if the environment has no argument `seed`, the table skips the examples that select the
+    weights. With fewer than `FEWEST_SPLIT` examples, both use all of them.
 
     Args:
         available: Number of held-out examples; None if the environment makes as many as needed.

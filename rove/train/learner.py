@@ -35,7 +35,7 @@ from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 
 def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
-    """Return the model with a new adapter if the settings enable one; only its weights are then trained and saved."""
+    """Return the model, with a new adapter if the settings enable one; then only the adapter is trained and saved."""
     if not config.lora.rank:
         return loaded
     from rove.models.adapter import add_adapter
@@ -55,7 +55,7 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 def describe_lora(config: TrainingConfig, loaded: LoadedModel) -> str:
-    """Return which share of the model the adapter will cover, before it is added; "" if the settings enable none."""
+    """Return a text about the share of the model that the adapter will cover; "" if the settings enable no adapter."""
     if not config.lora.rank:
         return ""
     from rove.models.adapter import describe_coverage
@@ -93,11 +93,11 @@ class TokenStats:
     def __init__(self, samples: Sequence[TrainingSequence], count: int, seed: int):
         trained = sorted({(s.origin.example_key, s.origin.rollout_index) for s in samples if s.origin is not None})
         self.chosen = set(random.Random(seed).sample(trained, min(count, len(trained))))
-        """Example key and rollout index of each."""
+        """Example key and rollout index of each chosen rollout."""
         self.records: list[tuple[TrainingSequence, torch.Tensor, torch.Tensor]] = []
 
     def add(self, batch: Batch, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
-        """Record the chosen sequences of a batch; log-probabilities and entropies are [M]."""
+        """Record the sequences of chosen rollouts in a batch; log-probabilities and entropies are [M]."""
         for index, sequence in enumerate(batch.sequences):
             origin = sequence.origin
             if origin is not None and (origin.example_key, origin.rollout_index) in self.chosen:
@@ -118,7 +118,7 @@ class TokenStats:
 
 
 def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
-    """Return the turns of a sequence; none if its first token is sampled, since nothing predicts it."""
+    """Return the turns of a sequence. There are none if its first token is sampled, since nothing predicts that token."""
     assert sequence.origin is not None
     if sequence.mask[0]:
         return []
@@ -200,7 +200,8 @@ class Learner:
     ) -> dict[str, float]:
         """Take the optimizer steps of one training step; return the metrics of the last one.
 
-        The mismatch metrics are those of the first: from the second iteration on, the trained policy is meant to differ.
+        The mismatch metrics are those of the first optimizer step: from the second on, the trained policy is meant to
+        differ.
         """
         model, objective = self.trainer.model, self.objective
         batches = self._batches(samples)
@@ -247,7 +248,9 @@ class Learner:
         restore_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
 
     def return_to(self, path: Path) -> None:
-        """Continue from the weights in a folder, with the optimizer's moments at zero. A moving reference gets them, too."""
+        """Continue from the weights in a folder, with the optimizer's moments at zero. A moving reference gets the
+        weights, too.
+        """
         restore_weights(path, self.loaded)
         if self.ranks.size > 1:
             scatter_weights(trainable_parameters(self.loaded.model), self.trainer.model)

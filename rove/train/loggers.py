@@ -18,7 +18,7 @@ from rove.utils.files import read_regular
 
 PROJECT = "rove"
 FILE = "loggers.json"
-"""Contains the id of the run at the logging service, so that a resumed run continues there."""
+"""File with the run's id at the logging service, so that a resumed run continues the same log."""
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
@@ -114,7 +114,7 @@ def open_loggers(names: Sequence[str], run: Run, config: JsonMapping, step: int)
     """Return the loggers of a run.
 
     Args:
-        step: Last step that counts; a stopped process may have logged later ones.
+        step: Last step that counts; a stopped process may have logged later steps.
     """
     check_loggers(names)
     return [OPENERS[name](run, config, step) for name in names]

@@ -1,10 +1,11 @@
 """Policy losses as pure functions per token, and the aggregation of token losses.
 
-Axes: N trained tokens of a micro-batch. A loss maps the log-probabilities being trained [N], and what is known about their
-tokens, to a loss per token [N]. The trainer sums loss × weight over all micro-batches of a step; the weights (`token_weights`)
-are computed before the step is cut, so the cut does not change the sum.
+Axes: N trained tokens of a micro-batch. A loss maps the log-probabilities being trained [N], and a `LossTokens` about
+the same tokens, to a loss per token [N]. The trainer sums loss × weight over all micro-batches of a step; the weights
+(`token_weights`) are computed before the step is cut, so the cut does not change the sum.
 
-Three policies appear: π is being trained, π_old is π at the start of the step, μ sampled. r = π/π_old.
+There are three policies: π is being trained, π_old is π at the start of the step, and μ sampled the tokens. r =
+π/π_old.
 """
 
 # Many functions of torch have no types.
@@ -31,7 +32,7 @@ AGGREGATIONS = ("token", "sequence", "constant")
 
 
 class LossTokens(NamedTuple):
-    """What a loss may use besides the trained log-probabilities; all tensors are [N].
+    """Inputs of a loss besides the trained log-probabilities; all tensors are [N].
 
     All tokens of a sequence are in the same micro-batch, in any order.
     """
@@ -113,9 +114,9 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
     """GRPO's loss with one ratio per sequence: s = exp(mean of log r over its tokens) (GSPO, arXiv 2507.18071).
 
     Every token has the value s and the gradient s · ∇log π of its own (GSPO-token in the paper: sg(s) · π / sg(π)), so tokens
-    may differ in advantage. The paper's objective is this with the aggregation "sequence". The bounds are far narrower than
-    GRPO's, because a mean over many tokens hardly moves. If sampler and trainer differ numerically by as much, it needs `old`
-    log-probabilities; otherwise it clips before anything is trained.
+    may differ in advantage. With the aggregation "sequence", this is the paper's objective. The bounds are far narrower
+    than GRPO's, because a mean over many tokens hardly moves. If sampler and trainer differ numerically by as much as
+    the bounds, the loss needs `old` log-probabilities; otherwise it clips tokens before any weight has changed.
     """
 
     def log_ratio(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
@@ -150,8 +151,8 @@ def _clipped_surrogate(
 def importance_corrected(per_token: Loss, cap: float) -> Loss:
     """Multiply a loss by min(π_old/μ, cap): truncated importance sampling (Espeholt et al. 2018, arXiv 1802.01561).
 
-    Ratios are relative to π_old but tokens are from μ; this corrects for a sampler with other numerics or older weights. Without
-    `old` log-probabilities the loss stays the same: the ratio is then relative to μ itself.
+    Ratios are relative to π_old, but μ sampled the tokens. This corrects for a sampler with other numerics or older
+    weights. Without `old` log-probabilities the loss stays the same: the ratio is then relative to μ itself.
     """
 
     def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
@@ -167,8 +168,8 @@ def kl_penalized(per_token: Loss, weight: float, cap: float) -> Loss:
     """Add `weight` · min(π/μ, cap) · k3 to a loss; k3 = π_ref/π − log(π_ref/π) − 1 estimates KL(π‖π_ref) (Schulman 2020,
     joschu.net/blog/kl-approx.html).
 
-    The gradient flows through π/μ too: the gradient of k3 alone is that of KL(π_ref‖π); times π/μ it is that of KL(π‖π_ref)
-    (DeepSeek-V3.2, arXiv 2512.02556).
+    The gradient also flows through π/μ: k3 alone would give the gradient of KL(π_ref‖π), k3 times π/μ that of
+    KL(π‖π_ref) (DeepSeek-V3.2, arXiv 2512.02556).
     """
 
     def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
@@ -187,7 +188,7 @@ def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def _sequence_means(values: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
-    """Return the mean over its sequence for every token [N]."""
+    """Return for every token [N] the mean over its sequence."""
     unique: tuple[torch.Tensor, ...] = samples.unique(return_inverse=True, return_counts=True)
     _, index, counts = unique
     sums = values.new_zeros(len(counts)).index_add(0, index, values)
@@ -297,7 +298,7 @@ def _check_function(name: str, function: Callable[..., Any], with_reference: boo
 
 
 def choose_aggregation(loss: str, aggregation: str | None = None) -> str:
-    """Return the loss aggregation: the given one, else the preset's; "token" for a function of your own."""
+    """Return the loss aggregation: `aggregation` if set, else the preset's; "token" for a custom loss function."""
     if aggregation is None:
         return PRESETS[loss].aggregation if loss in PRESETS else "token"
     _check_aggregation(aggregation)

@@ -23,13 +23,13 @@ from rove.train.conversations import Conversation
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 MAX_LINE_BYTES = 64 * 1024**2
-"""Maximum size of a line: far more than any model's context, and little enough to read into memory."""
+"""Maximum size of a line: far more than any model's context, but small enough to read into memory."""
 ROLE_OF_SENDER = {"human": "user", "gpt": "assistant", **{role: role for role in ROLES}}
 """Role of a ShareGPT message by its `from`."""
 FORMS = "'messages', 'conversations', or 'prompt' and 'completion'"
 
 Row = tuple[str, Any]
-"""Its place for messages, such as "chats.jsonl, line 3", and its value."""
+"""The row's place, named in errors, such as "chats.jsonl, line 3", and its value."""
 
 
 def is_message_file(path: str | Path) -> bool:
@@ -120,7 +120,7 @@ def conversation_from_row(source: str, row: Any) -> Conversation:
     """Return a row as a conversation.
 
     Args:
-        source: Where the row comes from, for messages.
+        source: Where the row comes from, for error messages.
         row: A mapping in one of the forms, or a list of messages.
     """
     try:
@@ -163,7 +163,7 @@ def _conversation(source: str, row: Any) -> Conversation:
 
 
 def _key(columns: JsonMapping, prompt: Sequence[JsonMapping]) -> str:
-    """Return the key by which rows are split: the prompt, and what else identifies an example in a row of `rove export`."""
+    """Return the key by which rows are split: the prompt, and other columns of `rove export` that identify an example."""
     # Only rows of `rove export` have this column; in other files, `info` and `answer` may be anything.
     is_exported = "rollout_index" in columns
     no_info: JsonObject = {}

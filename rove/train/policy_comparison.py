@@ -19,18 +19,18 @@ from rove.train.callbacks import OnProgress, ignore
 from rove.train.conversations import Conversation
 
 FORMAT_LEARNED = 0.9
-"""A model has learned the format if the mean of its format functions is at least this."""
+"""A model has learned the format if the mean of the format functions is at least this."""
 MIN_TASK_MARGIN = 0.02
 """Task scores closer than this are equal."""
 MORE_EPOCHS = (
     "The format is right: if the loss has been flat, train for more --epochs, since it may stay flat for hundreds of steps and "
     "then fall."
 )
-"""Advice for a model between two policies that is nearer to the weaker one."""
+"""Advice if a model's reward is between those of two policies and nearer to the weaker one."""
 MAX_TURN_TOKENS = 512
 """Maximum tokens per response."""
 MAX_READ_ROLLOUTS = 200
-"""Rollouts from which `turn_limit` reads the length of turns."""
+"""Maximum number of rollouts in which `turn_limit` measures turns."""
 
 
 class PolicyResult(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class PolicyResult(msgspec.Struct, frozen=True):
     task_margin: float
     """About half of the 95% interval of `task`."""
     task_names: list[str]
-    """Names of those functions."""
+    """Names of the functions in `task`."""
     scored: int
     """Number of scored rollouts."""
 
@@ -123,18 +123,18 @@ def result_of(name: str, result: EvaluationResult) -> PolicyResult:
 
 
 def _margin(estimate: Estimate) -> float:
-    """Return half the width of an interval; 0 where there is none."""
+    """Return half the width of an interval; 0 without an interval."""
     half = (estimate.high - estimate.low) / 2
     return half if math.isfinite(half) else 0.0
 
 
 def learned_only_format(model: PolicyResult, policies: Sequence[PolicyResult]) -> bool:
-    """Return whether a model keeps the format, but is no better at the task than the weakest policy."""
+    """Return whether a model follows the format but is no better at the task than the weakest policy."""
     return model.format is not None and model.format >= FORMAT_LEARNED and is_weakest(model, policies)
 
 
 def is_weakest(model: PolicyResult, policies: Sequence[PolicyResult]) -> bool:
-    """Return whether a model is no better at the task than the weakest policy, where policies differ."""
+    """Return whether a model is no better at the task than the weakest policy; False if all policies are equal."""
     tasks = [policy.task for policy in policies]
     margin = max(MIN_TASK_MARGIN, model.task_margin)
     if len(tasks) < 2:
@@ -176,7 +176,7 @@ def _with_reward(result: PolicyResult) -> str:
 
 
 def longest_response(renderer: Renderer, items: Iterable[RolloutRecord | Conversation]) -> int:
-    """Return the tokens of the longest response in rollouts or conversations, with tool calls and the end of the turn."""
+    """Return the number of tokens in the longest response, including tool calls and the end of the turn."""
     longest = 0
     for item in items:
         messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]

@@ -21,9 +21,10 @@ from rove.train.sequences import TrainingSequence
 MIN_COMPARABLE_TURNS = 20
 """Minimum number of pairs of turns that `hidden_share` compares."""
 MIN_STANDARD_ERRORS = 4.0
-"""Standard errors by which agreement within examples must exceed that across examples."""
+"""Standard errors by which agreement within examples must exceed agreement across examples."""
 FEW_SYMBOLS, MAX_SYMBOLS = 4, 10
-"""Numbers of different letters up to which several words of one length, or most of them, look like merged symbols."""
+"""Words of one length look like merged symbols if several have at most the first number of distinct letters, or most
+have at most the second."""
 MIN_RESPONSES = 500
 """Minimum number of responses for which the absence of a relation is evidence."""
 MIN_OCCURRENCES = 20
@@ -33,7 +34,7 @@ MAX_FEATURES, MAX_OUTCOMES = 3000, 64
 NEAR_TOKENS, FIRST_TOKENS = 48, 8
 """Tokens before a response, and first tokens of a response, whose positions are features."""
 MAX_CHANCE = 0.001
-"""Probability up to which a relation is no chance, over all tests together."""
+"""Relations with at most this probability over all tests are not chance."""
 
 
 def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
@@ -44,9 +45,8 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
     has most of the pairs across examples, forced later turns have many pairs within them, and their sum looked hidden
     (Simpson's paradox, seen with the teacher of tictactoe).
 
-    Returns:
-        The excess of agreement within examples, as a share of the possible excess, or 0 where chance explains it; None if fewer
-        than `MIN_COMPARABLE_TURNS` pairs can be compared.
+    Returns: The excess of agreement within examples, as a share of the possible excess; 0 if chance explains it; None
+        if fewer than `MIN_COMPARABLE_TURNS` pairs can be compared.
     """
     turns: dict[bytes, dict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -120,8 +120,8 @@ def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
     """Return whether any token before a response is related to a token of the response; None with fewer than `MIN_RESPONSES`.
 
     Features of a prompt are the tokens in it, and the last tokens by their distance from the response. Each is compared with each
-    of the first tokens of the response by a chi-squared test. A task whose answer takes several words at once may show no
-    relation, such as a sum modulo 7.
+    of the first tokens of the response by a chi-squared test. A task whose answer depends on several words together,
+    such as a sum modulo 7, may show no relation.
     """
     prompts: list[set[tuple[int, int]]] = []
     responses: list[set[tuple[int, int]]] = []
@@ -150,7 +150,9 @@ def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
 
 
 def _indicators(observations: Sequence[set[tuple[int, int]]], limit: int) -> torch.Tensor:
-    """Return which of the most frequent features each observation has, as 0 or 1; those that nearly all have are left out."""
+    """Return which of the most frequent features each observation has, as 0 or 1; those of nearly all observations are
+    left out.
+    """
     counts = Counter(chain.from_iterable(observations))
     highest = len(observations) - MIN_OCCURRENCES
     tested = [feature for feature, count in counts.most_common() if MIN_OCCURRENCES <= count <= highest][:limit]

@@ -61,10 +61,11 @@ async def train_rl(
         env: Environment that `config.env` names.
         loaded: Model to train, in place.
         run: Started run folder.
-        on_step, on_alert: Called with number and metrics of every step, and with every new alert.
+        on_step, on_alert: `on_step` is called with the number and metrics of every step, `on_alert` with every new
+        alert.
         on_sample: Called every `show_every` steps with the step and a random rollout.
         on_progress: Called with the progress within a step: rollouts and micro-batches.
-        ranks: Processes that train together; this is the first, the others call `follow_rl`.
+        ranks: Processes that train together. This is the first; the others call `follow_rl`.
 
     Returns:
         Folder of the final model or adapter: the last weights, or the best by `keep_best`.
@@ -176,7 +177,7 @@ class _Loop:
         """Begin, or continue after `step` steps. With `lr_backoff`, a new run measures the initial weights as step 0.
 
         Raises:
-            ConfigError: The dataset has no rows, or not the column of the curriculum.
+            ConfigError: The dataset has no rows, or lacks the curriculum's column.
         """
         config = self.config
         # The row of step 0, which `lr_backoff` adds, has no count.
@@ -198,7 +199,7 @@ class _Loop:
             callbacks.after_step(history)
 
     async def step(self, step: int, history: History, lr_factor: float) -> tuple[CollectedStep, dict[str, float]]:
-        """Take one step (counted from 0) with a factor of the learning rate; return its rollouts and metrics.
+        """Take one step (counted from 0) with the learning rate times `lr_factor`; return its rollouts and metrics.
 
         Raises:
             RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
@@ -241,7 +242,7 @@ class _Loop:
         self.backend.publish(version)
 
     async def _measure_initial(self) -> dict[str, float]:
-        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics."""
+        """Evaluate the initial weights as step 0, and save them as the best weights so far; return the metrics."""
         goal = self.config.goal
         chosen = self.evaluations.of_metric(goal.metric)
         row = {"step": 0, **await self.evaluations.measure(0, chosen)}
@@ -251,7 +252,7 @@ class _Loop:
         return row
 
     def end_step(self, row: Mapping[str, float], has_fallen: bool) -> None:
-        """Return to the best weights if the reward of this step fell. Save a checkpoint then, or when one is due."""
+        """Return to the best weights if the reward of this step fell. Save a checkpoint in that case, and whenever one is due."""
         step = int(row["step"])
         if has_fallen:
             self.group.call_all(Learner.return_to, self.run.path / "checkpoints" / "best")
@@ -311,7 +312,7 @@ def learn(
 
 
 def policy_ages(sequences: Sequence[TrainingSequence], step: int) -> dict[str, float]:
-    """Return by how many policy versions the sampling weights are behind: the mean over tokens, and the maximum."""
+    """Return how many policy versions old the sampling weights were: the mean over tokens, and the maximum."""
     tokens_by_age: Counter[int] = Counter()
     for sequence in sequences:
         for version, count in sequence.versions:
@@ -326,7 +327,7 @@ def policy_ages(sequences: Sequence[TrainingSequence], step: int) -> dict[str, f
 def must_synchronize(config: RLConfig, number: int) -> bool:
     """Return whether a checkpoint or an evaluation follows step `number`, so that no rollouts may be collected ahead.
 
-    A resumed run starts with the newest weights there; an uninterrupted one must do the same to give the same results.
+    A resumed run samples with the newest weights there; an uninterrupted run must do the same to give the same results.
     """
     return (
         number % config.checkpoint_every == 0

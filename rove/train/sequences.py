@@ -6,8 +6,9 @@ A rollout of two turns whose second prompt extends the first turn's tokens is on
     ids   1  2  7  8  3  9
     mask  0  0  1  1  0  1
 
-If the second prompt did not start with [1, 2, 7, 8], a second sequence would start there. A turn extends the longest sequence
-that its prompt starts with, so turns of other conversations in between (see `RLMEnv`, `AgentEnv`) do not matter.
+If the second prompt did not start with [1, 2, 7, 8], a second sequence would start there. A turn extends the longest
+sequence that is a prefix of its prompt, so turns of other conversations in between (see `RLMEnv`, `AgentEnv`) do not
+matter.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     """The advantage of each token, 0 where the mask is false."""
     temperature: float = 1.0
     weight: float = 1.0
-    """What its tokens' losses count, relative to a mean over all tokens of the step."""
+    """Weight of its tokens' losses, relative to a mean over all tokens of the step."""
     policy_version: int = 0
-    """Oldest version of the weights that sampled any token."""
+    """Oldest version of the weights that sampled a token of the sequence."""
     origin: Origin | None = None
     """None if it does not come from a rollout."""
     version_spans: list[tuple[int, int]] = []
-    """(version, number of sampled tokens) in order, if more than one version sampled."""
+    """(version, number of sampled tokens) in order, if several versions sampled the tokens."""
 
     def truncated(self, length: int) -> TrainingSequence:
         """Return the first `length` tokens of a sequence for SFT."""
@@ -123,7 +124,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
 
 
 def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans of a sequence and of its next turn; a version that sampled both has one span."""
+    """Return the spans of a sequence with those of its next turn; adjacent spans of the same version are joined."""
     if not spans or spans[-1][0] != next_spans[0][0]:
         return spans + next_spans
     version, count = spans[-1]
@@ -132,7 +133,7 @@ def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> 
 
 
 def _longest_extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
-    """Return the index of the longest branch that the prompt starts with (the latest of equals); None if there is none."""
+    """Return the index of the longest branch that is a prefix of the prompt (the latest among equals); None if there is none."""
     longest: int | None = None
     for index, ids in enumerate(branches):
         length = len(ids)
@@ -151,7 +152,7 @@ def sequences_from_messages(
     sampled_messages: Collection[int] | None = None,
     template_kwargs: Mapping[str, object] | None = None,
 ) -> list[TrainingSequence]:
-    """Return the sequences of a finished conversation for SFT, with advantage 1 on assistant tokens; `tools` were in the prompt.
+    """Return the sequences of a finished conversation with these `tools` for SFT, with advantage 1 on assistant tokens.
 
     See `Renderer.training_branches` for `sampled_messages` and `template_kwargs`.
     """

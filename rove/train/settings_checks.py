@@ -1,4 +1,4 @@
-"""Checks of the settings and examples of an RL run: `rove rl` prints what is wrong, `rove doctor` every check."""
+"""Checks of the settings and examples of an RL run: `rove rl` prints the problems, `rove doctor` the result of every check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_GROUP_SIZE = 4
 MAX_TEMPERATURE, MIN_TEMPERATURE = 1.25, 0.7
 """Sampling temperatures: above the first, policies collapse (at 1.4); below the second, group members are too similar."""
 LARGE_BONUS = 0.1
-"""An entropy bonus that destroyed a tiny policy; 0.01 to 0.03 helped."""
+"""An entropy bonus this large destroyed a tiny policy; 0.01 to 0.03 helped."""
 LEARNING_RATES = ((20e6, (1e-4, 1e-3)), (200e6, (1e-5, 5e-5)), (float("inf"), (1e-6, 5e-6)))
 """Parameter count (upper bound) → learning rates that worked for full training."""
 LORA_RATE_FACTOR = 10
@@ -31,11 +31,11 @@ RATE_TOLERANCE = 2.0
 MAX_LEARNING_RATE = 1e-2
 """AdamW changes every weight by about the learning rate per step, and weights are a few hundredths."""
 BIASED = ("top_p", "top_k", "min_p")
-"""Sampling parameters that the trainer's probabilities do not account for."""
+"""Sampling parameters that the trainer's probabilities ignore."""
 
 
 def start_warnings(config: RLConfig, env: Environment) -> list[Finding]:
-    """Return what `rove rl` warns of before its first step."""
+    """Return the warnings of `rove rl` before its first step."""
     findings = list(check_settings(config))
     if config.evaluation:
         trained = trained_keys(config.collection, env)
@@ -157,7 +157,7 @@ def check_held_out(overlaps: Sequence[Overlap], trained: int, remedy: str = "") 
 
     Args:
         trained: Number of training rows that were checked, at most `MAX_ROWS`.
-        remedy: What to do. Default: that of the registry.
+        remedy: Advice on what to do; by default, the registry's advice.
     """
     for overlap in overlaps:
         if overlap.shared:

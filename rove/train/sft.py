@@ -52,11 +52,12 @@ def train_sft(
 
     Args:
         config: Settings, or a dict of them.
-        data: Conversations to train on, or where they come from.
+        data: Conversations to train on, or their source.
         loaded: Model to train, in place.
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
-        on_alert, on_progress: Called with every new alert, and with the progress of tokenization and within a step.
-        ranks: Processes that train together; this is the first, the others call `follow_sft`.
+        on_alert, on_progress: `on_alert` is called with every new alert, `on_progress` with the progress of
+        tokenization and within a step.
+        ranks: Processes that train together. This is the first; the others call `follow_sft`.
 
     Returns:
         Folder of the final model or adapter: the best weights by `keep_best`.

@@ -1,4 +1,4 @@
-"""The data of SFT: from a run, a file of messages or memory to token sequences for training and for validation."""
+"""The data of SFT: read it from a run, a file of messages or memory, and turn it into training and validation sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rove.train.message_files import SUFFIXES, Row, conversation_from_row, is_me
 from rove.train.sequences import TrainingSequence, sequence_from_text, sequences_from_messages
 
 SFTSource = str | Path | Run | Iterable[Any]
-"""A run folder, a file of messages, a run, or in memory: rollouts, rows, lists of messages, or a `datasets.Dataset`."""
+"""A run folder, a file of messages, a run, or data in memory: rollouts, rows, lists of messages, or a `datasets.Dataset`."""
 
 
 class SFTData:
@@ -65,7 +65,7 @@ class SFTData:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of the content: a run is continued only on the same data, wherever they are."""
+        """A digest of the content: a run continues only on the same data; the data's location does not matter."""
         if self.run is not None:
             file = self.run.path / "rollouts.jsonl"
             return f"rollouts#{digest_files([file] if file.exists() else [])}"

@@ -1,4 +1,4 @@
-"""What SFT would train on, without training: rendered conversations, counts, lengths, and what is left out."""
+"""Preview of SFT, without training: rendered conversations, counts, lengths, and what is left out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RenderedConversation(msgspec.Struct, frozen=True):
     place: str
     """Where it comes from, such as "chats.jsonl, line 3"; "" for a rollout."""
     sequences: list[list[Piece]]
-    """More than one if the chat template rewrites earlier turns."""
+    """Its token sequences: more than one if the chat template rewrites earlier turns."""
 
 
 class SFTPreview(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class SFTPreview(msgspec.Struct, frozen=True):
     shown: list[RenderedConversation]
     """The first conversations."""
     adapter: str = ""
-    """Which share of the model the LoRA adapter would cover; "" without one."""
+    """A text about the share of the model that the LoRA adapter would cover; "" without an adapter."""
 
 
 def preview_sft(

@@ -1,7 +1,7 @@
 """Sharded models: PyTorch's FSDP2 (`fully_shard`).
 
-Each process stores its shard of weights, gradients and optimizer moments; a layer's weights are gathered when it is computed,
-and its gradients are reduced afterwards.
+Each process stores its shard of weights, gradients and optimizer moments; a layer's weights are gathered before the
+layer is computed, and its gradients are reduced afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rove.utils.files import open_regular
 SHARDS_FOLDER = "shards"
 """Subfolder of a checkpoint with the shards."""
 METADATA = ".metadata"
-"""File there that describes the shards, a pickle."""
+"""Pickle file in this folder that describes the shards."""
 METADATA_NAMES: Mapping[str, Sequence[str]] = {
     "torch.distributed.checkpoint.metadata": (
         "BytesStorageMetadata",
@@ -88,7 +88,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_weights(model: torch.nn.Module, into: Any | None) -> None:
-    """Copy the trained weights of a sharded model to a whole one; `into` is None in processes that do not need them."""
+    """Copy the trained weights of a sharded model to an unsharded one; `into` is None in processes that do not need them."""
     targets = {} if into is None else trainable_parameters(into)
     for name, parameter in trainable_parameters(model).items():
         tensor = full_tensor(parameter.detach())
@@ -97,14 +97,14 @@ def gather_weights(model: torch.nn.Module, into: Any | None) -> None:
 
 
 def scatter_weights(weights: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
-    """Copy whole weights, present in every process, to the shards of a model."""
+    """Copy unsharded weights, which every process has, to the shards of a model."""
     for name, parameter in trainable_parameters(model).items():
         assert isinstance(parameter, DTensor)
         parameter.data.copy_(_part(weights[name].detach(), parameter))
 
 
 def scatter_optimizer(state: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Copy the optimizer state of a whole model to the shards."""
+    """Copy the optimizer state of an unsharded model to the shards."""
     # A plain state numbers the parameters in the optimizer's order; a sharded model's needs their names.
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -128,7 +128,7 @@ def write_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: 
 
 
 def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: Any | None) -> None:
-    """Restore shards written by any number of processes into a model with any number of shards, or a whole one."""
+    """Restore shards written by any number of processes into a model with any number of shards, or an unsharded one."""
     check_shards(path)
     state = _state(model, optimizer, reference)
     # A single process may read shards that several have written.
@@ -142,7 +142,7 @@ def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: A
 
 
 class _PlainPlanner(DefaultLoadPlanner):
-    """Loads plain values after a first read without code execution: PyTorch itself loads them with `weights_only=False`."""
+    """Reads plain values first without code execution, because PyTorch itself loads them with `weights_only=False`."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         torch.load(value, weights_only=True)

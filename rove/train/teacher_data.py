@@ -29,23 +29,23 @@ Score = Callable[[Sequence[int]], list[float]]
 """Token ids → log-probability of each but the first."""
 
 CERTAIN_NATS = 0.1
-"""Tokens with less entropy than this, over all rollouts, are format."""
+"""Tokens with less entropy than this, over all rollouts, count as format."""
 MAX_TOKENS = 9
-"""Tokens that a class lists."""
+"""Maximum number of tokens that a class lists."""
 MAX_CONVERSATIONS = 100
 """Conversations on which the losses of token classes are measured."""
 MAX_CONTEXT, MIN_CONTEXT_COUNT = 4, 50
-"""Maximum number of tokens that name a token class, and minimum occurrences of more than one. One token is not enough in JSON,
-where a name and a value follow the same quotation mark."""
+"""Maximum number of tokens that name a token class, and minimum occurrences of a name with several tokens. One token is
+not enough in JSON, where a name and a value follow the same quotation mark."""
 MIN_REPEATS = 2
-"""Occurrences of each held-out answer, on average, from which it means something that answers are new."""
+"""Minimum average number of occurrences of a held-out answer for new answers to mean something."""
 
 
 class TokenClass(msgspec.Struct, frozen=True):
     """The tokens that follow the same tokens in responses, such as the digits after `<answer>`."""
 
     before: str
-    """The tokens before."""
+    """The tokens that precede them."""
     tokens: list[str]
     """The most frequent tokens."""
     count: int
@@ -59,12 +59,12 @@ class TokenClass(msgspec.Struct, frozen=True):
 
     @property
     def is_format(self) -> bool:
-        """Whether the token is nearly always the same."""
+        """Whether nearly the same token always follows."""
         return self.entropy < CERTAIN_NATS
 
 
 def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tuple[int, int] | None:
-    """Return how many different answers of held-out examples occur in no response of the training data, and how many there are.
+    """Return how many distinct held-out answers occur in no training response, and the number of distinct held-out answers.
 
     None if this means nothing: answers that hardly repeat, such as long numbers, are new in any case, and the responses of some
     tasks do not contain the answers.
@@ -150,9 +150,9 @@ def token_classes(
     score: Score,
     decode: Callable[[Sequence[int]], str],
 ) -> list[TokenClass]:
-    """Return the losses of the sampled tokens by the tokens before them, the most frequent class first.
+    """Return the losses of the sampled tokens, grouped by the tokens before them; the most frequent class comes first.
 
-    A class is named by up to `MAX_CONTEXT` tokens: as many as still occur `MIN_CONTEXT_COUNT` times.
+    A class is named by up to `MAX_CONTEXT` tokens: the longest context that still occurs `MIN_CONTEXT_COUNT` times.
     """
     occurrences: Counter[Context] = Counter()
     # Both parts use the same contexts, so that their losses can be compared class by class.

@@ -99,11 +99,11 @@ def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
 
 
 MAX_LOGITS_BYTES = 1 << 28
-"""Maximum memory of the logits that are kept at once when a packed batch is trained."""
+"""Maximum memory for logits at any time when a packed batch is trained."""
 LARGE_VOCABULARY = 4096
 """Logits of a smaller vocabulary cost little; autograd scores them, so that older runs resume bit for bit."""
 BETAS = (0.9, 0.95)
-"""Decay rates of AdamW's moments, as is usual for language models: a shorter memory than PyTorch's 0.999."""
+"""Decay rates of AdamW's moments. As is usual for language models, the second is lower than PyTorch's 0.999."""
 MAXIMA = ("ratio_max", "difference_max")
 SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *MAXIMA)
 OnBatch = Callable[[Batch, torch.Tensor, torch.Tensor], None]
@@ -117,8 +117,8 @@ class TrainingError(Error):
 def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies of the trained tokens, [M] in fp32, at the sampling temperature.
 
-    Without `entropy_gradient` the entropy is only measured, which keeps several [R, V] tensors out of the backward pass. A
-    sharded model gathers its weights for this method as for its own.
+    Without `entropy_gradient` the entropy is only measured, so several [R, V] tensors are not kept for the backward
+    pass. A sharded model gathers its weights for this function as for its own methods.
     """
     if is_sharded(model):
         return model.score(batch, entropy_gradient)
@@ -443,7 +443,7 @@ def shard_copy(model: Any, ranks: Ranks, mixed_precision: bool = False) -> Any:
 
 
 def loss_tokens(batch: Batch) -> LossTokens:
-    """Return what a loss may use of a batch."""
+    """Return the inputs of a loss for a batch."""
     return LossTokens(batch.logprobs, batch.advantages, batch.sequence_index, batch.old, batch.reference)
 
 
@@ -469,7 +469,7 @@ def lr_scale(step: int, steps: int, warmup_steps: int, final_fraction: float) ->
     Args:
         step: From 0; the decay ends at `steps` − 1.
         steps: Steps of the run. A run of one step does not decay.
-        final_fraction: Factor at the last step; 1: constant rate.
+        final_fraction: Factor at the last step; 1 keeps the rate constant.
     """
     warmup = min(1.0, (step + 1) / max(1, warmup_steps))
     progress = min(1.0, step / max(1, steps - 1))

@@ -1,8 +1,8 @@
-"""Several processes that train one model together under torchrun.
+"""Processes that train one model together under torchrun.
 
-The first process runs the program: it collects rollouts, evaluates and writes the run folder. The others hold their part of the
-model and repeat the calls that the first one makes, since computing with the whole model takes all processes at once.
-docs/decisions/ranks.md gives the reasons.
+The first process runs the program: it collects rollouts, evaluates and writes the run folder. The others hold their
+parts of the model and repeat the first one's calls, since computing with the whole model needs all processes at the
+same time. docs/decisions/ranks.md gives the reasons.
 """
 
 # Many functions of torch have no types.
@@ -27,16 +27,16 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 CALL_TIMEOUT = timedelta(days=7)
-"""How long the other processes wait for the next call: the first one may collect rollouts or evaluate for long."""
+"""How long the other processes wait for the next call: collecting rollouts or evaluating may take the first process long."""
 
 
 class Ranks(NamedTuple):
-    """This process among those that train together."""
+    """This process's place among the processes that train together."""
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
-    """Type of the device they compute on: "cpu" or "cuda"."""
+    """Type of the device that the processes compute on: "cpu" or "cuda"."""
 
     @property
     def is_first(self) -> bool:
@@ -56,7 +56,7 @@ class Ranks(NamedTuple):
         return totals
 
     def all_gather(self, values: list[Any]) -> list[Any]:
-        """Return the lists of all processes as one."""
+        """Return the lists of all processes, joined."""
         if self.size == 1:
             return values
         everyone: list[Any] = [None] * self.size
@@ -137,7 +137,7 @@ class WorkerGroup(Generic[W]):
                 continue
 
     def close(self) -> None:
-        """End `serve` in the other processes; processes that were interrupted in a call are left to torchrun."""
+        """End `serve` in the other processes; torchrun ends processes that were interrupted in a call."""
         if self.ranks.size > 1 and self.ranks.is_first and not self._in_call:
             _broadcast(None)
 

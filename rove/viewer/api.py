@@ -1,4 +1,4 @@
-"""The viewer's JSON API: functions of a run store and of query parameters that return plain values."""
+"""The viewer's JSON API: functions that take a run store and query parameters, and return plain values."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class QueryParams:
 def runs(store: RunStore, params: QueryParams) -> JsonObject:
     """List runs, one row each.
 
-    Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (`run_table.Wanted`); `column=metric.win` for values to
-    include; `base`, a run to compare with; `view=matrix`.
+    Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (`run_table.Wanted`); `column=metric.win` for
+    values to include; `base` for a run to compare with; `view=matrix`.
     """
     columns = {value for key, value in params.pairs if key == "column"}
     value_names: set[str] = set()
@@ -144,7 +144,7 @@ def run(store: RunStore, params: QueryParams) -> JsonObject:
 
 
 def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
-    """Return what the first page of a run shows (`rove.viewer.overview`)."""
+    """Return the content of a run's first page (`rove.viewer.overview`)."""
     name = params.text("run")
     folder = store.run(name)
     index, progress = store.index(name)
@@ -175,13 +175,13 @@ def reasons(store: RunStore, params: QueryParams) -> dict[str, object]:
 
 
 def _state(folder: Run) -> dict[str, str]:
-    """Return the status of a run and why it stopped."""
+    """Return the status of a run, and why the run stopped."""
     current_status = status(folder)
     return {"status": current_status, **_read_or(lambda: {"why": stop_reason(folder, current_status)}, {"why": ""})}
 
 
 def _read_or(read: Callable[[], JsonValue], otherwise: JsonValue) -> JsonValue:
-    """Return what `read` returns; if the file cannot be read, `otherwise` with the reason."""
+    """Return the result of `read`; if the file cannot be read, return `otherwise` with the reason."""
     try:
         return read()
     except (RunError, OSError) as error:
@@ -305,7 +305,8 @@ def _group_members(index: Index, key: str, step: int | None) -> list[JsonObject]
 def group(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the rollouts of an example side by side, each with the place of its first difference from the first rollout.
 
-    `with` names another run: then this rollout stands beside those of the same example there, which have that `run`.
+    If `with` names another run, this rollout is shown next to that run's rollouts of the same example, which have `run`
+    set to it.
     """
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     number, other_run = params.integer("line"), params.text("with", "")
@@ -408,7 +409,8 @@ def compare(store: RunStore, params: QueryParams) -> dict[str, object]:
 def token_decoder(store: RunStore, name: str) -> TokenDecoder | None:
     """Return a function that decodes a token id.
 
-    None if neither the run nor its model has a tokenizer inside the folder of runs, and it is no model of rove's catalog.
+    None if neither the run nor its model has a tokenizer inside the folder of runs, and the model is not in rove's
+    catalog.
     """
     folder = store.run(name)
     candidates = [folder.path / "final", *sorted((folder.path / "checkpoints").glob("*"))]

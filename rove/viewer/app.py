@@ -48,8 +48,9 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
     """Return the application. It writes only indexes and, with `RunStore.annotate`, tags and notes.
 
     Args:
-        host: Address that it will listen on; requests with another `Host` are refused, because other sites could send them.
-        token: Token that the first address must contain; None = no token.
+        host: Address that the application will listen on; requests with another `Host` are refused, because other sites
+            could send them.
+        token: Token that the first requested URL must contain; None = no token.
     """
     app = web.Application(middlewares=[access_middleware(host, token)], client_max_size=1 << 16)
     files = page_files()
@@ -142,7 +143,7 @@ async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
 
 
 def access_middleware(host: str, token: str | None) -> Middleware:
-    """Check the origin and the token of requests, and turn errors into JSON responses; arguments as of `make_viewer`."""
+    """Check the origin and the token of requests, and turn errors into JSON responses; for the arguments, see `make_viewer`."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -161,7 +162,7 @@ def access_middleware(host: str, token: str | None) -> Middleware:
 
 
 def _check_origin(request: web.Request, host: str) -> None:
-    """Refuse requests of pages of other sites, including those that resolve their host name to this machine."""
+    """Refuse requests from pages of other sites, including sites whose host name resolves to this machine."""
     named = request.headers.get("Host", "")
     if not names_this_server(named, host):
         raise RejectedError(

@@ -19,7 +19,7 @@ MAX_MOVERS = 200
 def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], comparisons: int = 1) -> dict[str, object]:
     """Compare the scored rollouts of two runs (`rove.statistics.compare`).
 
-    Each example that moved gets its question, and a line of each run: its rollout with the lowest reward.
+    Each example that moved gets its question and, for each run, the line of the rollout with the lowest reward.
 
     Args:
         comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the

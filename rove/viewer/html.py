@@ -51,8 +51,8 @@ def utf8_text(value: str) -> str:
 def whole_page(title: str, plain_text: str, data: Mapping[str, object]) -> str:
     """Return a page in one file that works offline.
 
-    Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own
-    style and script.
+    The run's data is JSON without "<" and is only inserted as text. The content security policy allows only the page's
+    own style and script.
     """
     code = page_code()
     # Without "<" no text of the run can end the element that contains it.
@@ -82,7 +82,7 @@ def page_code() -> PageCode:
 
 
 def static_files() -> dict[str, bytes]:
-    """Return the pages' files by name; those of other projects are in `vendor/` (tests/support/viewer_libraries.py)."""
+    """Return the pages' files by name; files of other projects are in `vendor/` (tests/support/viewer_libraries.py)."""
     folder = resources.files("rove.viewer") / "static"
     own_files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     return own_files | {f"vendor/{file.name}": file.read_bytes() for file in (folder / "vendor").iterdir()}

@@ -31,11 +31,11 @@ from rove.utils.files import cache_folder, open_regular, read_lines
 from rove.viewer.html import utf8_text
 
 FINGERPRINT_BYTES = 4096
-"""Bytes at the start and end of the read part that identify it."""
+"""Number of bytes at the start, and at the end, of the read part that identify this part."""
 
 
 def prefix_fingerprint(file: BinaryIO, end: int) -> bytes:
-    """Return a fingerprint of the first `end` bytes; it shows that resumed training has cut and rewritten the file."""
+    """Return a fingerprint of the first `end` bytes; it changes if resumed training has cut and rewritten the file."""
     file.seek(0)
     head = file.read(min(end, FINGERPRINT_BYTES))
     file.seek(max(0, end - FINGERPRINT_BYTES))
@@ -90,7 +90,7 @@ class JsonlTail:
 
 
 def alert_rows(folder: Path) -> tuple[list[JsonObject], int]:
-    """Return the alerts of a run, each with `line`, its text for people; and the number of damaged lines."""
+    """Return the alerts of a run, each with a readable text (`line`), and the number of damaged lines."""
     lines = JsonlTail(folder / "alerts.jsonl")
     lines.catch_up()
     return [{**current_row(row), "line": _alert_line(row)} for row in lines.rows], lines.bad
@@ -108,7 +108,7 @@ T = TypeVar("T")
 TABLES_VERSION = 4
 """Version of the tables; an index of another version is rebuilt."""
 MAX_SCORE_COLUMNS = 400
-"""Reward functions and metrics with a column; further ones are only in the rollouts."""
+"""Maximum number of reward functions and metrics with a column; further ones are only in the rollouts."""
 BATCH_LINES = 1000
 """Lines per insertion."""
 MAX_CACHED_RESULTS = 200
@@ -163,7 +163,7 @@ PRAGMA temp_store = MEMORY;
 CREATE TEMP TABLE tagged (line INTEGER, tag TEXT, PRIMARY KEY (line, tag)) WITHOUT ROWID;
 CREATE TEMP TABLE noted (line INTEGER PRIMARY KEY, note TEXT);
 """
-"""Tags and notes, in temporary tables: the run folder has them in a file."""
+"""Tags and notes. The tables are temporary, because a file in the run folder stores them."""
 
 
 class Progress(NamedTuple):
@@ -175,7 +175,7 @@ class Progress(NamedTuple):
     """Bytes of the file. If it exceeds `bytes` when `done`, the last line is incomplete."""
     done: bool
     bad: int
-    """Lines that are not rollouts that this version can read."""
+    """Number of lines that this version cannot read as rollouts."""
     stamp: tuple[int, int]
     """Changes with the contents."""
 
@@ -195,13 +195,14 @@ class Index:
         self._in_memory = self.store is None
         self._checked: tuple[int, ...] = ()
         self._unreadable: tuple[tuple[int, ...], str] = ((), "")
-        """State of a file that cannot be read, and why: reading gigabytes again at every request would block the viewer."""
+        """State of a file that cannot be read, and the reason. Reading gigabytes again for every request would block
+        the viewer."""
         self._born = 0
         self._cache: dict[Hashable, JsonValue] = {}
         self._stamp: tuple[JsonValue, ...] = ()
         self.annotations = Annotations(file.parent)
         self.pass_threshold = 1.0
-        """Reward from which a rollout has passed."""
+        """Minimum reward of a rollout that counts as passed."""
         self._annotated: tuple[JsonValue, ...] = ()
         self._lock = RLock()
 
@@ -348,7 +349,8 @@ class Index:
         self._annotated = stamp
 
     def _is_same(self, database: sqlite3.Connection, lines: BinaryIO, stat: os.stat_result) -> bool:
-        """Return whether the file still starts with the indexed bytes: it is unchanged, or longer with the same fingerprint.
+        """Return whether the file still starts with the indexed bytes: it is unchanged, or it is longer and has the
+        same fingerprint.
 
         Resumed training cuts and extends the file; another run may have replaced it.
         """
@@ -465,7 +467,7 @@ def _answer(listed: RolloutListing) -> str | None:
 
 
 def _reply(listed: RolloutListing) -> str | None:
-    """Return the model's answer, shortened: its last message without reasoning, and without a tag around the end.
+    """Return the model's answer, shortened: the last message without reasoning, or only the content of a tag at its end.
 
     For example, "<think>2 + 2</think>The answer is <answer>4</answer>" gives "4". None if the model did not respond.
     """
@@ -499,7 +501,7 @@ def store_of(file: Path, folder: Path | None) -> Path | None:
     """Return the database file of a rollouts.jsonl, named after its path; None without a folder for it.
 
     Args:
-        folder: of the indexes. Default: `index_folder()`.
+        folder: Folder of the indexes. Default: `index_folder()`.
     """
     try:
         folder = folder or index_folder()

@@ -1,4 +1,4 @@
-"""One run on a page: results, reasons to stop, a verdict on training, settings with their defaults, and files."""
+"""One run on a page: results, stop reasons, a verdict on training, settings with their defaults, and files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _seconds(index: Index) -> float | None:
 
 
 def _env_version(run: Run) -> str:
-    """Return the name, version and content hash of the environment that the run recorded; "" if it did not."""
+    """Return the environment's name, version and content hash as recorded by the run; "" if it recorded none."""
     identity = masked(run.config().get("identity", {}).get("env", ""))
     return identity if isinstance(identity, str) else ""
 

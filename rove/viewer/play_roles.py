@@ -1,4 +1,4 @@
-"""Who plays which role in `rove play`: the person, the model of `-m`, and the models of `--model-role`."""
+"""Assign the roles in `rove play` to the person, the model of `-m`, and the models of `--model-role`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class NamedClient:
         return self.client.max_concurrent
 
     async def respond(self, request: Request) -> Response:
-        """Pass the request on with the fixed model name."""
+        """Forward the request with the fixed model name."""
         return await self.client.respond(msgspec.structs.replace(request, model=self.model))
 
     async def close(self) -> None:
@@ -94,7 +94,7 @@ class PlayRoles:
         """The roles that the environment queried, in order of first use."""
 
     def get(self, role: str, client: Client, /) -> Client:
-        """Return the person, the model that was named for the role, or the environment's own client."""
+        """Return the client of the person, of the model named for the role, or the environment's own client."""
         # Nobody gets a role by surprise: a game without --model-role is as in evaluations (docs/decisions/viewer.md).
         self.used.setdefault(role)
         player = self.person(role) or next(

@@ -65,7 +65,7 @@ class PlaySession:
         env_id: Name of the environment; the page may have a way to show its texts.
         model: Name of the model; "" if there is none.
         roles: Roles of the person; the first one is active. `offer` adds further ones.
-        fields: Tags of an answer in the model's role; none = free text.
+        fields: Tags in an answer in the model's role; empty = free text.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class PlaySession:
         """Version of the state."""
         self.messages: list[MessageDict] = []
         self.renderings: Mapping[int, Rendering] = {}
-        """Renderings of the environment, by the number of messages before them."""
+        """Renderings of the environment, by the number of earlier messages."""
         self.prompt: PlayerPrompt | None = None
         self.moves: list[tuple[str, str]] = []
-        """The person's moves as the opponent, each with the view before it."""
+        """The person's moves as the opponent, each with the view that preceded it."""
         self.record: RolloutRecord | None = None
         self.saved_as = ""
         self._reply: asyncio.Future[str] | None = None
@@ -122,7 +122,7 @@ class PlaySession:
         }
 
     def _role_words(self, role: str) -> str:
-        """Return in words who has which role."""
+        """Return a text that says who has which role."""
         fields = {
             "opponent": f"you against {self.model}",
             "model": "you in the model's role",
@@ -131,7 +131,7 @@ class PlaySession:
         return fields.get(role, f"you as {role}, {self.model} as the model")
 
     def _status(self) -> str:
-        """Return in words whose turn it is, or how the game ended."""
+        """Return a text that says whose turn it is, or how the game ended."""
         record = self.record
         if record is not None:
             return f"The game failed: {record.error.type}" if record.error else self._ending(record)
@@ -203,7 +203,7 @@ class PlaySession:
         ]
 
     async def finish(self, record: RolloutRecord) -> None:
-        """Show the finished game and wait for a request for another one."""
+        """Show the finished game and wait until another game is requested."""
         self.record = with_opponent(record, self.moves)
         self.show([*record.prompt, *record.completion], record.renderings)
         self._new_game.clear()
@@ -258,7 +258,7 @@ class PlayClient:
     """A client that shows its conversation in a game; the person answers if there is no other client.
 
     Args:
-        client: Answers unless the person plays the model; None = the person.
+        client: Client that answers; None = the person plays the model.
         role: Model role that the environment queries; "" is the model itself. The conversation of another role is shown only
             in the person's prompts.
     """

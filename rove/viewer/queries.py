@@ -45,22 +45,22 @@ TAG = "tag"
 """A pseudo-column: a rollout may have several tags."""
 NOTED_COLUMN = {"noted": "(line IN (SELECT line FROM noted))"}
 NUM_BARS = 10
-"""Bars of a histogram; they are buttons, which need some width."""
+"""Bars of a histogram; they are buttons and need some width."""
 MAX_CODED_VALUES = 200
-"""Maximum number of different values of a column in memory; a byte codes at most 256."""
+"""Maximum number of different values of a column in memory; a byte can code 256 values."""
 BIT_TABLE = bytes.maketrans(b"01", b"\0\1")
 MAX_FACET_VALUES = 40
 """Values of a facet in a response, the most frequent first."""
 MAX_PAGE_ROWS = 500
 """Maximum rows of a page."""
 MAX_UNCACHED_ROWS = 2000
-"""Rows from the first up to which a page is sorted anew; for pages further down the whole order is kept in memory."""
+"""Pages within this many rows from the start are sorted anew; for later pages, the whole order is kept in memory."""
 MAX_REASONS = 8
 """Groups of failing rollouts per kind, the largest first."""
 MAX_PATTERN_SCORES, MAX_PATTERN_VALUES = 6, 4
-"""Scores of a pattern, and the different values that each may have."""
+"""Maximum number of scores in a pattern, and of different values of each score."""
 MAX_PREPARED_SCORES = 12
-"""Scores whose columns are read in advance."""
+"""Maximum number of scores whose columns are read in advance."""
 MAX_INTEGER = 1 << 53  # integers of JavaScript are exact below
 
 CURRENT_ROLLOUTS = "superseded = 0"
@@ -82,7 +82,7 @@ class Filter(NamedTuple):
 
 
 def columns(index: Index) -> dict[str, str]:
-    """Return everything that rollouts can be filtered or sorted by → its SQL expression."""
+    """Return the SQL expressions of all columns by which rollouts can be filtered or sorted."""
     passed = f"CASE WHEN reward >= {index.pass_threshold!r} THEN 'passed' WHEN reward IS NOT NULL THEN 'below' END"
     text = "(SELECT {} FROM questions WHERE questions.line = rollouts.line)"
     expressions = {
@@ -97,7 +97,7 @@ def columns(index: Index) -> dict[str, str]:
 
 
 def parse_filter(available: Mapping[str, str], conditions: Iterable[tuple[str, str]]) -> Filter:
-    """Return the filter of URL parameters; without another condition it excludes superseded rollouts, as statistics do.
+    """Return the filter for URL parameters. Like statistics, it excludes superseded rollouts unless a condition names them.
 
     Args:
         conditions: Names and values; other parameters are ignored.
@@ -253,9 +253,9 @@ def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
 
 
 def prepare(index: Index) -> Iterator[str]:
-    """Read the columns that a page of rollouts counts, each when the iterator advances; yields their names.
+    """Read the columns that a page of rollouts counts, one whenever the iterator advances; yield their names.
 
-    A first facet, histogram or `reasons` then takes as long as any later one.
+    The first facet, histogram or `reasons` is then as fast as later ones.
     """
     available = columns(index)
     scores = [name for name in available if name.startswith(SCORE_PREFIX)][:MAX_PREPARED_SCORES]
@@ -366,14 +366,14 @@ class _BarColumn(NamedTuple):
     """A numeric column in memory, with its bars."""
 
     coded: _CodedColumn
-    """Codes of the bars; the last one is for values that cannot be drawn."""
+    """Codes of the bars; the last code is for values that cannot be drawn."""
     numbers: array[float]
-    """The values; 0 for those that cannot be drawn."""
+    """The values; 0 for values that cannot be drawn."""
     low: float
     high: float
     width: float
     single: dict[int, JsonValue] | None
-    """The value of each bar if no bar has two different ones."""
+    """The value of each bar, if no bar has two different values."""
 
 
 def _bar_column(index: Index, column: str) -> _BarColumn | None:
@@ -400,7 +400,7 @@ def _bars(index: Index, column: str) -> _BarColumn | None:
 
 
 def _single_values(values: Sequence[JsonValue], bars: bytes) -> dict[int, JsonValue] | None:
-    """Return the value of each bar that has values; None if a bar has two different ones."""
+    """Return the value of each bar that has values; None if a bar has two different values."""
     if len(set(values[:MAX_CODED_VALUES])) > NUM_BARS:  # spares a large column the dictionary below
         return None
     bar_of = dict(zip(values, bars, strict=True))
@@ -421,7 +421,8 @@ def _edge(position: int, low: float, width: float) -> float:
 def reward_range(index: Index) -> tuple[float, float]:
     """Return the range of rewards that colors and bars refer to.
 
-    It contains 0, the observed rewards, and what the rubric's weights can give if each reward function is between 0 and 1.
+    It contains 0, the observed rewards, and all rewards possible under the rubric's weights if each function is between
+    0 and 1.
     """
 
     def find() -> tuple[float, float]:
@@ -486,7 +487,7 @@ class _Values(NamedTuple):
 
 
 def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
-    """Return columns: codes where they have few different values, else the values, which scores do without.
+    """Return columns as codes if they have few different values, otherwise as values; scores need no values.
 
     Columns that are not in memory are read together.
     """
@@ -533,7 +534,7 @@ def _both(left_mask: bytes, right_mask: bytes) -> bytes:
 def _largest(
     kind: str, chosen: Mapping[str, _Values], mask: bytes, lines: Sequence[int], fewest: int = 1
 ) -> Iterator[dict[str, object]]:
-    """Yield the largest groups of selected rollouts, on these lines, with equal values; a missing value is no value."""
+    """Yield the largest groups of selected rollouts, on these lines, with equal values; missing values form no group."""
     parts = [compress(column.codes, mask) for column in chosen.values()]
     keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])
     combinations: list[tuple[JsonValue, int, list[JsonValue]]] = []
@@ -562,7 +563,7 @@ def _largest(
 
 
 def _lines(index: Index, mask: bytes) -> Sequence[int]:
-    """Return the lines of the selected rollouts. The rollouts are all lines of the file but the unreadable ones."""
+    """Return the lines of the selected rollouts. Every readable line of the file is a rollout."""
     bad = {line for (line,) in index.query("SELECT line FROM bad")}
     lines: Iterable[int] = range(len(mask) + len(bad))
     if bad:  # without, a range is several times as fast as a generator

@@ -63,7 +63,7 @@ class RunReport:
         finished = run.summary()
         self.complete = finished is not None
         self.num_rollouts = 0
-        """Rollouts in the run folder without superseded ones."""
+        """Number of rollouts in the run folder, without superseded ones."""
         self.summary: JsonObject = finished or {}
         if self.kind == "eval":
             try:
@@ -102,7 +102,7 @@ class RunReport:
 
     @property
     def progress(self) -> str:
-        """A phrase about rollouts that the summary does not count; "" without any."""
+        """A phrase about rollouts that the summary does not count; "" if there are none."""
         if not self.complete:
             planned = self.config.get("num_examples", -1) * self.config.get("rollouts_per_example", 1)
             return f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
@@ -139,7 +139,8 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     Args:
         run: An evaluation or a training run, finished or not.
         path: The file; an existing one is replaced.
-        rollouts: Maximum number of rollouts: failed ones, then the lowest and the highest rewards; in training of the last step.
+        rollouts: Maximum number of rollouts: failed ones, then those with the lowest and highest rewards; in training,
+            only those of the last step.
     """
     report = RunReport(run)
     index = _open_index(run)
@@ -173,9 +174,10 @@ def _open_index(run: Run) -> Index:
 
 
 def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
-    """Return the lines to show: failed rollouts, then the lowest rewards and, if not all fit, the highest.
+    """Return the lines of rollouts to show: failed ones, then those with the lowest rewards and, if not all fit, those
+    with the highest.
 
-    Failures take at most half of the places, unless there are too few others.
+    Failed rollouts take at most half of the places, unless there are too few others.
     """
     failed = [line for line, reward in rewards if reward is None]
     scored = [number for _, number in sorted((reward, line) for line, reward in rewards if reward is not None)]
@@ -234,7 +236,7 @@ def summary_data(summary: JsonMapping, progress: str = "") -> JsonObject:
     """Return the numbers of an evaluation's summary for `static/report.js` and Markdown.
 
     Args:
-        progress: A phrase about rollouts that the summary does not count; "" without any.
+        progress: A phrase about rollouts that the summary does not count; "" if there are none.
     """
     return {
         "cards": list(cards(summary)),
@@ -313,7 +315,7 @@ PAGE_DEFAULTS: JsonMapping = {
     "examples": [],
     "examples_note": "",
 }
-"""Data of a page that has nothing of the kind; `links` are pairs of address and text."""
+"""Default data of a page, for parts that the page lacks; `links` are pairs of address and text."""
 
 
 def _common(report: RunReport) -> JsonObject:
@@ -422,7 +424,7 @@ def rollout_data(number: int, line: bytes, size: int) -> JsonObject:
 
 
 def _last_versions(run: Run) -> dict[str, str]:
-    """Return the versions that last wrote to the run; {} if they cannot be read."""
+    """Return the software versions that last wrote to the run; {} if they cannot be read."""
     try:
         return (run.versions() or [{}])[-1]
     except (RunError, OSError):

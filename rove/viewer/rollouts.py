@@ -23,7 +23,7 @@ MAX_TEXT_CHARS = 20_000
 MAX_ROLLOUT_CHARS = 600_000
 """Characters shown of a rollout, divided among its texts."""
 MIN_TEXT_CHARS = 500
-"""Minimum share of a text."""
+"""Minimum characters shown of a text, however many texts share the limit."""
 MAX_TOKENS = 20_000
 """Tokens shown of a rollout."""
 MAX_DEPTH = 40
@@ -85,7 +85,7 @@ def describe_rollout(
 
 
 def _role_messages(steps: Sequence[TrajectoryStep], limit: int) -> list[JsonValue]:
-    """Return what a model role was asked last in each step, and its replies."""
+    """Return the last message to a model role in each step, and the role's replies."""
     messages: list[JsonValue] = []
     for step in steps:
         messages += [shortened(dict(message), limit) for message in (*step.prompt[-1:], *step.completion)]
@@ -116,7 +116,7 @@ def copied_text(line: bytes, form: str, env: str, model: str) -> str:
 
 
 def stop_words(record: RolloutRecord) -> str:
-    """Return in words after how many turns a rollout stopped, and why."""
+    """Return a text that says after how many turns a rollout stopped, and why."""
     turns = counted(len(record.steps), "turn")
     if record.error is not None:
         return f"Failed after {turns}."
@@ -132,7 +132,7 @@ def stop_words(record: RolloutRecord) -> str:
 
 
 def tool_results(messages: Sequence[Mapping[str, object]]) -> dict[str, list[int | None]]:
-    """Return the positions of the results of each message's tool calls, by the position of the message.
+    """Map the position of each message with tool calls to the positions of the results, one for each call.
 
     The result of a call is the first tool message with its id before the next message of the model; None if there is none.
     For example, a message at position 1 with two calls, of which only the second has a result, gives {"1": [None, 2]}.
@@ -234,7 +234,7 @@ def first_difference(
 ) -> tuple[int, int] | None:
     """Return the message and the character where two conversations first differ; None if they are equal.
 
-    A message that only one of them has differs at character 0.
+    A message that is in only one of them differs at character 0.
     """
     for position in range(max(len(first), len(second))):
         if position >= len(first) or position >= len(second):

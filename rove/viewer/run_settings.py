@@ -65,7 +65,7 @@ def settings_of(run: Run) -> list[JsonObject]:
 
 
 def _defaults_of(kind: str, config: Mapping[str, object]) -> dict[str, str]:
-    """Return the defaults of a run's settings by dotted name, those of its `[[evaluation]]` tables included."""
+    """Return the defaults of a run's settings by dotted name, including those of its `[[evaluation]]` tables."""
     known_defaults = dict(flat(defaults().get(kind, {})))
     tables = config.get("evaluation")
     for position in range(len(tables) if isinstance(tables, list) else 0):

@@ -38,7 +38,7 @@ SEARCH_DEPTH = 6
 RUNNING_WINDOW_S = 30.0
 """Without visible locks, a run counts as running for this time after its last write."""
 SPARKLINE_POINTS = 48
-"""Points of a small curve."""
+"""Maximum points of a small curve."""
 SKIPPED_FOLDERS = {"checkpoints", "final", "tensorboard", "wandb", "tokens"}
 """Folders of a run that contain no runs."""
 
@@ -52,14 +52,14 @@ READ_FILES = (
     "alerts.jsonl",
     FILE,
 )
-"""Files of a run that are read; with `annotate` tags and notes are also written."""
+"""Files of a run that are read; with `annotate`, tags and notes are also written."""
 
 MIN_PREPARED_ROLLOUTS = 20_000
-"""Rollouts from which a run's columns are read in advance."""
+"""Number of rollouts from which a run's columns are read in advance."""
 PREPARE_PAUSE_S = 0.01
-"""Pause between columns, in which waiting requests get the index."""
+"""Pause between columns, during which waiting requests can use the index."""
 MAX_ROW_VALUES = 200
-"""Settings, and metrics, of a run that the table of runs can show."""
+"""Maximum number of settings, and of metrics, of a run that the table of runs can show."""
 MAX_TROUBLE_CHARS = 300
 """Characters shown of an error in a run's files."""
 MAX_REASON_CHARS = 600
@@ -286,7 +286,7 @@ def _runs_below(folder: Path, base: Path, depth: int) -> Iterator[str]:
 
 
 def _pass_threshold(run: Run) -> float:
-    """Return the reward from which a rollout of the run has passed; 1 if its settings do not say it."""
+    """Return the minimum reward of a passed rollout; 1 if the run's settings do not specify it."""
     try:
         value = describe_run(run)["config"].get("pass_threshold")
     except (RunError, OSError):
@@ -323,7 +323,7 @@ def bar_heights(histogram_data: JsonMapping) -> dict[str, object]:
 
 
 def downsampled(values: list[float], max_points: int) -> list[float]:
-    """Return a curve of at most `max_points` points, each the mean of its part."""
+    """Return a curve of at most `max_points` points; each point is the mean of a part of the values."""
     size = max(1, -(-len(values) // max_points))
     parts = [values[i : i + size] for i in range(0, len(values), size)]
     return [sum(part) / len(part) for part in parts]
@@ -354,7 +354,7 @@ def status(run: Run) -> str:
 
 
 def stop_reason(run: Run, current_status: str) -> str:
-    """Return why a stopped run ended; "" if it could not record it (`kill -9`, power failure)."""
+    """Return why a stopped run ended; "" if it could not record the reason (`kill -9`, power failure)."""
     return masked(run.why_stopped())[:MAX_REASON_CHARS] if current_status == "stopped" else ""
 
 

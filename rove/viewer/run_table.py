@@ -16,7 +16,7 @@ from rove.statistics.format import limits
 from rove.viewer.html import finite
 
 MEASUREMENT = re.compile(r"/evaluations/")
-"""Runs with this in their names are evaluations that a training run has made."""
+"""Runs with this in their names are evaluations made by a training run."""
 SORTS: Mapping[str, Callable[[JsonMapping], JsonValue]] = {
     "environment": lambda row: str(row.get("env", "")),
     "reward": lambda row: _mean(row),
@@ -31,7 +31,7 @@ Row = JsonMapping
 
 
 class Wanted(NamedTuple):
-    """Which runs to list, and in which order."""
+    """The runs to list, and their order."""
 
     text: str = ""
     """Words that a row must contain, and conditions such as `learning_rate=0.001`."""
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
     measurements: bool = True
     """List evaluations made by training runs too."""
     sort: str = ""
-    """A key of `SORTS`, or the name of a value such as "metric.win"; "" keeps the order."""
+    """A key of `SORTS`, or the name of a value such as "metric.win"; "" keeps the rows' order."""
     descending: bool = True
 
 
@@ -96,7 +96,8 @@ def reward_ranges(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
 
 
 def with_difference(row: Row, base: Row) -> JsonObject:
-    """Return a row with the difference of its mean reward to a baseline's and its unpaired 95% interval.
+    """Return a row with the difference between its mean reward and the baseline's, and the unpaired 95% interval of the
+    difference.
 
     `difference` is None for another environment, and for a run without a reward.
     """

@@ -2,7 +2,7 @@
 
     python -m rove.viewer.search FILE < QUERY
 
-prints a JSON line for every hit and, about five times a second, one with the progress.
+prints a JSON line for every hit and, about five times a second, a line with the progress.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
 
 
 def _line_filter(query: Query) -> Callable[[bytes], bool]:
-    """Return a check whether an encoded line may match, which avoids decoding most lines."""
+    """Return a check for whether an encoded line may match, so that most lines need not be decoded."""
     # In a line a text stands as JSON escapes it, and lower() of bytes changes only ASCII letters.
     written = msgspec.json.encode(query.text)[1:-1]
     if query.regex or b"\\" in written or (not query.case and not query.text.isascii()):

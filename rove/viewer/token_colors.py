@@ -1,4 +1,4 @@
-"""The tokens of a rollout with their colors: classes and descriptions for the page, from what training recorded."""
+"""The tokens of a rollout with their colors: classes and descriptions for the page, from the records of training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rove.utils.units import counted
 
 
 class Token(NamedTuple):
-    """A sampled token; values that are not known are None."""
+    """A sampled token; unknown values are None."""
 
     id: int
     text: str | None
@@ -34,7 +34,7 @@ class Token(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Colors p0, p1, …: a token has the first whose limit it meets."""
+    """Colors p0, p1, …: a token gets the first color whose limit it meets."""
 
     value: Callable[[Token], float | None]
     limits: tuple[float, ...]
@@ -42,7 +42,7 @@ class Scale(NamedTuple):
     words: str
     """Description of a limit, with its number as {}."""
     rest: str
-    """Description of what meets no limit."""
+    """Description of tokens that meet no limit."""
 
 
 SCALES = {
@@ -69,7 +69,7 @@ COLORS = {
 FROM_TRAINER = ("entropy", "ratio")
 """Colors that need the trainer's statistics."""
 OLDEST = 5
-"""Versions older than this many others look alike."""
+"""Versions that are older than this many others have the same color."""
 
 
 def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: str) -> JsonObject:
@@ -127,7 +127,7 @@ def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: s
 
 
 def _sampled(turn: JsonMapping) -> Iterator[Token]:
-    """Yield the sampled tokens of a turn with what is known of each."""
+    """Yield the sampled tokens of a turn, each with its known values."""
     trained = turn.get("trained") or {"logprobs": [], "entropies": []}
     versions: list[int] = []
     for version, count in turn["versions"]:

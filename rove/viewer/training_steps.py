@@ -17,8 +17,8 @@ def steps(index: Index, band: str = "spread") -> list[JsonObject]:
     """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures.
 
     Args:
-        band: What `low` and `high` are: "spread" (mean ± standard deviation between rollouts), "interval" (95% interval of the
-            mean over examples) or "quantiles" (10% and 90% of the rollouts).
+        band: Meaning of `low` and `high`: "spread" (mean ± standard deviation between rollouts), "interval" (95%
+            interval of the mean over examples) or "quantiles" (10% and 90% of the rollouts).
     """
     if band not in BANDS:
         raise ConfigError(f"band is '{band[:40]}'; expected {', '.join(BANDS)}")

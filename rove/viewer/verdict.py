@@ -1,4 +1,4 @@
-"""What happened in a training run: from its metrics, the weights of its reward functions, and its alerts."""
+"""Describe what happened in a training run, from its metrics, the weights of its reward functions, and its alerts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rove.statistics.format import duration, number, signed
 from rove.utils.units import counted
 
 MAX_WINDOW = 10
-"""Steps that are averaged at either end of a run, and for the time left."""
+"""Maximum steps that are averaged at either end of a run, and for the remaining time."""
 MAX_SECONDS, MAX_STEPS = 1e9, 1 << 53
-"""Seconds of a step, and planned steps, from which the time left is not known."""
+"""Seconds per step, and number of planned steps, from which the remaining time counts as unknown."""
 Z = 1.96
 """Normal quantile of a 95% interval."""
 MAX_LOSS_SINCE_BEST = 0.2
@@ -27,7 +27,7 @@ Rows = Sequence[JsonMapping]
 
 
 def time_left(rows: Rows, planned: object) -> str:
-    """Return in words the time to the last planned step at the pace of the last ones; "" if it is not known.
+    """Return the time to the last planned step as text, at the pace of the latest steps; "" if it is unknown.
 
     Args:
         rows: Rows of metrics.jsonl with derived values (`panels.with_derived`), oldest first.
@@ -110,7 +110,7 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
 
 
 def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
-    """Return which reward functions the change of the reward comes from."""
+    """Return which reward functions caused the change of the reward."""
     parts: dict[str, float] = {}
     for name, weight in weights.items():
         values = [value for _, value in _curve(rows, f"reward/{name}")]

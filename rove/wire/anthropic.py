@@ -31,11 +31,11 @@ from rove.wire.common import (
 )
 
 API_VERSION = "2023-06-01"
-"""The `anthropic-version` these bodies are written for. From 2026-10-21 on, temperature and top_p are refused."""
+"""The `anthropic-version` for which these bodies are written. From 2026-10-21 on, temperature and top_p are refused."""
 
 DEFAULT_MAX_TOKENS = 16_384
-"""Sent if a request has no limit, because the API requires one. Every current model accepts it, it leaves space for reasoning,
-and an answer of this length ends within a client's usual timeout."""
+"""Limit that is sent if a request has none, because the API requires one. Every current model accepts this limit, it
+leaves space for reasoning, and an answer of this length ends within a client's usual timeout."""
 
 CONTENT = "anthropic_content"
 """Key of an assistant message with the content blocks of an answer that the other fields cannot represent."""
@@ -232,7 +232,9 @@ def _refusal(details: object) -> str:
 
 
 def _needs_original(blocks: list[JsonObject]) -> bool:
-    """Return whether to keep these blocks: the message's other fields cannot hold them, and the API accepts them in a request."""
+    """Return whether to keep the original blocks: true if the message's other fields lose information and the API
+    accepts the blocks.
+    """
     kinds = [block.get("type") for block in _without_blanks(blocks)]
     if all(kind in ("text", "tool_use") for kind in kinds):
         return False

@@ -62,7 +62,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """Parts of a chat completion that are read; others are ignored."""
+    """Fields of a chat completion that are read; other fields are ignored."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: JsonValue = None
@@ -71,9 +71,10 @@ class _Completion(msgspec.Struct):
 def request_body(request: Request) -> JsonObject:
     """Return the JSON body of a chat-completions request.
 
-    None is left out of the body and of each message, but not deeper, since null has a meaning inside a tool's schema.
-    `sampling_params.extra` takes precedence. The length limit is sent as `max_tokens`, which every compatible server knows.
-    `state`, `previous` and `seed` of the request are not sent; `sampling_params.seed` is.
+    Fields that are None are left out of the body and of each message, but not of nested values, since null has a
+    meaning inside a tool's schema. `sampling_params.extra` takes precedence. The length limit is sent as `max_tokens`,
+    which every compatible server knows. `state`, `previous` and `seed` of the request are not sent;
+    `sampling_params.seed` is.
     """
     sampling = request.sampling_params
     body: JsonObject = {

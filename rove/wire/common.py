@@ -16,11 +16,11 @@ from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 
 UNFINISHED = frozenset({"abort", "aborted", "cancelled", "error"})
-"""Finish reasons with which servers report that they, and not the model, ended an answer."""
+"""Finish reasons that mean that the server, not the model, ended an answer."""
 MAX_TOKENS = 10**9
 """Largest plausible token count of one response; a larger or negative one counts as not reported."""
 NO_ARGUMENTS = {"type": "object", "properties": {}}
-"""JSON schema of a function without arguments; chat tools may leave it out, other APIs may not."""
+"""JSON schema of a function without arguments; chat tools may omit it, but other APIs require it."""
 
 
 _ONLY_COMPLETIONS = (
@@ -107,7 +107,7 @@ def text_in(part: JsonMapping, *path: str) -> str:
 
 
 def unsendable(part: JsonMapping, api: str, supported: str) -> ConfigError:
-    """Return the error for a content part that an API does not support; `supported` lists the parts that it does."""
+    """Return the error for a content part that an API does not support; `supported` lists the parts that it supports."""
     return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {supported}")
 
 
@@ -119,7 +119,8 @@ def is_unedited(message: JsonMapping, text: str, tool_calls: list[JsonObject]) -
 def sampling_fields(sampling: SamplingParams) -> JsonObject:
     """Return sampling parameters under the names of (chat) completions APIs; some are None.
 
-    Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ there.
+    Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ in
+    it.
     """
     bias = sampling.logit_bias
     return {
@@ -163,7 +164,7 @@ def forces_one_call(request: Request) -> bool:
 def refuse_unsupported(request: Request, api: str, *names: str) -> None:
     """Refuse sampling parameters and template arguments that an API lacks: without them the answer would differ.
 
-    `names` are missing parameters in addition to those that only (chat) completions have.
+    `names` lists parameters that this API lacks in addition to those that only (chat) completions APIs have.
     """
     neutral_values = {"top_k": (0, -1), "repetition_penalty": (1,)}
     for name in (*names, *_ONLY_COMPLETIONS):
@@ -181,8 +182,9 @@ def refuse_unsupported(request: Request, api: str, *names: str) -> None:
 def build_response(body: object, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:
     """Return a response with this text and the message fields that are not empty.
 
-    An empty answer is an answer, as it is for a local model: its message has the text "". Otherwise a model that stays silent
-    on hard examples would gain, because these examples would not count. Tool calls get the form of `normalized_calls`.
+    An empty answer is a valid answer with the text "", as it is for a local model. Otherwise, a model that stays silent
+    on hard examples would benefit, because these examples would not count. Tool calls get the form of
+    `normalized_calls`.
     """
     message_fields = {name: value for name, value in fields.items() if value}
     if "tool_calls" in message_fields:
@@ -201,10 +203,10 @@ def build_response(body: object, text: str, usage: Usage, finish_reason: str, **
 def normalized_calls(calls: Sequence[object]) -> list[JsonObject]:
     """Return the tool calls of a server in chat form, whatever their ids and arguments look like.
 
-    Ids are made by servers and do not change what the model called. A missing, null or empty id, or one that an earlier call
-    has, is replaced by a new one, because the next request must tell the calls apart; a number becomes its text. Arguments
-    become JSON text: an object is encoded, and null is no arguments. A text stays as it is, even if it is not JSON: the
-    environment reports it to the model. Unknown fields are kept.
+    Ids are made by servers and do not change what the model called. A missing, null, empty or repeated id is replaced
+    by a new one, because the next request must distinguish the calls; a number becomes a text. Arguments become JSON
+    text: an object is encoded, and null means no arguments. A text is not changed, even if it is not JSON; the
+    environment then reports the error to the model. Unknown fields are kept.
     """
     # Models do not choose ids, so a missing or repeated one is not their fault (docs/decisions/tools.md).
     server_ids = {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
@@ -254,7 +256,7 @@ def _function(call: JsonMapping) -> JsonObject:
 
 
 def arguments_text(arguments: object) -> str:
-    """Return the arguments of a call as JSON text; null is no arguments."""
+    """Return the arguments of a call as JSON text; null means no arguments."""
     if arguments is None:
         return "{}"
     return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()

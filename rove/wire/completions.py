@@ -56,10 +56,10 @@ class _Completion(msgspec.Struct):
 
 
 def request_body(request: Request) -> JsonObject:
-    """Return the JSON body of a completions request; the prompt is the text of its only message, a user's.
+    """Return the JSON body of a completions request; the prompt is the text of the request's only message, a user message.
 
-    None is left out; many servers then stop after 16 tokens, so give `max_tokens`. `sampling_params.extra` takes precedence;
-    None in it removes a field.
+    Fields that are None are left out. Many servers stop after 16 tokens without `max_tokens`, so set it.
+    `sampling_params.extra` takes precedence; None in it removes a field.
     """
     if request.tools:
         raise ConfigError(f"{len(request.tools)} tools given; expected none, the completions API cannot call tools")
@@ -77,8 +77,8 @@ def request_body(request: Request) -> JsonObject:
 def read_response(body: object) -> Response:
     """Return the continuation in a decoded completion as an assistant message.
 
-    Missing usage counts as 0 tokens, a missing text as "". Any finish reason but "length"
-    and those of `UNFINISHED` counts as "stop".
+    Missing usage counts as 0 tokens, a missing text as "". Any finish reason except "length" and those in `UNFINISHED`
+    counts as "stop".
     """
     try:
         completion = msgspec.convert(body, _Completion)
@@ -124,7 +124,8 @@ class _Body(TokenOptions, kw_only=True):
 
 
 def read_request(body: JsonValue) -> ServingRequest:
-    """Parse the body of a completions request; its prompt is one text, several texts, one list of token ids, or several lists.
+    """Parse the body of a completions request; its prompt is one text, several texts, one list of token ids, or several
+    such lists.
 
     Unknown fields are passed to the client as `sampling_params.extra`.
     """
@@ -230,7 +231,7 @@ def _logprobs(tokens: list[TokenLogprob]) -> JsonObject:
 
 
 def _by_text(tokens: Tokens) -> dict[str, float | None]:
-    """Return text → log-probability; the first, most likely of several tokens with the same text counts."""
+    """Return log-probabilities by text; of several tokens with the same text, the first and most likely one counts."""
     logprobs: dict[str, float | None] = {}
     for token in tokens:
         logprobs.setdefault(token.token, token.logprob)

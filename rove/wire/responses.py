@@ -77,12 +77,12 @@ def request_body(request: Request) -> JsonObject:
 
     - System and developer messages stay input items, since `instructions` preserves neither their order nor their parts.
     - An unedited assistant message of this API is sent back item by item, as encrypted reasoning requires.
-    - Functions are sent with `strict: false` by default, as in chat completions: otherwise this API rewrites their schema.
-      Tools of another type are the API's own and are sent unchanged.
+    - Functions are sent with `strict: false` by default, as in chat completions: otherwise, this API rewrites the
+      functions' schemas. Tools of another type are the API's own and are sent unchanged.
     - `response_format` is sent as `text.format`, `logprobs` as `top_logprobs`; `store` is false. `seed`, `prompt_logprobs` and a
       message's `name` are not sent. `sampling_params.extra` takes precedence; None in it removes a field.
-    - Encrypted reasoning is not requested, since models without reasoning refuse that and OpenAI sends it anyway. For a server
-      that needs the request, set `extra={"include": ["reasoning.encrypted_content"]}`.
+    - Encrypted reasoning is not requested, since models without reasoning refuse such a request and OpenAI sends it
+        anyway. For a server that must be asked for it, set `extra={"include": ["reasoning.encrypted_content"]}`.
     """
     sampling = request.sampling_params
     refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")
@@ -241,7 +241,9 @@ def _tool_calls(items: list[JsonObject]) -> list[JsonObject]:
 
 
 def _needs_original(items: list[JsonObject], reasoning: list[_Reasoning]) -> bool:
-    """Return whether other fields lose information of the items, and the API accepts the items in a request."""
+    """Return whether to keep the original items: true if the message's other fields lose information and the API
+    accepts the items.
+    """
     if all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items):
         return False
     # The API refuses reasoning without content, since the server stores nothing under its id, and reasoning at the end.

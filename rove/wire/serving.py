@@ -26,7 +26,7 @@ IGNORED = frozenset(
 )
 """Fields that do not change the answer; other unknown fields are passed to the client unchanged."""
 HARMLESS: JsonObject = {"modalities": ["text"], "functions": []}
-"""Values with which these fields have no effect."""
+"""Fields that have no effect if they have these values."""
 ONLY_ENDPOINTS = frozenset(("reasoning_effort",))
 """Fields that some endpoints use and the embedded engine ignores."""
 
@@ -42,7 +42,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """The fields that chat completions and completions share."""
+    """Fields shared by chat completions and completions."""
 
     model: str = ""
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -80,7 +80,7 @@ class ServingRequest(msgspec.Struct, frozen=True):
     model: str
     """Name of the model; "" if none was given."""
     choices: list[ChoiceRequest]
-    """One for each choice of the answer, in order."""
+    """One request for each choice of the answer, in order."""
     n: int = 1
     """Number of consecutive choices that share a prompt."""
     stream: bool = False
@@ -133,9 +133,9 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: Sequence[TokenLogprob] = ()
     id: int = -1
     offset: int = 0
-    """Characters of the answer's tokens before it."""
+    """Number of characters in the answer's earlier tokens."""
     utf8: bytes = b""
-    """Bytes of the token if it is a part of a character, whose text shows U+FFFD instead; else b""."""
+    """Bytes of the token if it is only a part of a character (its text is then U+FFFD); else b""."""
 
 
 Tokens = Sequence[TokenLogprob]
@@ -258,7 +258,7 @@ def usage_body(usage: Usage) -> dict[str, int]:
 def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[JsonObject]:
     """Return log-probabilities in the form of chat completions and the Responses API.
 
-    The bytes of all tokens together are the UTF-8 text, also where a character consists of several tokens.
+    Joined, the bytes of all tokens are the UTF-8 text, even if a character consists of several tokens.
     """
 
     def entry(token: TokenLogprob) -> JsonObject:
@@ -298,7 +298,7 @@ def token_ids_of(responses: Sequence[Response]) -> tuple[list[list[int] | None],
 
 
 def unsent_text(response: Response, sent: str) -> str:
-    """Return the text of an answer after the prefix that was streamed; "" if the text does not start with it."""
+    """Return the text of an answer after the prefix that was streamed; "" if the text does not start with this prefix."""
     text = text_of(response.message)
     return text[len(sent) :] if text.startswith(sent) else ""
 
@@ -311,11 +311,12 @@ def error_body(message: str, type: str = "invalid_request_error", code: str | No
 def tool_choice_of(
     choice: JsonValue, tools: Sequence[JsonMapping] | None, parallel: bool | None = None
 ) -> ToolChoice | None:
-    """Return which tools must be called, according to OpenAI's `tool_choice`; None if none must.
+    """Return which tools must be called, according to OpenAI's `tool_choice`; None if no call is required.
 
     Args:
-        choice: None, "none", "auto", "required", or a named function as chat completions or the Responses API write it.
-        parallel: whether several calls are allowed. Default: yes for "required", no for a named function.
+        choice: None, "none", "auto", "required", or a named function in the form of chat completions or the Responses
+            API.
+        parallel: Whether several calls are allowed. Default: yes for "required", no for a named function.
     """
     if choice in (None, "none", "auto"):
         return None

@@ -187,7 +187,9 @@ def _blocks(message: JsonMapping, text_first: bool = False) -> list[JsonObject]:
 
 
 def _input(function: Function) -> JsonObject:
-    """Return the arguments of a call; text that is no JSON object becomes {"arguments": text}, since the API needs one."""
+    """Return the arguments of a call; text that is not a JSON object becomes {"arguments": text}, since the API
+    requires an object.
+    """
     try:
         return msgspec.json.decode(function.arguments.strip() or "{}", type=JsonObject)
     except (ValueError, RecursionError):

@@ -213,7 +213,7 @@ def _message_item(head: Head, part: JsonObject) -> JsonObject:
 
 
 def _part_event(name: str, item_id: str, position: int, **fields: Any) -> JsonObject:
-    """Return an event of the only content part of an item."""
+    """Return an event about an item's only content part."""
     return {"type": f"response.{name}", "item_id": item_id, "output_index": position, "content_index": 0, **fields}
 
 
@@ -242,7 +242,7 @@ def _text_event(head: Head, position: int, name: str, **fields: Any) -> JsonObje
 
 
 def _item_events(position: int, item: JsonObject) -> Iterator[JsonObject]:
-    """Yield the events of a function call, a refusal or reasoning, sent whole."""
+    """Yield the events of a function call, a refusal or reasoning, which are sent in one piece."""
     is_call = item["type"] == "function_call"
     added = {**item, "status": "in_progress", "arguments": ""} if is_call else item
     yield {"type": "response.output_item.added", "output_index": position, "item": added}

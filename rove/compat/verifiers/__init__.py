@@ -1,7 +1,8 @@
 """The API of verifiers v0 (0.1.0 to 0.3.1): `import rove.compat.verifiers as vf`.
 
-Environments, parsers and rubrics written for it give the same prompts, rewards and metrics. `docs/compat.md` lists the
-differences, and what `ROVE_COMPAT=fixed` fixes. `rove.compat.install()` makes it importable as `verifiers`.
+Environments, parsers and rubrics written for v0 give the same prompts, rewards and metrics. `docs/compat.md` lists the
+differences, and the faults that `ROVE_COMPAT=fixed` fixes. `rove.compat.install()` makes this package importable as
+`verifiers`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MODULES_OF_LEGACY_NAMES = {
     "types": "ChatCompletion ChatCompletionMessageToolCall ChatCompletionRole ChatCompletionToolParam ChatMessage "
     "ChatMessages Completion FunctionDefinition FunctionParameters JsonPrimitive ModelResponse",
 }
-"""Names that 0.3.1 no longer has: a star import leaves them out."""
+"""Names that 0.3.1 no longer has; a star import does not import them."""
 
 __all__ = sorted(" ".join(_MODULES_OF_NAMES.values()).split())  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,8 +1,8 @@
 """Adapter that makes a v0 environment a rove environment: v0's loop, a rove client, v0's rubric.
 
 Each response is one step of rove's trajectory if v0's trajectory contains it, in the same order. Other model calls that the
-environment makes are recorded under the model role "environment" and are not trained on. Why it is an adapter and not a
-subclass: docs/decisions/compat.md.
+environment makes are recorded under the model role "environment" and are not trained on. docs/decisions/compat.md
+explains why this is an adapter and not a subclass.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class TurnClient(Client[Any, Any, Any, Any]):
         self.raw = raw
         self.state: State | None = None
         self.inner = RoveState(outer)
-        """The state that turns get: its steps are those in v0's trajectory."""
+        """The state that is passed to turns; its steps are those in v0's trajectory."""
         # By the id of the response. The response is stored as well: an id is unique only while its object exists.
         self._steps: dict[int, tuple[Response, TrajectoryStep]] = {}
 
     def begin(self, state: State) -> None:
-        """Store the rollout's state, also for rollouts that are canceled."""
+        """Store the rollout's state, even for rollouts that are canceled later."""
         self.state = state
 
     def steps(self) -> tuple[list[TrajectoryStep], list[TrajectoryStep]]:
-        """Return the steps that are in v0's trajectory, and the others; both in order."""
+        """Return the steps that are in v0's trajectory, and the other steps, both in order."""
         trajectory = self.state["trajectory"] if self.state is not None else []
         # A package may copy, reorder or drop v0's steps, so a step is recognized by its response.
         responses = [id(step.get("response")) for step in trajectory]
@@ -117,9 +117,9 @@ class TurnClient(Client[Any, Any, Any, Any]):
 
 
 def _as_sampled(messages: Sequence[Message], steps: Sequence[TrajectoryStep]) -> list[Message]:
-    """Replace unmodified messages of the model by the sampled ones.
+    """Replace unmodified messages of the model with the sampled ones.
 
-    v0 drops empty contents, so that its conversation would be rendered to different tokens.
+    v0 drops empty contents, so its conversation would be rendered to different tokens.
     """
     sampled = {_message_key(step.completion[-1]): Message(step.completion[-1]) for step in steps}
     replaced: list[Message] = []
@@ -150,7 +150,7 @@ def _pieces(prompt: Any) -> list[Message]:
 
 
 class BridgedEnvironment(Environment):
-    """A v0 environment as a rove environment. Dataset, limits and cleanups stay those of the v0 environment."""
+    """A v0 environment as a rove environment. It uses the dataset, limits and cleanups of the v0 environment."""
 
     def __init__(self, inner: EvaluableEnvironment):
         self.inner = inner

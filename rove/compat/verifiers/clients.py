@@ -1,4 +1,4 @@
-"""v0's clients on top of rove's: configuration, the abstract `Client` that packages subclass, one class per API."""
+"""v0's clients on top of rove's clients: configuration, the abstract `Client` that packages subclass, and one class per API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MessagesT = TypeVar("MessagesT")
 ResponseT = TypeVar("ResponseT")
 ToolT = TypeVar("ToolT")
 MAX_CONCURRENT_REQUESTS = 1024
-"""Maximum concurrent requests to one endpoint; v0 was limited only by its connections."""
+"""Maximum concurrent requests to one endpoint; in v0, only the number of connections was limited."""
 
 
 class EndpointClientConfig(Model):
@@ -46,7 +46,7 @@ class EndpointClientConfig(Model):
 
 
 class ClientConfig(EndpointClientConfig):
-    """Settings of the connection to endpoints, and which API they implement."""
+    """Settings of the connection to endpoints, and the API that the endpoints implement."""
 
     defaults: ClassVar = {
         **EndpointClientConfig.defaults,
@@ -59,7 +59,7 @@ class ClientConfig(EndpointClientConfig):
     }
 
     def resolved(self) -> list[ClientConfig]:
-        """Return one config per endpoint, with its own settings over the shared ones."""
+        """Return one config per endpoint, in which its own settings override the shared ones."""
         if not self["endpoint_configs"]:
             return [self]
         configs: list[ClientConfig] = []
@@ -110,7 +110,7 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
 
     @property
     def config(self) -> ClientConfig | None:
-        """The config from which it was created, if any."""
+        """The config from which this client was created, if any."""
         return self._config
 
     def begin(self, state: State) -> None:
@@ -126,7 +126,7 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
 
     @abstractmethod
     async def to_native_prompt(self, messages: Any) -> tuple[MessagesT, dict[str, Any]]:
-        """Convert messages to the API's form; returns them and further arguments of `get_native_response`."""
+        """Convert messages to the API's form; return them with further arguments for `get_native_response`."""
 
     @abstractmethod
     async def get_native_response(
@@ -186,7 +186,7 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
 
     kind: ClassVar[type[Any]] = OpenAIClient
     raw = False
-    """Whether a prompt is one text to be continued."""
+    """Whether a prompt is a single text to continue."""
 
     def __init__(self, client_or_config: Any):
         super().__init__(client_or_config)
@@ -225,7 +225,7 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
         return await self.client.respond(Request(prompt, sampling, model, tools, text=text))
 
     async def raise_from_native_response(self, response: RoveResponse) -> None:
-        """Refuse an empty response, which rove's client accepts if a length limit explains it.
+        """Refuse an empty response. (rove's client accepts it if a length limit explains it.)
 
         Raises:
             EmptyModelResponseError: the response has no content and no tool calls.
@@ -257,7 +257,7 @@ class NeMoRLChatCompletionsClient(OpenAIChatCompletionsClient):
 
 
 class RendererClient(OpenAIChatCompletionsClient):
-    """v0's client that applies chat templates itself. Here it sends messages; rove renders them where it samples itself."""
+    """v0's client that applies chat templates itself. Here it sends messages; rove renders them if it samples itself."""
 
 
 class OpenAICompletionsClient(_RoveBacked):
@@ -311,7 +311,7 @@ def raw_text(messages: Any) -> str:
 
 
 def rove_sampling(args: Mapping[str, Any] | None) -> SamplingParams:
-    """Convert v0's sampling arguments; `n=1` is the default and dropped."""
+    """Convert v0's sampling arguments; `n=1` is dropped, because it is the default."""
     parameters = dict(args or {})
     if parameters.get("n") == 1:
         del parameters["n"]
@@ -368,14 +368,14 @@ def _usage(usage: RoveUsage) -> Usage:
 
 
 def as_json(arguments: Any) -> str:
-    """Return the arguments of a call as JSON; a string is JSON already."""
+    """Return the arguments of a call as JSON; a string already is JSON."""
     if isinstance(arguments, str):
         return arguments
     return json.dumps({} if arguments is None else arguments)
 
 
 def headers_from_state(config: ClientConfig | None, state: State | None) -> dict[str, str]:
-    """Return the headers that a config takes from the state."""
+    """Return the headers whose values a config takes from the state."""
     if config is None or state is None:
         return {}
     headers: dict[str, str] = {}

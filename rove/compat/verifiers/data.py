@@ -20,7 +20,7 @@ THINK_BOXED_SYSTEM_PROMPT = (
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    r"""Return the content of the last `\boxed{…}`; without a complete one the text, or "" if `strict`."""
+    r"""Return the content of the last complete `\boxed{…}`; if there is none, the text, or "" if `strict`."""
     _, command, after_command = text.rpartition("\\boxed{")
     content = _until_closing_brace(after_command) if command else None
     if content is not None:
@@ -36,7 +36,7 @@ def extract_first_boxed_answer(text: str) -> str:
 
 
 def _until_closing_brace(text: str) -> str | None:
-    """Return the text before the brace that closes one opened before it; None if none does."""
+    """Return the text before the brace that closes an opening brace before the text; None if there is no such brace."""
     depth = 1
     for position, char in enumerate(text):
         # An answer such as \frac{1}{2} contains braces, so the first closing brace may not end the box.
@@ -55,7 +55,7 @@ def extract_hash_answer(text: str) -> str:
 
 
 class Table(Sequence[dict[str, Any]]):
-    """Rows with the part of the Hugging Face `Dataset` API that v0 uses, for environments whose rows are a list."""
+    """Rows with the part of Hugging Face's `Dataset` API that v0 uses, for environments whose rows are a list."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]):
         self.rows = [dict(row) for row in rows]
@@ -80,7 +80,7 @@ class Table(Sequence[dict[str, Any]]):
         return Table(self.rows[key]) if isinstance(key, slice) else self.rows[key]
 
     def map(self, func: Callable[..., Mapping[str, Any]], with_indices: bool = False, **ignored: Any) -> Table:
-        """Add to every row what `func` returns for it."""
+        """Add to every row the columns that `func` returns for the row."""
         rows: list[dict[str, Any]] = []
         for index, row in enumerate(self.rows):
             added = func(row, index) if with_indices else func(row)
@@ -127,7 +127,7 @@ class Table(Sequence[dict[str, Any]]):
 
 
 def make_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return rows as a Hugging Face `Dataset` if that package is installed, else as a `Table`."""
+    """Return rows as a Hugging Face `Dataset` if the package `datasets` is installed, else as a `Table`."""
     try:
         return importlib.import_module("datasets").Dataset.from_list(list(rows))
     except ImportError:
@@ -135,7 +135,7 @@ def make_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def as_table(source: Any) -> Any:
-    """Return a `Dataset` as it is, a list of dicts as a `Table`."""
+    """Return a `Dataset` unchanged, or a list of dicts as a `Table`."""
     if hasattr(source, "column_names"):
         return source
     if isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
@@ -146,7 +146,7 @@ def as_table(source: Any) -> Any:
 
 
 def with_prompts(dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Mapping[str, Any]) -> Any:
-    """Add a column `prompt` made of `question`; prepend the system prompt to existing prompts that have none."""
+    """Add a column `prompt` made from `question`; prepend the system prompt to existing prompts without one."""
     if "prompt" not in dataset.column_names:
         leading = [{"role": "system", "content": system_prompt}] if system_prompt else []
         leading += list(few_shot or [])
@@ -180,7 +180,7 @@ def with_ids(dataset: Any) -> Any:
 
 
 def as_info(value: Any) -> dict[str, Any]:
-    """Return the info of a row as a dict; it may be JSON."""
+    """Return the info of a row as a dict; the row may have it as JSON."""
     value = json.loads(value) if isinstance(value, str) else value
     if value is None:
         return {}

@@ -1,4 +1,4 @@
-"""v0's decorators, and calls of user functions, which may be sync or async and take the arguments that they name."""
+"""v0's decorators, and calls of user functions: these may be sync or async, and receive the arguments that they name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ advantage = _preview_mark("advantage", stage="group")
 
 
 def discover_decorated(obj: Any, kind: str) -> list[Callable[..., Any]]:
-    """Return the methods of an object that have a mark, by descending priority, then by name."""
+    """Return the methods of an object with a mark, in descending order of priority, then by name."""
     marked = [method for _, method in inspect.getmembers(obj, inspect.ismethod) if hasattr(method, kind)]
     return sorted(marked, key=lambda method: (-getattr(method, f"{kind}_priority", 0), method.__name__))
 
@@ -126,7 +126,7 @@ def _has_error_of(result: Any, kinds: tuple[type[Exception], ...]) -> bool:
 
 
 def _is_error_of(error: Any, kinds: tuple[type[Exception], ...]) -> bool:
-    """Return whether an error is of one of these classes; in an output it is a dict with the name of its class."""
+    """Return whether an error is of one of these classes; in an output, an error is a dict with the name of its class."""
     if not isinstance(error, Mapping):
         return isinstance(error, kinds)
     # The name may be that of any exception, such as "KeyError", or of another object of the module.
@@ -135,12 +135,12 @@ def _is_error_of(error: Any, kinds: tuple[type[Exception], ...]) -> bool:
 
 
 async def maybe_call_with_named_args(func: Callable[..., Any], **objects: Any) -> Any:
-    """Call a function with those of `objects` that it names; with all of them if it takes **kwargs."""
+    """Call a function with those of `objects` that its parameters name; with all of them if it takes **kwargs."""
     return await call_user(func, **named_args(func, objects))
 
 
 async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
-    """Return a semaphore; without a limit a context that does nothing."""
+    """Return a semaphore or, without a limit, a context that does nothing."""
     return asyncio.Semaphore(limit) if limit and limit > 0 else nullcontext()
 
 

@@ -34,11 +34,11 @@ from rove.envs.loading import environment_file, environment_module
 _CONSTRUCTOR_ARGS_010 = frozenset({"client", "model", "max_concurrent"})
 """Keywords of 0.1.0 that are set as attributes without a warning."""
 _SYSTEM_PROMPT_ADDED = Version("0.1.9")
-"""Release since which a system prompt is added to rows that have a prompt."""
+"""First release that adds a system prompt to rows that have a prompt."""
 _CALL_DICTS = Version("0.1.7")
-"""Release in which the tool calls of messages became dicts."""
+"""First release in which the tool calls of messages are dicts."""
 _MESSAGE_MODELS = Version("0.1.11")
-"""Release in which messages became models with all fields, and rows lost their column `task`."""
+"""First release in which messages are models with all fields, and rows have no column `task`."""
 
 
 class Environment(EvaluableEnvironment):
@@ -106,7 +106,7 @@ class Environment(EvaluableEnvironment):
     _adapter: Any = None
 
     def __post_init__(self) -> None:
-        """Find the decorated methods; subclasses that decorate methods later call it again."""
+        """Find the decorated methods; subclasses that decorate methods later call this again."""
         self._stop_conditions = discover_decorated(self, "stop")
         self._cleanup_handlers = discover_decorated(self, "cleanup")
         self._teardown_handlers = discover_decorated(self, "teardown")
@@ -175,8 +175,7 @@ class Environment(EvaluableEnvironment):
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
         """Return the first `n` training rows (all if n < 1), after shuffling if there is a `seed`.
 
-        Raises:
-            ValueError: there are none.
+        Raises: ValueError: there are no training rows.
         """
         dataset = self.build_dataset()
         if dataset is None:
@@ -202,7 +201,7 @@ class Environment(EvaluableEnvironment):
         return state["usage_tracker"]
 
     def increment_state_usage(self, state: State, input_tokens: float = 0, output_tokens: float = 0) -> None:
-        """Count tokens of a call that the environment made itself."""
+        """Count the tokens of a call that the environment itself made."""
         self._tracker(state).increment(input_tokens, output_tokens)
 
     def increment_state_usage_from_response(self, state: State, response: Response) -> None:
@@ -258,7 +257,7 @@ class Environment(EvaluableEnvironment):
         return state
 
     def as_written(self, messages: Any) -> Any:
-        """Return messages in the form of the release that the package is written for."""
+        """Return messages in the form of the release for which the package is written."""
         if not self.has_legacy_messages:
             return messages
         return as_legacy_messages(messages, has_call_objects=self.written_for < _CALL_DICTS)
@@ -346,7 +345,7 @@ class Environment(EvaluableEnvironment):
         return self.rubric.has_advantages
 
     def set_kwargs(self, **kwargs: Any) -> None:
-        """Set attributes, with `set_<name>` where there is such a method."""
+        """Set attributes; if there is a method `set_<name>`, call it instead."""
         for name, value in kwargs.items():
             setter = getattr(self, f"set_{name}", None)
             if callable(setter):
@@ -355,7 +354,7 @@ class Environment(EvaluableEnvironment):
                 setattr(self, name, value)
 
     def add_rubric(self, rubric: Rubric) -> None:
-        """Add a rubric to those that score."""
+        """Add a rubric that also scores rollouts."""
         if isinstance(self.rubric, RubricGroup):
             self.rubric.rubrics.append(rubric)
         else:

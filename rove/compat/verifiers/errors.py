@@ -48,7 +48,7 @@ def ensure_keys(keys: Iterable[str]) -> None:
     """Check that environment variables are set.
 
     Raises:
-        MissingKeyError: some are not set, or are empty; it names all of them.
+        MissingKeyError: some variables are not set or are empty; the error names all of them.
     """
     missing = [key for key in keys if not os.environ.get(key)]
     if missing:
@@ -56,7 +56,7 @@ def ensure_keys(keys: Iterable[str]) -> None:
 
 
 def get_error_chain(error: BaseException | None, parent_type: type[BaseException] | None = None) -> list[BaseException]:
-    """Return an error and its causes, up to the first one that is not a `parent_type`."""
+    """Return an error and its causes, up to the first cause that is not a `parent_type`."""
     chain: list[BaseException] = []
     while error is not None and (parent_type is None or isinstance(error, parent_type)):
         chain.append(error)
@@ -65,7 +65,7 @@ def get_error_chain(error: BaseException | None, parent_type: type[BaseException
 
 
 def get_vf_error_chain(error: BaseException | None) -> list[BaseException]:
-    """Return an error and its causes, up to the first one that is not a `vf.Error`."""
+    """Return an error and its causes, up to the first cause that is not a `vf.Error`."""
     return get_error_chain(error, Error)
 
 
@@ -94,7 +94,7 @@ class ErrorChain:
 
 
 def error_data(error: BaseException) -> dict[str, str]:
-    """Return an error in the form that outputs have."""
+    """Return an error in the form used in outputs."""
     chain = ErrorChain(error)
     name = type(error).__name__
     return {

@@ -1,4 +1,4 @@
-"""v0's evaluation: groups of rollouts, their outputs, and the means over them."""
+"""v0's evaluation: groups of rollouts, their outputs, and means over the outputs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from rove.statistics.summary import broken_reward
 
 MAX_RETRY_DELAY_S = 60.0
 _ASYNC = Version("0.1.3")
-"""Release in which `evaluate` became asynchronous."""
+"""First release in which `evaluate` is asynchronous."""
 _MEAN_SUFFIX = "_avg"
-"""Ending of the keys under which README of 0.1.0 reads means: "rewards_avg"."""
+"""Suffix of the keys under which the README of 0.1.0 reads means, such as "rewards_avg"."""
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
 """Columns that `results[...]` has even if no output has them."""
 
@@ -86,7 +86,7 @@ class EvaluableEnvironment(ABC):
         """Run one rollout without scoring it."""
 
     async def run_row(self, row: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
-        """Run one rollout of a row without scoring it, whichever arguments the package's own `rollout` takes."""
+        """Run one rollout of a row without scoring it; the package's own `rollout` may take any of v0's forms of arguments."""
         return await self.rollout(row, client, model, sampling_args)
 
     @abstractmethod
@@ -105,7 +105,7 @@ class EvaluableEnvironment(ABC):
         return []
 
     def member_of(self, state: State) -> EvaluableEnvironment:
-        """Return the environment that a rollout ran in: in groups the innermost member."""
+        """Return the environment that a rollout ran in: in a group, the innermost member."""
         return self
 
     async def run_rollout(
@@ -192,12 +192,13 @@ class EvaluableEnvironment(ABC):
         Args:
             client: a `vf.Client`, a `ClientConfig`, an `openai.AsyncOpenAI` or a rove client.
             max_concurrent: maximum groups (or rollouts) at a time; -1 = no limit.
-            results_path: folder for `save_results`. With saved results, their rollouts are kept and only missing ones run.
+            results_path: folder for `save_results`. If results were saved there, their rollouts are kept and only
+                missing rollouts run.
             on_start: called with the rows and the groups.
-            on_progress: called with all outputs so far, the new ones, and the metadata.
+            on_progress: called with all outputs so far, the new outputs, and the metadata.
 
         Raises:
-            ValueError: the saved results are of another environment or model, or of more rows.
+            ValueError: the saved results belong to another environment or model, or have more rows.
         """
         client, model = self._client_and_model(client, model)
         rows = inputs.to_list() if hasattr(inputs, "to_list") else list(inputs)
@@ -271,8 +272,8 @@ class EvaluableEnvironment(ABC):
     def evaluate(self, *args: Any, **options: Any) -> Any:
         """Run and score the evaluation rows; see `generate` for the other arguments.
 
-        Returns an awaitable of the results. For a package or a script that is written for 0.1.0 to 0.1.2, where no event loop
-        runs, it returns the results themselves.
+        Returns an awaitable of the results; but if the calling package or script is written for 0.1.0 to 0.1.2 and no
+        event loop runs, the results themselves.
 
         Args:
             client, model, sampling_args: see `generate`.
@@ -313,7 +314,7 @@ class EvaluableEnvironment(ABC):
         return await self.generate(rows, client, model, sampling_args, *args, **options)
 
     def evaluation_rows(self) -> Any:
-        """Return the evaluation rows, and without any the training rows, as the package's own methods return them."""
+        """Return the evaluation rows, or the training rows if there are none, as the package's own methods return them."""
         return self.get_dataset() if self.build_eval_dataset() is None else self.get_eval_dataset()
 
     def generate_sync(self, inputs: Any, client: Any = None, *args: Any, **options: Any) -> Any:
@@ -412,7 +413,7 @@ class UsageTracker:
 
 
 def context_tokens(trajectory: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return how many tokens of the last turn's context the model generated, and how many it did not."""
+    """Return the numbers of generated and of other tokens in the last turn's context."""
     responses = [step.get("response") or {} for step in trajectory]
     usages = [response["usage"] for response in responses if response.get("usage") is not None]
     generated = sum(usage["completion_tokens"] for usage in usages)
@@ -422,7 +423,7 @@ def context_tokens(trajectory: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
-    """Convert a scored state to an output. Metrics are top-level fields and override others, as in v0.
+    """Convert a scored state to an output. Metrics are top-level fields and override other fields, as in v0.
 
     With ROVE_COMPAT=fixed they do not override.
     """
@@ -466,7 +467,7 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
 
 
 def reward_errors(state: State) -> dict[str, Any]:
-    """Return the exceptions of reward functions as a field of an output or a record's `extras`; empty without any."""
+    """Return the exceptions of reward functions as a field for an output or a record's `extras`; empty without exceptions."""
     if not state.get(REWARD_ERRORS):
         return {}
     return {REWARD_ERRORS: dict(state[REWARD_ERRORS])}
@@ -487,7 +488,7 @@ def _usage(state: State) -> dict[str, float] | None:
 class GenerateOutputs(dict[str, Any]):
     """`outputs` and `metadata`.
 
-    The columns that packages for 0.1.2 to 0.1.10 read work as well: `results["reward"]`, `results.reward`.
+    Columns can also be read as packages for 0.1.2 to 0.1.10 do: `results["reward"]`, `results.reward`.
     """
 
     def __missing__(self, key: str) -> Any:
@@ -503,7 +504,7 @@ class GenerateOutputs(dict[str, Any]):
         return [output.get(key) for output in outputs]
 
     def _mean_of(self, key: str) -> float:
-        """Return the mean reward for "rewards_avg", and the mean of a metric for its name followed by "_avg"."""
+        """Return the mean reward for "rewards_avg", and the mean of metric NAME for "NAME_avg"."""
         name = key.removesuffix(_MEAN_SUFFIX)
         metadata = self["metadata"]
         if name in ("reward", "rewards"):
@@ -595,13 +596,13 @@ def make_dataset(
     extra_columns: Sequence[str] = (),
     **options: Any,
 ) -> Any:
-    """Return the outputs as a dataset, and upload it if `push_to_hub` says so, as the releases before 0.1.9 do.
+    """Return the outputs as a dataset, and upload it if `push_to_hub` is true, as releases before 0.1.9 do.
 
     The dataset has all columns of the results. Columns of the states are in the results if `evaluate` was asked for them.
 
     Args:
         push_to_hub: whether to upload the dataset to the Hugging Face hub. Releases from 0.1.3 on call it `push_to_hf_hub`.
-        hub_name: its name there. Releases from 0.1.3 on call it `hf_hub_dataset_name`.
+        hub_name: name of the dataset on the hub. Releases from 0.1.3 on call it `hf_hub_dataset_name`.
         state_columns: keys of the states to include; a missing one is skipped with a warning.
         extra_columns: further columns; a missing one is skipped with a warning.
         options: the newer names; anything else is ignored with a warning.
@@ -636,4 +637,4 @@ def push_to_hub(results: GenerateOutputs, name: str | None) -> None:
 
 
 save_results = write_results
-"""Its name in v0."""
+"""The function's name in v0."""

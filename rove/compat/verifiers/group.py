@@ -1,4 +1,4 @@
-"""v0's `EnvGroup`: several environments as one, whose rows run and are scored in the environment they come from."""
+"""v0's `EnvGroup`: several environments as one; each row runs and is scored in its own environment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
 
 _INFO_ROUTES = Version("0.1.11")
-"""Release in which `info` replaced the column `task` as the place of the member's name."""
+"""First release in which `info`, not the column `task`, holds the member's name."""
 ENV_GROUP_INFO_KEY = "env_id"
-"""Key of a row's info with the member it belongs to: a name, or a list of names in nested groups."""
+"""Key of a row's info with the row's member: a name, or a list of names in nested groups."""
 
 
 def _route(info: Any) -> list[str]:
@@ -114,7 +114,7 @@ class EnvGroup(Environment):
     """Several environments as one; `info["env_id"]` of a row names its environment.
 
     Raises:
-        ValueError: there is no environment, or not one name for each.
+        ValueError: there is no environment, or the number of names is wrong.
     """
 
     def __init__(
@@ -161,8 +161,7 @@ class EnvGroup(Environment):
     def get_env_for_name(self, name: str) -> Environment:
         """Return a member.
 
-        Raises:
-            ValueError: there is none of that name.
+        Raises: ValueError: there is no member of that name.
         """
         if name not in self.env_map:
             raise ValueError(f"No environment found for info['env_id']={name!r}; members are {self.env_names}")
@@ -223,7 +222,7 @@ class EnvGroup(Environment):
         return self.routed(row)[2]
 
     def member_of(self, state: State) -> Environment:
-        """Return the environment that a rollout ran in: in nested groups the innermost."""
+        """Return the environment that a rollout ran in: in nested groups, the innermost environment."""
         member: Environment = self
         for name in _route(state.get("info")):
             if isinstance(member, EnvGroup):

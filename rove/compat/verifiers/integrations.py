@@ -1,4 +1,4 @@
-"""v0's environments over other libraries: its rows, prompts and rewards."""
+"""v0's environments based on other libraries, with v0's rows, prompts and rewards."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     Args:
         gym: a family, or several: names, or {"name": …, "weight": …, "config": {…}}.
-        num_train_examples, num_eval_examples: rows, in this order, of one dataset.
+        num_train_examples, num_eval_examples: numbers of rows; both come from one dataset, in this order.
         system_prompt: default: the library's.
         parser: extracts the answer. Default: `<answer>` tags.
         seed: seed of the dataset.
-        num_samples, num_eval_samples: names of the numbers of rows in 0.1.0.
+        num_samples, num_eval_samples: the numbers of rows under their names in 0.1.0.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class EpisodicSumRubric(Rubric):
 
 
 class GymEnv(MultiTurnEnv):
-    """Runs a class with `reset(seed=…)` and `step(action)`; the question is its first observation.
+    """Runs a class with `reset(seed=…)` and `step(action)`; the question is the first observation.
 
     Args:
         env_cls, env_kwargs: the class and its constructor arguments.

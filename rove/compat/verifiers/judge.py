@@ -27,22 +27,22 @@ DEFAULT_JUDGE_PROMPT = (
 )
 
 _ASYNC = Version("0.1.3")
-"""Release in which judges and environments became asynchronous."""
+"""First release in which judges and environments are asynchronous."""
 
 
 class JudgeRubric(Rubric):
     """Provides reward functions with `judge(prompt, completion, answer, state)`; awaiting it gives the judge's response.
 
-    Synchronous functions, as packages for 0.1.0 to 0.1.2 have them, call it without `await`, which blocks other rollouts.
+    Synchronous functions of packages for 0.1.0 to 0.1.2 call it without `await`; this blocks other rollouts.
 
-    Equal prompts within a rollout are sent once. The question is the content of the prompt's last message: v0 since 0.1.11
-    sent an empty one.
+    Equal prompts within a rollout are sent once. The question is the content of the prompt's last message; v0 from
+    0.1.11 on sent an empty question.
 
     Args:
         parser: extracts the response from the completion.
-        judge_client: an `openai.AsyncOpenAI` or `openai.OpenAI`. Default: one with the key in OPENAI_API_KEY; a synchronous one
-            in packages whose requirement allows no release after 0.1.2.
-        judge_model, judge_sampling_args: model and sampling arguments of the request.
+        judge_client: an `openai.AsyncOpenAI` or `openai.OpenAI`. Default: a client with the key in OPENAI_API_KEY; it
+        is synchronous for packages whose requirement allows no release after 0.1.2. judge_model, judge_sampling_args:
+        model and sampling arguments of the request.
         judge_prompt: template with `{question}`, `{answer}` and `{response}`.
 
     Raises:
@@ -74,7 +74,7 @@ class JudgeRubric(Rubric):
         }
 
     def judge(self, prompt: Any, completion: Any, answer: Any, state: State | None = None, **kwargs: Any) -> Any:
-        """Return the judge's response to a completion: an awaitable, or in a synchronous function the text.
+        """Return the judge's response to a completion: an awaitable or, in a synchronous function, the text.
 
         Raises:
             RuntimeError: the request failed.
@@ -123,7 +123,7 @@ class JudgeRubric(Rubric):
 class JudgeReply(str):
     """The judge's response; `await` returns the same text.
 
-    A synchronous reward function may return the call of `judge` to code that awaits it.
+    A synchronous reward function may return the result of `judge` to code that awaits it.
     """
 
     __slots__ = ()
@@ -148,7 +148,8 @@ def _store_reply(state: State | None, prompt_text: str, response: Any) -> str:
 def _request_sync(client: Any, request: dict[str, Any]) -> Any:
     """Send a request without `await`.
 
-    An async client belongs to another event loop: an equivalent sync client replaces it, or its coroutine runs in a thread.
+    An async client belongs to another event loop. It is replaced with an equivalent sync client, or its coroutine runs
+    in a thread.
     """
     if type(client).__name__ == "AsyncOpenAI":
         names = ("api_key", "organization", "project", "base_url", "timeout", "max_retries")

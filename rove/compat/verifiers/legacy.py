@@ -17,11 +17,11 @@ from rove.compat.verifiers.types import RolloutScore, RolloutScores, State, Tool
 from rove.utils.functions import is_async
 
 _ASYNC = Version("0.1.3")
-"""Release in which environments became asynchronous, and `max_turns` unlimited by default."""
+"""First release in which environments are asynchronous, and `max_turns` is unlimited by default."""
 
 
 def as_tool_defs(tools: Sequence[Any] | None) -> list[Tool] | None:
-    """Return tool definitions as `Tool`; OpenAI's form, as until 0.1.10, is converted."""
+    """Return tool definitions as `Tool`; OpenAI's form, which was used until 0.1.10, is converted."""
     if tools is None:
         return None
     definitions: list[Tool] = []
@@ -38,7 +38,7 @@ def as_tool_defs(tools: Sequence[Any] | None) -> list[Tool] | None:
 
 
 def info_tools(info: Mapping[str, Any]) -> Sequence[Any] | None:
-    """Return the tools in a row's info; None if it has none."""
+    """Return the tools in a row's info; None if the info has no tools."""
     if info.get("oai_tools") is None:
         return info.get("tool_defs")
     outdated("info['oai_tools']", "call it info['tool_defs']: [{'name': …, 'description': …, 'parameters': {…}}]")
@@ -69,7 +69,8 @@ def call_update_tool_args(env: Any, name: str, args: Any, messages: Any, state: 
 
 
 def ends_by_itself(env: Any) -> bool:
-    """Return whether only `is_completed` ends a rollout, as since 0.1.3. Until 0.1.2 the loop counted turns, 10 by default.
+    """Return whether only `is_completed` ends a rollout, as from 0.1.3 on. Until 0.1.2, the loop also had a limit of
+    turns, 10 by default.
 
     A package without a requirement on `verifiers` is written for 0.1.2 if its `is_completed` is synchronous.
     """
@@ -97,7 +98,7 @@ def _renamed(name: str, attribute: str) -> Any:
 
 
 class LegacyScoring:
-    """Attributes and methods that a `Rubric` had under other names, or with other arguments, before 0.1.8."""
+    """Attributes and methods that had other names or arguments in a `Rubric` before 0.1.8."""
 
     funcs: list[Callable[..., Any]]
     weights: list[float]
@@ -134,7 +135,7 @@ class LegacyScoring:
         info: Any = None,
         **kwargs: Any,
     ) -> RolloutScore:
-        """Return the score of one rollout by functions that score single rollouts."""
+        """Return the score of one rollout from functions that score single rollouts."""
         pairs = self._weighted()  # type: ignore[attr-defined]
         arguments = {"parser": self.parser, "prompt": prompt, "completion": completion, "answer": answer, "task": task}
         arguments |= {"info": info, **kwargs}

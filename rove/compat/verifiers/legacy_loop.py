@@ -1,6 +1,6 @@
-"""The rollout loop of 0.1.0 to 0.1.7, in which a rollout's messages are in `state["completion"]`.
+"""The rollout loop of 0.1.0 to 0.1.7. These releases keep a rollout's messages in `state["completion"]`.
 
-Its methods have other arguments than those of later releases, and packages override them:
+Packages override its methods, whose arguments differ from those of later releases:
 
     is_completed(messages, state), env_response(messages, state) -> (messages, state)
     rollout(client, model, prompt, …) -> (completion, state)
@@ -30,17 +30,17 @@ from rove.compat.verifiers.types import INPUT_FIELDS, Response, ResponseMessage,
 from rove.core.errors import LimitReachedError
 
 TRAJECTORIES = Version("0.1.8")
-"""Release in which rollouts became lists of turns, in `state["trajectory"]`."""
+"""First release in which rollouts are lists of turns, in `state["trajectory"]`."""
 _STATE_ARGUMENT = Version("0.1.6")
-"""Release from which `rollout` got the completion and the state as arguments."""
+"""First release in which `rollout` receives the completion and the state as arguments."""
 _OVERLONG_PROMPT = "overlong-prompt"
 """Id of the response that stands for a prompt that is too long."""
 _STOP_METHODS = ("max_turns_reached", "prompt_too_long")
-"""Conditions of 0.1.6 and 0.1.7, which needed no decorator."""
+"""Stop conditions of 0.1.6 and 0.1.7 that needed no decorator."""
 
 
 def parameter_names(func: Callable[..., Any]) -> list[str]:
-    """Return the names of a method's parameters, without `self`, `*args` and `**kwargs`, whatever these are called."""
+    """Return the names of a method's parameters, except `self`, `*args` and `**kwargs` under any name."""
     parameters = list(inspect.signature(func).parameters.values())[1:]
     collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [parameter.name for parameter in parameters if parameter.kind not in collecting]
@@ -69,7 +69,7 @@ _SIGNATURES: dict[str, Callable[[list[str]], bool]] = {
     "get_context_messages": lambda names: True,
     "init_completion": lambda names: True,
 }
-"""Method → whether a signature of it, given by its parameters, is that of 0.1.0 to 0.1.7."""
+"""Method → function that tells from the names of its parameters whether its signature is that of 0.1.0 to 0.1.7."""
 _REPLACEMENTS = {
     "is_completed": "mark a method (self, state) -> bool with @vf.stop",
     "rollout": "override setup_state, env_response or get_prompt_messages, or add a @vf.cleanup",
@@ -81,7 +81,7 @@ _REPLACEMENTS = {
 
 
 class ModelRequest(NamedTuple):
-    """Arguments of `get_model_response`, whichever signature it was called with."""
+    """Arguments of `get_model_response`, in any of its signatures."""
 
     state: Any
     prompt: Any
@@ -122,7 +122,8 @@ class LegacyRollout:
     """A rollout in the loop of 0.1.0 to 0.1.7.
 
     Args:
-        state: the first state; packages may replace it by a new dict, whose values are copied into it.
+        state: the first state. Packages may replace it with a new dict; the dict's values are then copied into the
+            state.
     """
 
     def __init__(self, env: Any, state: State):
@@ -132,7 +133,7 @@ class LegacyRollout:
         self._calls: dict[int, tuple[Any, Response]] = {}
         """Responses by id, with their prompts."""
         self._recorded = 0
-        """How many of `state["responses"]` are steps of the trajectory."""
+        """Number of items of `state["responses"]` that are steps of the trajectory."""
 
     async def run(self) -> State:
         """Run the environment's own `rollout`. Errors are stored in `state["error"]`."""
@@ -166,7 +167,7 @@ class LegacyRollout:
         self.state["completion"] = env.as_written(normalize_messages(completion, field_name="completion"))
 
     def adopt(self, returned: Any) -> None:
-        """Use the state that a method of the package returned: another State, or a dict with its values."""
+        """Use the state that a method of the package returned: another State, or a dict with the state's values."""
         if isinstance(returned, State):
             self.state = returned
         elif isinstance(returned, Mapping):
@@ -201,7 +202,7 @@ class LegacyRollout:
         return bool(await call_user(self.env.is_completed, *arguments))
 
     def _is_at_limit(self) -> bool:
-        """Return whether the loop itself ends the rollout, as until 0.1.2; later only `is_completed` did."""
+        """Return whether the loop itself ends the rollout, as it did until 0.1.2; later, only `is_completed` did."""
         if ends_by_itself(self.env) or not 0 < self.env.max_turns <= self.state["turn"]:
             return False
         self.state["stop_condition"] = "max_turns_reached"
@@ -236,11 +237,11 @@ class LegacyRollout:
         self.state["completion"] = [*self.state["completion"], *added]
 
     def remember_call(self, prompt: Any, response: Response) -> None:
-        """Remember a response of the model; it becomes a step once it is in `state["responses"]`."""
+        """Remember a response of the model, which becomes a step once it is in `state["responses"]`."""
         self._calls[id(response)] = (prompt, response)
 
     async def _record_steps(self) -> None:
-        """Append the new ones of `state["responses"]` to the trajectory."""
+        """Append the new items of `state["responses"]` to the trajectory."""
         responses = self.state.get("responses") or []
         for response in responses[self._recorded :]:
             # A package may also store other responses, such as those of a second model.
@@ -249,7 +250,9 @@ class LegacyRollout:
         self._recorded = len(responses)
 
     async def restarted(self) -> LegacyRollout:
-        """Return this rollout; a new one if it has run turns already: before 0.1.6, each `rollout` began with a new state."""
+        """Return this rollout, or a new one if this has already run turns, because each `rollout` before 0.1.6 began
+        with a new state.
+        """
         if self.has_started:
             former = self.state
             row = {**former["input"], **{name: former[name] for name in INPUT_FIELDS}}
@@ -261,7 +264,7 @@ class LegacyRollout:
 
 
 _current: ContextVar[LegacyRollout | None] = ContextVar("legacy_rollout", default=None)
-"""The rollout that the running code belongs to: `get_model_response` did not get its state."""
+"""The rollout to which the running code belongs, because `get_model_response` did not receive the rollout's state."""
 
 
 async def _prepare_state(env: Any, state: State) -> None:
@@ -271,7 +274,7 @@ async def _prepare_state(env: Any, state: State) -> None:
 
 
 def current_rollout() -> LegacyRollout | None:
-    """Return the rollout in the loop of 0.1.0 to 0.1.7 that the running code belongs to."""
+    """Return the rollout, in the loop of 0.1.0 to 0.1.7, to which the running code belongs."""
     return _current.get()
 
 
@@ -310,7 +313,7 @@ async def inherited_rollout(env: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def is_row_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a method is called with a dataset row, as since 0.1.8."""
+    """Return whether a method is called with a dataset row, as from 0.1.8 on."""
     return "input" in kwargs or bool(args and isinstance(args[0], Mapping))
 
 
@@ -322,7 +325,7 @@ _ROLLOUT_016 = (
 
 
 def _rollout_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `rollout` by name; the fourth is the answer until 0.1.5, and then the completion."""
+    """Return the arguments of `rollout` by name; the fourth is the answer until 0.1.5, and the completion after that."""
     has_answer_fourth = len(args) > 3 and isinstance(args[3], str)
     names = _ROLLOUT if has_answer_fourth else _ROLLOUT_016
     return {**dict(zip(names, args, strict=False)), **kwargs}
@@ -340,7 +343,7 @@ async def _call_rollout(env: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _move_input_fields(state: State) -> None:
-    """Move prompt, answer, info and example_id from the state's input into the state, where they were until 0.1.7."""
+    """Move prompt, answer, info and example_id from the state's input to the state itself, where they were until 0.1.7."""
     row = state["input"]
     values = {name: row.pop(name) for name in INPUT_FIELDS if name in row}
     # Until 0.1.7 the state was a plain dict: code that iterates over it or copies it must find them there.

@@ -17,13 +17,13 @@ NAME = "verifiers"
 
 
 def setup_logging(level: str | None = "INFO", **ignored: Any) -> None:
-    """Log messages from this level on."""
+    """Log messages of this level and higher levels."""
     logging.getLogger(NAME).setLevel((level or "INFO").upper())
 
 
 @contextmanager
 def log_level(level: str | int) -> Iterator[None]:
-    """Log messages from this level on within the context."""
+    """Log messages of this level and higher levels within the context."""
     logger = logging.getLogger(NAME)
     previous_level = logger.level
     logger.setLevel(level.upper() if isinstance(level, str) else level)

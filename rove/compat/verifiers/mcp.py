@@ -88,7 +88,7 @@ class MCPEnv(ToolEnv):
             self.mcp_servers.append(server if isinstance(server, MCPServerConfig) else MCPServerConfig(**server))
         super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
         self._server_threads = [_ServerThread(self.mcp_servers)]
-        """The last entry belongs to this process, earlier ones to the processes that it was forked from."""
+        """The last entry belongs to this process, earlier entries to the processes from which it was forked."""
         # As in v0 they start in the constructor, because `env.tool_defs` must have their tools. They run in another thread,
         # since an event loop may be running in this one.
         if self.mcp_servers:
@@ -119,7 +119,7 @@ class MCPEnv(ToolEnv):
         return ToolMessage(role="tool", content=content, tool_call_id=tool_call_id)
 
     async def call_server(self, server: str, tool: str, arguments: dict[str, Any]) -> str:
-        """Call a tool and return its text, also that of an error."""
+        """Call a tool and return the text of its result or error."""
         servers = self._current_servers()
         result = await asyncio.wrap_future(servers.submit(servers.call(server, tool, arguments)))
         return text_of_result(result, MAX_CHARS) if result.get("content") else "No result returned from tool"

@@ -15,10 +15,10 @@ ModelT = TypeVar("ModelT", bound="Model")
 
 
 class Model(dict[str, Any]):
-    """A dict with declared fields and, like v0's pydantic models, attributes, `model_dump` and similar methods.
+    """A dict with declared fields that, like v0's pydantic models, has attributes, `model_dump` and similar methods.
 
-    All declared fields are present: `"tool_calls" in message` is true for every assistant message. Why it is a dict:
-    docs/decisions/compat.md.
+    All declared fields are present: `"tool_calls" in message` is true for every assistant message.
+    docs/decisions/compat.md explains why it is a dict.
 
         call = ToolCall(id="1", name="add", arguments="{}")
         call.name == call["name"] == call.get("name")
@@ -84,9 +84,9 @@ class Model(dict[str, Any]):
         """Return the fields as plain dicts and lists.
 
         Args:
-            exclude_none: leave out fields that are None, in nested objects too.
-            include, exclude: names of the only fields to return, and of fields to leave out; pydantic's nested forms
-                (`{"function": {"name"}}`, `{"strict": True}`) select within a field.
+            exclude_none: leave out fields that are None, including those of nested objects.
+            include, exclude: names of the only fields to return, and names of fields to leave out; pydantic's nested
+                forms (`{"function": {"name"}}`, `{"strict": True}`) select within a field.
         """
         dumped: dict[str, Any] = {}
         for name, value in self.items():
@@ -113,7 +113,7 @@ class Model(dict[str, Any]):
         """Create an object from a mapping; an object of this type is returned as it is.
 
         Raises:
-            ValueError: it is neither, or lacks a field.
+            ValueError: the value is neither, or lacks a field.
         """
         if isinstance(value, cls):
             return value
@@ -128,7 +128,7 @@ class Model(dict[str, Any]):
 
 
 def _selected(dumped: Any, include: Any, exclude: Any) -> Any:
-    """Return a dict without the fields that are excluded, or not included; each may be a set of names or a nested dict."""
+    """Return a dict without fields that are excluded or not included; both selections may be sets of names or nested dicts."""
     if not isinstance(dumped, dict):
         return dumped
     included = _by_field(list(dumped) if include is None else include)
@@ -218,7 +218,8 @@ _PARTS: dict[Any, type[Model]] = {
 class ToolCall(Model):
     """A tool call of a model; `arguments` is JSON.
 
-    OpenAI's form, which packages for 0.1.2 to 0.1.10 read, works as well: `call.function.name`, `call["function"]["name"]`.
+    It can also be read in OpenAI's form, as packages for 0.1.2 to 0.1.10 do: `call.function.name`,
+    `call["function"]["name"]`.
     """
 
     required = ("id", "name", "arguments")
@@ -263,8 +264,8 @@ class LegacyToolCallDict(LegacyToolCall):
 def as_legacy_messages(messages: Any, has_call_objects: bool = True) -> Any:
     """Return messages as before 0.1.11, when they were dicts: they are shown as dicts, and have no fields that are None.
 
-    So `"tool_calls" in message` is true only if there are calls, and `str(message)` in a prompt is that of a dict. The content
-    of an assistant message is always a string.
+    So `"tool_calls" in message` is true only if there are calls, and `str(message)` in a prompt looks like a dict. The
+    content of an assistant message is always a string.
 
     Args:
         has_call_objects: whether tool calls are OpenAI's objects, as until 0.1.6, or dicts.
@@ -458,7 +459,7 @@ def normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
 
 
 def maybe_normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
-    """Call `normalize_messages`; it leaves messages as they are."""
+    """Call `normalize_messages`, which does not change messages."""
     return normalize_messages(value, field_name=field_name)
 
 
@@ -520,12 +521,12 @@ def content_text(content: Any, between: str = " ") -> str:
 
 
 def messages_to_printable(messages: Any) -> Any:
-    """Replace images and audio in messages by placeholders."""
+    """Replace images and audio in messages with placeholders."""
     return messages if isinstance(messages, str) else [message_to_printable(message) for message in messages or []]
 
 
 def message_to_printable(message: Any) -> Any:
-    """Replace images and audio in a message by placeholders."""
+    """Replace images and audio in a message with placeholders."""
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list):
         return message
     texts: list[str] = []

@@ -55,7 +55,7 @@ class MultiTurnMonitorRubric(Rubric):
 class MultiTurnEnv(Environment):
     """The model and the environment take turns. `env_response` is not called after the last allowed model turn.
 
-    With ROVE_COMPAT=fixed it is called.
+    With ROVE_COMPAT=fixed, it is called after this turn, too.
 
     Args:
         max_turns: maximum model turns; -1 = no limit. Default: no limit; 10 in packages written for 0.1.0 to 0.1.2.
@@ -113,7 +113,7 @@ class MultiTurnEnv(Environment):
         return state.get("final_env_response") is not None
 
     async def setup_state(self, state: State, **kwargs: Any) -> State | None:
-        """Prepare the state, in place or by returning another one."""
+        """Prepare the state, in place or by returning another state."""
         return state
 
     async def get_prompt_messages(self, state: State) -> Messages:
@@ -173,7 +173,7 @@ class MultiTurnEnv(Environment):
         return []
 
     async def init_state(self, *args: Any, **kwargs: Any) -> State:
-        """Return the initial state: of a row, or as in 0.1.6 and 0.1.7 for `init_state(prompt, completion, answer, …)`."""
+        """Return the initial state for a row or, as in 0.1.6 and 0.1.7, for `init_state(prompt, completion, answer, …)`."""
         rollout = current_rollout()
         if is_row_call(args, kwargs) or rollout is None:
             return await self.new_state(*args, **kwargs)
@@ -272,7 +272,8 @@ class MultiTurnEnv(Environment):
     async def _is_over_by_override(self, state: State) -> bool:
         """Call a package's own `is_completed(state)` instead of the stop conditions.
 
-        v0 calls it before each turn, before `env_response`, and runs forever after an error; here an error ends the rollout.
+        v0 calls it before each turn and before `env_response`, and runs forever after an error. Here, an error ends the
+        rollout.
         """
         if await call_user(self.is_completed, state):
             self._mark_completed(state, state.get("stop_condition") or "is_completed")
@@ -293,7 +294,7 @@ class MultiTurnEnv(Environment):
 
 
 def _replaced_state(state: State, returned: Any) -> State:
-    """Return the state after `setup_state`, which may return another one, or a dict with its values."""
+    """Return the state after `setup_state`, which may return another state, or a dict with the state's values."""
     if isinstance(returned, State):
         return returned
     state.update(returned or {})
@@ -356,9 +357,9 @@ async def parse_is_truncated(response: Response, message_type: str = "chat") -> 
 
 
 async def parse_response_tokens(response: Response, *limits: Any, **named: Any) -> TrajectoryStepTokens | None:
-    """Return the tokens of a response, truncated so that the sequence has at most `max_seq_len`; None if it has none.
-
-    The other arguments are `(max_seq_len=None)`, or as in 0.1.8 to 0.1.10 `(message_type, max_seq_len=None)`.
+    """Return the tokens of a response, truncated so that the sequence has at most `max_seq_len`; None if the response
+    has no tokens. The other arguments are `(max_seq_len=None)`, or as in 0.1.8 to 0.1.10 `(message_type,
+    max_seq_len=None)`.
     """
     numbers = [limit for limit in limits if not isinstance(limit, str)]
     max_seq_len = named.get("max_seq_len", numbers[0] if numbers else None)

@@ -1,4 +1,5 @@
-"""v0's parsers. They differ from rove's in joining content parts, first matches, and the format score of text without tags."""
+"""v0's parsers. They differ from rove's parsers in how they join content parts, in using first matches, and in the
+format score of texts without tags."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Parser:
         set_legacy_attributes(self, legacy)
 
     def parse(self, text: str) -> Any:
-        """Return what `extract_fn` returns for a text."""
+        """Return the result of `extract_fn` for a text."""
         return self.extract_fn(text)
 
     def _content_to_text(self, content: Any) -> str:
@@ -64,12 +65,12 @@ class Parser:
         return _of_role(completion, "tool")
 
     def _mean_score(self, completion: Any, score: Callable[[str], float]) -> float:
-        """Return the mean score of the texts of the assistant messages; 0 without any."""
+        """Return the mean score of the texts of the assistant messages; 0 if there are none."""
         texts = [self._text(message) for message in self.get_assistant_messages(completion)]
         return sum(map(score, texts)) / len(texts) if texts else 0.0
 
     def parse_answer(self, completion: Any) -> Any:
-        """Return the answer in the last assistant message, or in a string; None without one."""
+        """Return the answer in the last assistant message, or in a string; None without an assistant message."""
         if isinstance(completion, str):
             return self.parse(completion)
         messages = self.get_assistant_messages(completion)
@@ -138,7 +139,9 @@ class XMLParser(Parser):
         self._fields = _checked(fields)
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> Any:
-        """Return the text of every tag as an attribute, None without one; the first of several, or the `last`."""
+        """Return the text of every tag as an attribute (None if the tag is missing); of repeated tags, the first or,
+        with `last`, the last.
+        """
         values: dict[str, str | None] = {}
         for _, names in self._fields:
             for name in names:
@@ -151,7 +154,7 @@ class XMLParser(Parser):
     def parse_answer(self, completion: Any) -> Any:
         """Return the answer field of the last assistant message that has it.
 
-        Within a message it is the first occurrence (with ROVE_COMPAT=fixed the last), within a string the last.
+        Within a message, the first occurrence counts (with ROVE_COMPAT=fixed, the last); within a string, the last.
         """
         if isinstance(completion, str):
             return getattr(self.parse(completion, last=True), self.answer_field, None)

@@ -1,4 +1,4 @@
-"""Which release of v0 to behave like: the one that the calling package is written for, as published or with fixes."""
+"""Determine the release of v0 to imitate: the one for which the calling package is written, as published or with fixes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def set_legacy_attributes(owner: object, keywords: Mapping[str, Any]) -> None:
 
 
 def outdated(form: str, instead: str) -> None:
-    """Warn of a name or form from before 0.1.11 that still works."""
+    """Warn of a name or form of releases before 0.1.11 that still works."""
     # A FutureWarning, because Python hides a DeprecationWarning of an imported package by default.
     warnings.warn(f"{form} is from an older verifiers; {instead}", FutureWarning, stacklevel=3)
 
@@ -57,15 +57,16 @@ _IGNORED_MODULES = ("rove", NAME)
 
 
 def written_for() -> Version:
-    """Return the release that the calling package is written for.
+    """Return the release for which the calling package is written.
 
-    It is the newest release that the package's requirement on `verifiers` allows, and the newest of all without a requirement.
-    If the package's code runs only with an older generation of the API, it is a release of that generation: the oldest one
-    that the requirement allows, because packages require the release with which they were written; the generation's newest one
-    if the requirement begins before it, or allows none.
+    It is the newest release that the package's requirement on `verifiers` allows or, without a requirement, the newest
+    of all. If the package's code runs only with an older generation of the API, it is a release of that generation: the
+    oldest one that the requirement allows, because packages require the release with which they were written; the
+    generation's newest one if the requirement begins before it, or allows none.
 
-    The calling package is the first module on the call stack outside rove and the standard library. Its requirement is that
-    of the installed distribution of the same name, else that of a `pyproject.toml` in the folder of the module or its parent.
+    The calling package is the first module on the call stack outside rove and the standard library. Its requirement
+    comes from the installed distribution of the same name, else from a `pyproject.toml` in the folder of the module or
+    its parent.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -108,7 +109,7 @@ class Releases(NamedTuple):
     end: Version
     """First release of the next generation."""
     reason: str
-    """What the package uses, which later releases lack."""
+    """The features used by the package that later releases lack."""
 
 
 def _has_load_environment(texts: Mapping[str, str], file: str) -> bool:
@@ -123,7 +124,7 @@ def _has_load_environment(texts: Mapping[str, str], file: str) -> bool:
 
 
 def release_within(generation: Releases, allowed: Sequence[Version]) -> Version:
-    """Return the release of a generation that a package is written for, given the releases that its requirement allows."""
+    """Return the release of a generation for which a package is written, given the releases that its requirement allows."""
     releases = [release for release in RELEASES if generation.start <= release < generation.end]
     oldest = allowed[0]
     # `verifiers>=0.1.2` is the release with which the package was written; a requirement without a lower bound does not show it.
@@ -143,14 +144,16 @@ _GENERATIONS = {
     ),
     ("0.1.8", "0.1.11"): ("keyword:oai_tools", "name:GRPOTrainer", "name:RLTrainer", "name:get_model_and_tokenizer"),
 }
-"""First release of a generation and of the next → features (see `source_reader`) that the next generation refuses.
+"""First releases of a generation and of the next → features (see `source_reader`) that the next generation refuses.
 
 Features that newer packages may have for other reasons, such as their own key "turn" in the state, are not among them.
 """
 
 
 def recognized_releases(features: Collection[str]) -> Releases | None:
-    """Return the oldest generation whose API a package uses, given its features; None if 0.3.1 has all that it uses."""
+    """Return the oldest generation whose API a package uses, given its features; None if 0.3.1 has everything that the
+    package uses.
+    """
     for (start, end), refused_features in _GENERATIONS.items():
         matching = [feature for feature in refused_features if feature in features]
         # Without a JudgeRubric, `judge` is some other function of the package.
@@ -174,7 +177,7 @@ _MAX_FILES = 100
 
 
 def _package_texts(module: str, file: Path) -> dict[str, str]:
-    """Return the texts of a package's Python files; those of a single module if it is none."""
+    """Return the texts of a package's Python files, or of a single module that is not in a package."""
     folder = next((parent for parent in file.parents if parent.name == module), None)
     # A single module is named without its folder, which is no part of its import path.
     paths = {file.name: file}
@@ -205,7 +208,7 @@ def allowed_releases(requirements: Iterable[str]) -> tuple[Version, ...]:
 
 
 def newest_allowed(requirements: Iterable[str]) -> Version:
-    """Return the newest release that all requirements allow; the newest of all if they allow none."""
+    """Return the newest release that all requirements allow; if they allow none, the newest of all."""
     return allowed_releases(requirements)[-1]
 
 

@@ -1,6 +1,6 @@
 """v0's rubrics: arguments by name, group functions recognized by their arguments, and 0 for a function that raises.
 
-With `ROVE_COMPAT=fixed` a function that raises is an error, names must be unique, and advantages use the whole reward.
+With `ROVE_COMPAT=fixed`, exceptions of functions are errors, names must be unique, and advantages use the whole reward.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Rubric(LegacyScoring):
         self.class_objects[name] = obj
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """Pass what `provider(state)` returns to functions."""
+        """Pass the values that `provider(state)` returns to functions."""
         self.score_object_providers.append(provider)
 
     def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
-        """Pass what `provider(states)` returns to group functions."""
+        """Pass the values that `provider(states)` returns to group functions."""
         self.group_score_object_providers.append(provider)
 
     def add_cleanup_handler(self, handler: Callable[..., Any]) -> None:
@@ -193,7 +193,7 @@ class Rubric(LegacyScoring):
         zero: Any,
         states: Sequence[dict[str, Any]],
     ) -> Any:
-        """Return the value of a function; `zero` if it raises, and the error is noted in the states."""
+        """Return the value of a function. If it raises, record the error in the states and return `zero`."""
         name = function_name(func)
         try:
             with phase(f"reward {name}"):
@@ -378,7 +378,7 @@ class RubricGroup(Rubric):
     async def score_group(self, states: list[State], score_sem: Any = None) -> None:
         """Set rewards and metrics of the rollouts of one example.
 
-        The advantage is that of the first rubric's reward (with ROVE_COMPAT=fixed of the whole reward).
+        The advantage is computed from the first rubric's reward (with ROVE_COMPAT=fixed, from the whole reward).
         """
         steps = list(chain.from_iterable(state["trajectory"] for state in states))
         original = [(step, step["advantage"], step["reward"]) for step in steps]
@@ -448,9 +448,10 @@ def _default_math_parser(version: Version) -> Parser:
 class MathRubric(Rubric):
     """Rewards answers that are equivalent to the reference answer (`correct_answer`, weight 1); see `rove.MathRubric`.
 
-    A comparison that fails or takes too long is 0 (with ROVE_COMPAT=fixed an error, if the reference answer is the cause).
-    For a package whose requirement on `verifiers` excludes newer releases, the parser and the name of the function are those
-    of that release; until 0.1.2.post0 the tags are `<think>` and `<answer>`, and their format has the weight 0.2.
+    A comparison that fails or takes too long gives 0 (with ROVE_COMPAT=fixed, an error if the reference answer is the
+    cause). For a package whose requirement on `verifiers` excludes newer releases, the parser and the name of the
+    function are those of the newest allowed release. Until 0.1.2.post0, the tags are `<think>` and `<answer>`, and
+    their format has the weight 0.2.
 
     Raises:
         ConfigError: math-verify is not installed.

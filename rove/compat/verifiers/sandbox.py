@@ -100,7 +100,7 @@ class SandboxEnv(StatefulToolEnv):
     """Gives the model bash in its own sandbox (tool `bash`). `rove.sandbox` replaces the vendor's sandboxes of v0.
 
     Args:
-        backend: provides sandboxes; `rove.sandbox.DockerBackend` for an image. Default: this machine.
+        backend: provides sandboxes; use `rove.sandbox.DockerBackend` for an image. Default: this machine.
         memory_gb, disk_size_gb, timeout_per_command_seconds: limits of one sandbox.
         start_command: bash command for a new sandbox; v0's default is ignored.
         environment_vars: variables that the code can read.
@@ -185,7 +185,7 @@ class SandboxEnv(StatefulToolEnv):
         return {**tool_args, **sandbox, "working_dir": tool_args.get("working_dir")}
 
     async def post_rollout(self, state: State) -> None:
-        """Run before the sandbox is closed, to read from it what scoring needs."""
+        """Read data for scoring from the sandbox; called before the sandbox is closed."""
 
     @cleanup
     async def destroy_sandbox(self, state: State) -> None:

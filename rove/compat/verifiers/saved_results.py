@@ -1,4 +1,4 @@
-"""Results that `evaluate(save_results=True)` saves in a folder, and with which a later run resumes."""
+"""Results that `evaluate(save_results=True)` saves in a folder, from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
 
 
 def without_saved(groups: Sequence[list[Any]], outputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return the groups without the rollouts that are among the outputs."""
+    """Return the groups without rollouts that the outputs already contain."""
     num_saved = Counter(output["example_id"] for output in outputs)
     remaining = []
     # With independent scoring, several groups of one rollout belong to the same example.

@@ -10,7 +10,7 @@ WORD_LISTS = ("words", "averaged_perceptron_tagger_eng")
 
 
 def setup(game: str) -> dict[str, Any]:
-    """Create the game; return its first observation and the words it knows."""
+    """Create the game; return its first observation and the words that it knows."""
     for name in WORD_LISTS:
         nltk.download(name, quiet=True)
     textarena = __import__("textarena")  # its import needs the word lists

@@ -161,7 +161,7 @@ class ToolEnv(MultiTurnEnv):
         """Return one tool message per call, in order.
 
         Raises:
-            ToolParseError: the arguments cannot be parsed, with an error of `stop_errors`.
+            ToolParseError: the arguments cannot be parsed, and `stop_errors` includes the error.
             ToolCallError: a tool failed with one of `stop_errors`.
         """
         calls = messages[-1].get("tool_calls")
@@ -191,7 +191,7 @@ class ToolEnv(MultiTurnEnv):
 
 
 class StatefulToolEnv(ToolEnv):
-    """A `ToolEnv` whose `update_tool_args` adds arguments to calls that the model does not see.
+    """A `ToolEnv` whose `update_tool_args` adds arguments to calls; the model does not see these arguments.
 
     Arguments: see `ToolEnv`.
     """
@@ -262,7 +262,7 @@ Definitions = dict[str, dict[str, Any]]
 
 
 def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
-    """Return a function as a tool. All arguments are required, also those with a default: the schema is strict."""
+    """Return a function as a tool. All arguments are required, even those with defaults, because the schema is strict."""
     tool_name = function_name(func)
     description, notes = read_docstring(inspect.getdoc(func))
     definitions: Definitions = {}
@@ -295,7 +295,7 @@ def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _annotated(hint: Any, default: Any) -> str | None:
-    """Return the description in an annotation or default: a string of `Annotated`, or that of a pydantic `Field`."""
+    """Return the description in an annotation or default: a string in `Annotated`, or the description of a pydantic `Field`."""
     metadata = getattr(hint, "__metadata__", ())
     for annotation in metadata:
         if isinstance(annotation, str):
@@ -392,7 +392,7 @@ def _array(kind: Any, args: tuple[Any, ...], definitions: Definitions) -> dict[s
 
 
 def _definition_of(hint: type, definitions: Definitions) -> dict[str, Any]:
-    """Return a reference to a class, whose definition is added once."""
+    """Return a reference to a class; add its definition if it is missing."""
     if issubclass(hint, enum.Enum):
         definitions[hint.__name__] = {**_choice(tuple(member.value for member in hint)), "title": hint.__name__}
     elif hasattr(hint, "model_json_schema"):  # pydantic

@@ -69,7 +69,7 @@ class GRPOConfig(Model):
 
 
 class RLConfig(GRPOConfig):
-    """Settings of `RLTrainer`; the same as of `GRPOTrainer`."""
+    """Settings of `RLTrainer`; the same as those of `GRPOTrainer`."""
 
 
 def grpo_defaults(run_name: str) -> GRPOConfig:
@@ -151,7 +151,7 @@ class GRPOTrainer:
 
     Args:
         model: a folder, or a transformers model, which is trained in place.
-        processing_class: its tokenizer; required unless the model is a folder.
+        processing_class: the model's tokenizer; required unless the model is a folder.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class RLTrainer(GRPOTrainer):
 def get_model_and_tokenizer(model_name: str, use_liger: bool = False, model_kwargs: Any = None) -> tuple[Any, Any]:
     """Return a transformers model and its tokenizer, from a folder or the local cache.
 
-    The other arguments select CUDA kernels, which rove selects itself.
+    The other arguments select CUDA kernels and have no effect, because rove selects these itself.
     """
     outdated("get_model_and_tokenizer", "load with rove.load_model")
     from rove.models.load import load_model

@@ -145,7 +145,7 @@ class RolloutScores(RolloutScore):
 
 
 class ErrorData(dict[str, str]):
-    """An error as outputs have it."""
+    """An error in the form used in outputs."""
 
 
 class RolloutOutput(dict[str, Any]):
@@ -197,14 +197,15 @@ class RolloutTiming(Model):
 
     @property
     def overhead(self) -> float:
-        """Seconds of the total that no part accounts for."""
+        """Seconds of the total that belong to no part."""
         return self.total - sum(self[part].duration for part in ("setup", "model", "env", "scoring"))
 
 
 class State(dict[str, Any]):
-    """State of a rollout. prompt, answer, info and example_id are read from and written to `state["input"]` if it has them.
+    """State of a rollout. `prompt`, `answer`, `info` and `example_id` are read from and written to `state["input"]` if
+    it has them.
 
-    Environments add any keys. `state["turn"]` (number of turns) and `state["responses"]` of 0.1.0 work as well.
+    Environments add any keys. `state["turn"]` (number of turns) and `state["responses"]` of 0.1.0 also work.
     """
 
     INPUT_FIELDS: ClassVar = list(INPUT_FIELDS)
@@ -238,7 +239,7 @@ class State(dict[str, Any]):
         """Check that JSON can represent the state.
 
         Raises:
-            TypeError: it cannot; the error names the key.
+            TypeError: JSON cannot represent the state; the error names the key.
         """
         for key, value in self.items():
             try:
@@ -257,7 +258,7 @@ class State(dict[str, Any]):
         self.update(done=True, is_completed=True, stop_condition=condition)
 
     def add_step_reward(self, reward: float | None) -> None:
-        """Add to the reward of the last turn."""
+        """Add a value to the reward of the last turn."""
         if reward is not None:
             step = self["trajectory"][-1]
             step["reward"] = float(step.get("reward") or 0.0) + float(reward)

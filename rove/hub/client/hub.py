@@ -78,7 +78,7 @@ class Releases(msgspec.Struct, kw_only=True):
     keys: list[str] = []
 
     def choose(self, version: str | None) -> Release:
-        """Return the given version; without one, the newest that is not yanked, preferring final releases."""
+        """Return the given version or, without one, the newest that is not yanked; final releases are preferred."""
         if version is not None:
             for release in self.versions:
                 if release.version == version:

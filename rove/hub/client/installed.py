@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 RECORD = "installed.json"
-"""Names the folder of the current installation; written last, so that an interrupted installation has no effect."""
+"""File that names the folder of the current installation. It is written last, so that an interrupted installation has
+no effect."""
 LOCAL = "local"
 """Owner of environments installed from a folder, a wheel or git."""
 INHERITED_VARIABLES = (
@@ -35,7 +36,7 @@ INHERITED_VARIABLES = (
 )
 """Environment variables passed to an installed environment, in addition to those in its manifest."""
 COMPAT_HOOK = "rove.compat:install_replacement"
-"""Called in the worker of a v0 package: imports of `verifiers` then load rove's implementation."""
+"""Function that a v0 package's worker calls; imports of `verifiers` then load rove's implementation."""
 PASS_VARIABLE = "ROVE_PASS"
 """Environment variable that lists additional variables to pass, separated by commas."""
 
@@ -53,7 +54,7 @@ class Installed(msgspec.Struct, kw_only=True, frozen=True):
     file: str
     """Path of the module's file inside `folder`."""
     origin: str
-    """The hub, folder, wheel or git URL it was installed from."""
+    """The hub, folder, wheel or git URL from which it was installed."""
     manifest: str
     """SHA-256 of the manifest."""
     wheel: str
@@ -88,7 +89,7 @@ def environment_folder(reference: Reference) -> Path:
 
 
 def find(reference: Reference) -> Installed | None:
-    """Return the installed environment, or None if it, or the given version, is not installed."""
+    """Return the installed environment; None if the environment or the given version is not installed."""
     file = environment_folder(reference) / RECORD
     try:
         installed = msgspec.json.decode(file.read_bytes(), type=Installed)

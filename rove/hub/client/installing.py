@@ -41,7 +41,7 @@ from rove.utils.files import atomic_write
 
 VERIFIERS = "verifiers"
 PROVIDED = {"rove": (rove.__version__,), **PROVIDED_VERSIONS}
-"""Dependencies that the installed rove provides → the versions it provides; they are not downloaded."""
+"""Dependencies that the installed rove provides, with the versions that it provides; they are not downloaded."""
 V0_REQUIREMENTS = {"datasets": "datasets>=3.0", "openai": "openai>=1.50"}
 """Dependencies of the real `verifiers`, which v0 packages import without declaring them."""
 
@@ -241,7 +241,7 @@ def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: 
 
 INSTALL = ("install", "--quiet", "--no-input")
 NO_SOURCES = "--only-binary=:all:"
-"""Install dependencies from wheels only, because building one runs its code."""
+"""Install dependencies from wheels only, because building from source runs a dependency's code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +254,7 @@ class Offer:
     """Hub, folder, wheel or git URL of the package."""
     manifest: Manifest
     content: bytes
-    """Bytes of the manifest; b"" if the package has none and `manifest` was derived from its wheel."""
+    """Bytes of the manifest; b"" if the package has no manifest and `manifest` was derived from its wheel."""
     files: list[HubFile] = field(default_factory=list)
     """Files in the hub's index."""
     key: str | None = None
@@ -262,11 +262,11 @@ class Offer:
     notes: list[str] = field(default_factory=list)
     """Notes to show before installing."""
     wheel: Path | None = None
-    """Local path of the wheel, if it is already here."""
+    """Local path of the wheel, if it is already on this machine."""
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the manifest; "" without one."""
+        """SHA-256 of the manifest; "" without a manifest."""
         return hashlib.sha256(self.content).hexdigest() if self.content else ""
 
     @property

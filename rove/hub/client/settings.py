@@ -25,13 +25,13 @@ SETTINGS, KEYS = "hub.toml", "known_keys.toml"
 
 
 def resolve_hub(option: str | None = None) -> str | None:
-    """Return the address of the hub: `option`, else `$ROVE_HUB`, else the one saved by `rove hub login`, else None."""
+    """Return the address of the hub: `option`, else `$ROVE_HUB`, else the address saved by `rove hub login`, else None."""
     address = option or os.environ.get(HUB_VAR, "").strip() or _content(SETTINGS).get("hub")
     return None if address is None else normalize_address(str(address))
 
 
 def require_hub(option: str | None = None) -> str:
-    """Return the address of the hub as `resolve_hub` does, but require one."""
+    """Return the address of the hub as `resolve_hub` does; raise an error if there is none."""
     address = resolve_hub(option)
     if address is None:
         raise ConfigError(
@@ -50,11 +50,11 @@ def require_server(option: str | None = None) -> str:
 
 
 def token_for(address: str, option: str | None = None) -> str | None:
-    """Return the token for a hub: `$ROVE_HUB_TOKEN` for the user's own hub (see `resolve_hub`), else the saved one.
+    """Return the token for a hub: `$ROVE_HUB_TOKEN` for the user's own hub (see `resolve_hub`), else the saved token.
 
     The variable's token is not sent to any other hub, because an untrusted lock file can name any address.
 
-    `option` is the hub that the user named in the command, if any.
+    `option` is the hub that the user named in the command, if the user named one.
     """
     token = os.environ.get(TOKEN_VAR, "").strip()
     if token and resolve_hub(option) == normalize_address(address):

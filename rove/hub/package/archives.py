@@ -34,7 +34,7 @@ from rove.hub.package.unpacking import Members, tar_members, zip_members
 LOAD = "load_environment"
 
 _COMPILED = re.compile(r"\.(so|pyd|dll|dylib|pyc|pyo)(\.[0-9]+)*\Z", re.IGNORECASE)
-"""Suffixes of compiled code, with the version that a shared library may have after them."""
+"""Suffixes of compiled code; a shared library's version may follow."""
 _STARTUP = (".pth", ".start", ".egg-link")
 """Suffixes of files that Python or setuptools read when Python starts."""
 _DATA = re.compile(
@@ -46,7 +46,7 @@ _METADATA = re.compile(
     r"METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|zip-safe|scm_[a-z_]+\.json|(licenses|license_files|sboms)/.+|"
     r"(?i:(licen[cs]e|copying|notice|authors|contributors)[^/]*)"
 )
-"""Files of a `.dist-info` folder. Others change what installers and importlib.metadata report."""
+"""Allowed files of a `.dist-info` folder. Other files change what installers and importlib.metadata report."""
 _SECTION = re.compile(r"\[([^\[\]]*)\]")
 _ENTRY = re.compile(r"([A-Za-z0-9._-]+)[ \t]*=[ \t]*([A-Za-z0-9_.:]+)")
 
@@ -85,7 +85,7 @@ def has_load_environment(source: bytes) -> bool:
 
 
 def within_limit(content: bytes, name: str, kind: str) -> bytes:
-    """Return a metadata file's content."""
+    """Return a metadata file's content if its size is within the limit."""
     if len(content) > limits.MAX_METADATA_BYTES:
         raise PackageError(
             f"{name}: its {kind} has {len(content):,} bytes; expected at most {limits.MAX_METADATA_BYTES:,}"
@@ -135,8 +135,8 @@ def _check_name(top: str, is_folder: bool, project: str, name: str) -> None:
 def _check_entry_points(content: bytes, project: str, module: str, name: str) -> None:
     """Check that all entry points are environments of the package itself.
 
-    importlib.metadata reads this file with a parser of its own: indented lines, other delimiters and unusual line ends mean
-    something else to it than to `configparser`. Only lines that every parser reads in the same way are accepted.
+    importlib.metadata reads this file with a parser of its own: it interprets indented lines, other delimiters and
+    unusual line ends differently from `configparser`. Only lines that every parser reads in the same way are accepted.
     """
     source = f"{name}: its entry_points.txt"
     try:
@@ -448,7 +448,8 @@ class Package:
 def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
     """Check a package completely, without running its code.
 
-    `keys` are public keys, one of which must have signed it. By default a signature is optional, but must be valid.
+    `keys` are public keys; one of them must have signed the package. By default, a signature is optional, but must be
+    valid.
     """
     content = _read(folder / MANIFEST, limits.MAX_MANIFEST_BYTES)
     signed_by = None

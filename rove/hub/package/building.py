@@ -106,7 +106,7 @@ def check_api(code: Reading) -> None:
 
 
 def secrets(code: Reading) -> list[str]:
-    """Return the environment variables in the code whose names suggest a secret."""
+    """Return the names of environment variables in the code that suggest a secret."""
     return sorted(name for name in code.keys if SECRET.fullmatch(name))
 
 
@@ -156,7 +156,7 @@ class Score(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Facts(msgspec.Struct, kw_only=True, frozen=True):
-    """What running an environment showed."""
+    """Facts that were observed while the environment ran."""
 
     metrics: list[str] = []
     """Names of the rubric's reward functions and metrics."""
@@ -216,12 +216,13 @@ class Built:
 def build(folder: Path, output: Path | None = None, run_policies: bool = True, python: str | None = None) -> Built:
     """Build the package in a folder into OUTPUT/NAME-VERSION/, atomically and reproducibly.
 
-    The build backend named in pyproject.toml makes a source archive of a copy of the folder, and a wheel of that archive. rove
-    then loads the environment from the wheel and runs its scripted policies on a few examples for the manifest.
+    The build backend named in pyproject.toml makes a source archive from a copy of the folder, and a wheel from that
+    archive. rove then loads the environment from the wheel and runs its scripted policies on a few examples for the
+    manifest.
 
     Args:
         output: Output folder (default: `dist` in `folder`).
-        run_policies: False does not load the environment; the manifest then contains only what the source declares.
+        run_policies: If False, the environment is not loaded; the manifest then contains only what the source declares.
         python: Interpreter with the environment's dependencies (default: this one).
 
     Example:
@@ -262,7 +263,7 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
 
 
 def _inherited_variables(python: str | None) -> dict[str, str]:
-    """Return the environment variables of the worker; another interpreter must not get those that configure this one."""
+    """Return the environment variables of the worker; another interpreter must not get the variables that configure this one."""
     excluded = () if python is None else INTERPRETER_VARIABLES
     return {name: value for name, value in os.environ.items() if name not in excluded}
 

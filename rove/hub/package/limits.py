@@ -26,7 +26,7 @@ MAX_PATH_CHARS = 240
 MAX_SOURCE_BYTES = 2 * MIB
 """Size of a Python file that is parsed to find `load_environment`."""
 MAX_METADATA_BYTES = 1 * MIB
-"""Size of METADATA (which contains the README), RECORD and PKG-INFO."""
+"""Size of each of METADATA (including the README), RECORD and PKG-INFO."""
 MAX_MANIFEST_BYTES = 256 << 10
 MAX_SIGNATURE_BYTES = 4 << 10
 
@@ -40,7 +40,7 @@ MAX_TAG_CHARS = 32
 MAX_ITEMS = 200
 """Length of each list in a manifest, such as authors, dependencies or metrics."""
 MAX_PARENTHESES = 20
-"""Opening parentheses in a dependency; the parser recurses at each."""
+"""Opening parentheses in a dependency; the parser recurses at each of them."""
 
 ConcurrentUploads = Annotated[int, Meta(ge=1, le=64)]
 TokenDays = Annotated[float, Meta(gt=0, le=36500)]

@@ -217,7 +217,7 @@ def _is_refused(char: str) -> bool:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Check what the types alone do not guarantee."""
+    """Check the conditions that the types alone do not guarantee."""
     try:
         check_name(manifest.name)
         check_version(manifest.version)

@@ -1,7 +1,8 @@
 """Well-known environment variables, which a package should not receive without a warning.
 
 `needs.secrets` of a manifest names the variables that the environment gets when it runs. Most are keys of the task's own service.
-A name below means more: it chooses the programs that run, or opens accounts of the user that no task needs.
+The variables below are more dangerous: they choose the programs that run, or open accounts of the user that no task
+needs.
 """
 
 from __future__ import annotations

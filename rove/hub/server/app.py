@@ -178,7 +178,7 @@ class _Hub:
         return answer
 
     def _with_path(self, request: web.Request, find: Callable[..., T]) -> Callable[[str | None], T]:
-        """Return a query of the catalogue, about what the request's path names, as a function of the reader."""
+        """Return a query of the catalogue about the environment or version in the request's path, as a function of the reader."""
         return lambda reader: find(self.store, **request.match_info, reader=reader)
 
     async def _json(self, request: web.Request, build: Callable[[str | None], object]) -> web.StreamResponse:
@@ -239,8 +239,8 @@ class _Hub:
     def _falls_back(self, owner: str, reader: str | None) -> bool:
         """Return whether to redirect to the fallback index.
 
-        Not if the owner has private projects that this reader cannot see: a public project of the same name would be
-        installed instead (dependency confusion).
+        It does not redirect if the owner has private projects that this reader cannot see: a public project of the same
+        name would be installed instead (dependency confusion).
         """
         return self.fallback is not None and (reader == owner or not catalogue.has_private(self.store, owner))
 

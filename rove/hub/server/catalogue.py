@@ -1,7 +1,8 @@
 """Queries on a hub's content, in the JSON format shared by the server and static exports.
 
 `reader` is the owner whose private environments are visible, see `Access.reads`; None shows only public environments.
-Environments that are not visible are treated as missing: queries about missing ones raise `RejectedError` (404).
+Environments that are not visible are treated as missing: queries about missing environments raise `RejectedError`
+(404).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Refuse names that the fallback index has: an owner's package must not silently replace one of the public index.
+"""Refuse names that the fallback index has: an owner's package must not silently replace a package of the public index.
 
-An installer that uses an owner's index of this hub asks it for every dependency. The hub redirects it to the fallback index for
-projects that the owner does not have. A package that the owner publishes under the name of such a dependency (`requests`) would
-be installed in its place, in every environment that needs it (dependency confusion). The operator of the hub can allow a name.
+An installer that uses an owner's index on this hub requests every dependency from it. The hub redirects it to the
+fallback index for projects that the owner does not have. If the owner publishes a package under the name of such a
+dependency (`requests`), it is installed in place of the dependency, in every environment that needs the dependency
+(dependency confusion). The operator of the hub can allow a name.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ ALIASES = {
     "application/*": JSON_V1,
     "application/json": JSON_V1,
 }
-"""Other content types that clients may request, and the type they receive."""
+"""Other content types that clients may request, and the type that they then receive."""
 
 
 def negotiate(accept: str) -> str | None:
-    """Return the content type for an Accept header, HTML without one; None if no available type is acceptable."""
+    """Return the content type for an Accept header (HTML without a header); None if no available type is acceptable."""
     best, form = 0.0, None
     for part in (accept or "*/*").split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))

@@ -153,7 +153,7 @@ class Store:
         return bool(list(self.database.query(sql, [owner, name])))
 
     def check_new(self, owner: str, name: str, version: str, change: sqlite3.Connection | None = None) -> None:
-        """Check that a version can be published; inside a transaction the result stays valid until it ends."""
+        """Check that a version can be published; in a transaction, the result stays valid until the transaction ends."""
         check_owner(owner)
         check_name(name)
         check_version(version)
@@ -249,9 +249,10 @@ class Store:
     # recovery
 
     def recover(self) -> list[str]:
-        """Open the folder for serving and delete what a crash left behind.
+        """Open the folder for serving, and delete files that a crash left behind.
 
-        Nothing is deleted while another process uses the folder, because its unfinished uploads look the same.
+        Nothing is deleted while another process uses the folder, because that process's unfinished uploads look the
+        same.
 
         Returns:
             Published files that are missing or have a wrong size; none unless the folder was modified from outside.

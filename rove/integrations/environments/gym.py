@@ -34,7 +34,7 @@ from rove.utils.threads import PendingCalls, Threads
 MAX_STEPS = 100
 """Maximum steps of an episode whose environment sets no limit."""
 MAX_CONCURRENT_STEPS = 32
-"""Maximum steps of environments that run at a time, in threads."""
+"""Maximum number of environments' steps that run concurrently, in threads."""
 
 
 class GymEnv(MultiTurnEnv):
@@ -50,11 +50,12 @@ class GymEnv(MultiTurnEnv):
     Args:
         env_cls: an id of Gymnasium, such as "FrozenLake-v1", or a callable that returns an object with `reset` and `step`, in
             Gymnasium's form (`step` returns five values) or that of the older Gym (four).
-        env_kwargs: arguments for Gymnasium, or for `env_cls`.
+        env_kwargs: arguments for Gymnasium, or for the callable `env_cls`.
         actions: names of the actions, in order of their numbers. Default: for known text games their names, else the numbers
             of `action_space.n`.
-        action_parser: text → action, raising ValueError (with a message for the model) if there is none. Default: the name or
-            number of an action, alone, in `<action>` tags, or the last name in the text.
+        action_parser: text → action, raising ValueError (with a message for the model) if the text has no action.
+            Default: the name or number of an action if it is the whole text or in `<action>` tags, else the last name
+            in the text.
         obs_to_text: observation → text. Default: Gymnasium's text rendering, else `str`.
         description: first text of the prompt. Default: for known text games a description of the game.
         reward_range: least and greatest return, scaled to 0 and 1; returns outside are clipped. Default: for known text games
@@ -160,7 +161,7 @@ class GymEnv(MultiTurnEnv):
         """Return the action in the model's answer.
 
         Raises:
-            ValueError: there is none; the message is for the model.
+            ValueError: The answer has no action; the message is for the model.
         """
         if self.action_parser is not None:
             return self.action_parser(text)
@@ -178,7 +179,7 @@ class GymEnv(MultiTurnEnv):
 
     @cleanup
     async def cleanup_env(self, state: State) -> None:
-        """Close the environment, after a step that is still running."""
+        """Close the environment, once a step that is still running has ended."""
         await asyncio.gather(*state.get("gym_calls", ()))
         if state.get("gym_env") is not None:
             _close(state["gym_env"])
@@ -242,7 +243,7 @@ def _make(env_cls: str | Callable[..., Any], kwargs: Arguments) -> object:
 
 
 def _default_max_steps(env_cls: str | Callable[..., Any], game: TextGame | None) -> int:
-    """Return the limit of steps of a known text game, else that of Gymnasium, else rove's."""
+    """Return the limit of steps of a known text game, or else Gymnasium's limit, or else rove's."""
     if game is not None and game.max_steps:
         return game.max_steps
     if not isinstance(env_cls, str):
@@ -294,7 +295,7 @@ class TextGame(msgspec.Struct, frozen=True):
     reward_range: tuple[float, float] | None = None
     """Least and greatest sum of an episode's rewards."""
     max_steps: int | None = None
-    """For games without their own limit."""
+    """Maximum steps, for games without their own limit."""
 
 
 LAKE = TextGame(
@@ -330,7 +331,7 @@ GAMES = {
     "Taxi": TAXI,
     "Blackjack": BLACKJACK,
 }
-"""By the id in Gymnasium, without its version."""
+"""Text games by their ids in Gymnasium, without versions."""
 
 
 def game_of(env_id: str) -> TextGame | None:

@@ -28,7 +28,7 @@ from rove.rubrics import Rubric
 from rove.rubrics.parser import visible_response
 
 TOOL = "act"
-"""Name of the tool for actions, with `as_tool`."""
+"""Name of the tool for actions if `as_tool` is set."""
 
 
 def show_fields(observation: JsonMapping) -> str:
@@ -51,10 +51,11 @@ class OpenEnvEnv(MultiTurnEnv):
     """An environment on an OpenEnv server: each model turn is an action, and the observation is the environment's response.
 
     rove implements the protocol; the `openenv` package is not needed. If actions have one required string field, the model's
-    answer is its value; otherwise the model must write a JSON object, and gets an error message if it is invalid. With
-    `as_tool` it calls the tool `act`, whose arguments are the action's fields. All rollouts of a group reset with the same seed.
-    The reward `episode_reward` is the sum of the steps' rewards. Metrics: `episode_steps`, `finished`, `invalid_actions` (share
-    of the turns). State key: `openenv_state` is the server's last response.
+    answer is its value; otherwise, the model must write a JSON object, and gets an error message if the object is
+    invalid. With `as_tool`, the model calls the tool `act`, whose arguments are the action's fields. All rollouts of a
+    group reset with the same seed. The reward `episode_reward` is the sum of the steps' rewards. Metrics:
+    `episode_steps`, `finished`, `invalid_actions` (share of the turns). State key: `openenv_state` is the server's last
+    response.
 
         env = rove.OpenEnvEnv("http://localhost:8000", max_turns=20)
 
@@ -238,7 +239,7 @@ class _Server:
         self.tool = {"type": "function", "function": function}
         """Definition of the tool for actions."""
         self.field: str | None = None
-        """The field, if actions have a single required string field."""
+        """The name of the field, if actions have a single required string field."""
         if len(required) == 1 and properties.get(required[0], {}).get("type") == "string":
             self.field = required[0]
 

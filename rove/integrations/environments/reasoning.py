@@ -34,8 +34,8 @@ MEMORY_BYTES = 2 << 30
 EXACT_THRESHOLD = 0.99
 """Minimum score of a correct answer."""
 CHUNK_SIZE, MAX_CHUNK_SIZE, CHUNK_S = 16, 4096, 0.5
-"""Tasks created by the first call of a worker. Every call forks a process, so the next calls create twice as many, up to the
-maximum, while one takes less than so many seconds."""
+"""Number of tasks created by a worker's first call, maximum number, and a time in seconds. Every call forks a process,
+so each next call creates twice as many tasks, up to the maximum, while a call takes less than this time."""
 TASK_TIMEOUT_S = 60.0
 """Time limit for creating a chunk."""
 
@@ -45,9 +45,9 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     weight: float = 1.0
-    """Its share of the tasks, relative to the other weights."""
+    """The family's share of the tasks, relative to the other weights."""
     config: JsonObject = {}
-    """Its settings, with reasoning-gym's names."""
+    """The family's settings, with reasoning-gym's names."""
 
 
 def oracle(messages: Messages, state: State, rng: random.Random) -> str:
@@ -58,17 +58,17 @@ def oracle(messages: Messages, state: State, rng: random.Random) -> str:
 class ReasoningGymEnv(SingleTurnEnv):
     """Tasks of reasoning-gym: one family, or a mixture of several.
 
-    The library runs in worker processes, since some families evaluate answers as Python. After scoring an answer of such a
-    family the worker is replaced; one that takes too long, or dies, fails its rollout with a `WorkerError`. The reward `score` is
-    the family's score, clipped to 0…1; an answer for which its scorer raises gets 0. Metrics: `raw_score`, `exact` (a score of
-    0.99 or more), `unreadable`.
+    The library runs in worker processes, since some families evaluate answers as Python. After scoring an answer of
+    such a family, the worker is replaced. If scoring takes too long or the worker dies, the rollout fails with a
+    `WorkerError`. The reward `score` is the family's score, clipped to 0…1; an answer for which its scorer raises gets
+    0. Metrics: `raw_score`, `exact` (a score of 0.99 or more), `unreadable`.
 
         env = rove.ReasoningGymEnv([{"name": "countdown", "weight": 2}, "chain_sum"], num_train_examples=500)
 
     Args:
         gym: the name of a family, or several: names or `Family` tables like {"name": "countdown", "weight": 2, "config": {…}}.
         num_train_examples: training tasks.
-        num_eval_examples: evaluation tasks, different from those.
+        num_eval_examples: evaluation tasks, which differ from the training tasks.
         seed: seed of the tasks.
         config: settings of the family, if `gym` is one name.
         system_prompt: default: asks for `<answer>` tags.
@@ -76,8 +76,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         partial_credit: whether scores between 0 and 1 count; many families give some for wrong answers.
         score_seconds: time limit for scoring one answer.
         max_workers: maximum answers scored at a time. Default: the number of cores, at most 8.
-        python: interpreter of another virtual environment with reasoning-gym, which then is not needed in this one.
-        Everything else: see `Environment`.
+        python: interpreter of another virtual environment with reasoning-gym; this environment then does not need the
+        library. Everything else: see `Environment`.
 
     Raises:
         ConfigError: reasoning-gym is not installed, or an argument is out of range; when the dataset is read: a family does not

@@ -1,4 +1,4 @@
-"""Worker of `ReasoningGymEnv`: creates tasks and scores answers, which some families evaluate as Python."""
+"""Worker of `ReasoningGymEnv`: creates tasks and scores answers; some families evaluate answers as Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reasoning_gym.utils import SYSTEM_PROMPTS  # pyright: ignore[reportMissingI
 
 
 def setup() -> dict[str, Any]:
-    """Return the families, those that may run an answer as code, and the prompt that requests tags."""
+    """Return all families, the families that may run an answer as code, and the prompt that requests tags."""
     running = sorted(filter(_runs_code, DATASETS))
     return {"families": sorted(DATASETS), "running": running, "system_prompt": SYSTEM_PROMPTS["default"]}
 

@@ -1,6 +1,6 @@
 """Tasksets of verifiers v1, run and scored by verifiers in a worker process.
 
-The requests of its agents come to the recording proxy; see docs/decisions/agents.md.
+Requests of a taskset's agents are sent to the recording proxy; see docs/decisions/agents.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS_TIMEOUT_S = 600.0
 """Time limit for sending a chunk of tasks."""
 CANCEL_TIMEOUT_S = 15.0
 INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Environment variables with package locations of this interpreter, which another one must not inherit."""
+"""Environment variables with package locations of this interpreter; another interpreter must not inherit them."""
 
 
 class TasksetEnv(AgentEnv):
@@ -52,7 +52,7 @@ class TasksetEnv(AgentEnv):
         env = rove.TasksetEnv("reversal", num_examples=100, python="verifiers-venv/bin/python")
 
     Args:
-        taskset: its id: the name of the module that exports it.
+        taskset: id of the taskset: the name of the module that exports it.
         config: settings of the taskset; `--env.taskset.` sets them in `vf-eval`.
         eval_config: settings that differ for evaluation, such as {"split": "test"}. Default: evaluation uses the training tasks.
         env: the rest of v1's `[env]` table: `id` of an environment for the taskset, and settings of its agents, such as
@@ -171,7 +171,7 @@ class TasksetEnv(AgentEnv):
         return result["reply"]
 
     def _limited(self, turn: Turn) -> ModelTurn:
-        """Record the agent's turns as the rollout's, those of other agents under model roles."""
+        """Record the agent's turns as the rollout's turns, and the turns of other agents under model roles."""
         limited_turn = super()._limited(turn)
 
         async def route(state: State, messages: Messages, *, agent_request: Request | None = None) -> Message:
@@ -199,7 +199,7 @@ class TasksetEnv(AgentEnv):
 
 
 class _TasksetRubric(Rubric):
-    """The scores of verifiers; functions that are added score the rollout here."""
+    """The scores of verifiers; added functions score the rollout in this process."""
 
     def __init__(self, names: list[str]):
         super().__init__()
@@ -265,7 +265,7 @@ def _load(workers: Workers, taskset: str) -> JsonObject:
 
 
 async def _stop(state: State, condition: str) -> None:
-    """End the episode and have it scored as it is."""
+    """End the episode, which is then scored as it is."""
     worker, number = state["episode"]
     with suppress(RemoteError, WorkerError):
         await worker.request("stop", number=number, condition=condition)

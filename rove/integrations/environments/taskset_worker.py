@@ -24,11 +24,11 @@ MAX_TRACEBACK_CHARS = 8000
 CANCEL_TIMEOUT_S = 10.0
 """Time limit for releasing the resources of a canceled episode."""
 NO_KEY = "ROVE_NO_KEY"
-"""Name of an unset environment variable: the API key is in the URL."""
+"""Name of an environment variable that is not set, because the API key is in the URL."""
 
 
 class Loaded:
-    """The environment of this process, the agent that is the model, and the tasks by whether they are for training."""
+    """The environment of this process, the agent that is the model, and the tasks for training and for evaluation."""
 
     env: Any
     agent: str
@@ -201,7 +201,7 @@ def _has_model(default: object, overrides: dict[str, Any]) -> bool:
 
 
 def _with_local_defaults(default: Any, overrides: dict[str, Any], taskset_id: str) -> dict[str, object]:
-    """Return the settings of a role: by default on this machine and without a shell."""
+    """Return the settings of a role; by default, it runs on this machine and without a shell."""
     if isinstance(default.runtime, vf.PrimeConfig):
         overrides.setdefault("runtime", {"type": "subprocess"})
     if default.harness is None and default_agent_harness(taskset_id).id == "bash":
@@ -336,7 +336,7 @@ NullHarness.launch, NullHarness.setup = _launch, _setup
 
 
 def error_to_dict(error: BaseException) -> dict[str, str]:
-    """Return an exception in the form in which it is sent."""
+    """Return an exception in the form that is sent to the parent."""
     text = "".join(format_exception(type(error), error, error.__traceback__))
     return {"type": type(error).__name__, "message": str(error), "traceback": text[-MAX_TRACEBACK_CHARS:]}
 

@@ -46,9 +46,10 @@ class TextArenaEnv(MultiTurnEnv):
 
     Each game runs in its own process, since the library uses Python's global random generator and some games hang: a call that
     takes longer than `call_seconds` fails its rollout with a `WorkerError`. All rollouts of a group have the same game and the
-    same position in it. The reward `game_reward` is the model's: with several players −1…1 scaled to 0…1, alone clipped to 0…1;
-    0 if the game did not end. Metrics: `raw_reward`, `finished`, `invalid_move` (the game was lost by one). State key: `game`
-    (rewards and TextArena's info about the players, after the end).
+    same position in it. The reward `game_reward` is the game's reward for the model: with several players, −1…1 is
+    scaled to 0…1; with one, it is clipped to 0…1. It is 0 if the game did not end. Metrics: `raw_reward`, `finished`,
+    `invalid_move` (the model lost by an invalid move). State key: `game` (rewards and TextArena's info about the
+    players, after the end).
 
         env = rove.TextArenaEnv("TicTacToe-v0", num_train_examples=100)
 
@@ -63,8 +64,8 @@ class TextArenaEnv(MultiTurnEnv):
             Default: a random move in the brackets that the game has shown (`random_bracket`).
         call_seconds: time limit of one call of the game.
         offline: whether network access is refused to games.
-        python: interpreter of another virtual environment with TextArena, which then is not needed in this one.
-        Everything else: see `MultiTurnEnv`. The default of `max_turns` is 100.
+        python: interpreter of another virtual environment with TextArena; this environment then does not need the
+        library. Everything else: see `MultiTurnEnv`. The default of `max_turns` is 100.
 
     Raises:
         ConfigError: TextArena is not installed, or an argument is out of range.

@@ -15,9 +15,9 @@ MAX_PLAYERS = 8
 
 
 def setup(offline: bool = True) -> dict[str, str]:
-    """Return the ids of the games, and the code of each, which variants share.
+    """Return the ids of the games, and the code of each game; variants share code.
 
-    With `offline`, games that would download something fail at once.
+    With `offline`, games that need a download fail immediately.
     """
     if offline:
         for name in ("connect", "connect_ex"):
@@ -33,7 +33,7 @@ class Session:
     def begin(self, game: str, seed: int, num_players: int | None = None) -> dict[str, object]:
         """Create and reset the game; return the first turn (see `_turn`) and the number of players.
 
-        The default of `num_players` is the minimum for the game, but two if it is not for one player.
+        `num_players` defaults to the game's minimum, but at least two for games that are not for one player.
         """
         if num_players is not None:
             self._reset(game, seed, num_players)
@@ -42,7 +42,7 @@ class Session:
         return {**self._turn(), "num_players": num_players}
 
     def act(self, action: str) -> dict[str, Any]:
-        """Make a move. Return the next turn, or at the end the rewards, info and observations by player."""
+        """Make a move. Return the next turn or, at the end of the game, the rewards, info and observations by player."""
         done, _ = self.game.step(action=action)
         if not done:
             return {**self._turn(), "done": False}
@@ -85,7 +85,7 @@ class Session:
         return {"player": player, "text": self._text(player, log)}
 
     def _text(self, player: int, log: Any) -> str:
-        """Return what is new to a player: messages of others with their names, without the player's own."""
+        """Return the messages that are new to a player, with the names of the senders and without the player's own messages."""
         if isinstance(log, str):
             return log
         lines: list[str] = []

@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 # Not -ffast-math: it assumes that there are no NaNs, by which a diverged model is recognized.
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC"]
 COMPILE_TIMEOUT_S = 60.0
-"""Timeout of the compiler, which takes half a second."""
+"""Timeout of the compiler in seconds; it usually takes half a second."""
 MAX_GROUPS = 16
-"""Maximum query heads per key head; more do not fit in the registers."""
+"""Maximum query heads per key head; more heads do not fit in the registers."""
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
@@ -59,7 +59,7 @@ SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
 
 
 def vector_floats(size: int) -> int:
-    """Return the floats per vector for heads of this size on this processor; 0 if no kernels support it."""
+    """Return the floats per vector for heads of this size on this processor; 0 if no kernels support this size."""
     # 16 without AVX-512 would work, too, but GCC splits such vectors through memory.
     widths = (16, 8) if "avx512f" in _processor() else (8,)
     for width in widths:
@@ -124,7 +124,7 @@ def run_rows(count: int, function: Callable[[int, int], Result]) -> list[Result]
 
 
 def kernel_threads() -> ThreadPoolExecutor:
-    """Return as many threads as PyTorch uses, for calls that release the GIL and wait for no other."""
+    """Return a pool of as many threads as PyTorch uses, for calls that release the GIL and do not wait for each other."""
     return _threads(torch.get_num_threads(), os.getpid())  # a forked process has none of its parent's threads
 
 
@@ -139,7 +139,7 @@ def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
 
 
 def softmax_kernels(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Return the kernels of `softmax.c` for logits of this type; None if there are none. They do not depend on heads."""
+    """Return the kernels of `softmax.c` for logits of this type; None if there are none. These kernels do not depend on heads."""
     if dtype not in (torch.float32, torch.bfloat16):
         return None
     return load_kernels("softmax", 1, 16, dtype == torch.bfloat16)
@@ -164,7 +164,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 @lru_cache(maxsize=1)
 def _processor() -> str:
-    """Return a description of the processor: home folders may be shared by different machines."""
+    """Return a description of the processor, because machines with different processors may share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))

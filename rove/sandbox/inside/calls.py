@@ -14,7 +14,7 @@ from .frames import read_frame, write_frame
 from .host_calls import ANSWER, FAILED, QUESTION, REQUEST
 
 HOST_CALL_COST_S = 0.001
-"""Time that a host call takes of the call's time limit; it bounds the number of host calls. Time beyond it does not count."""
+"""Time that each host call takes from the call's time limit, to bound the number of host calls. Further time does not count."""
 
 
 class Clipped:
@@ -71,9 +71,9 @@ class Child:
             os.set_blocking(fd, False)
 
     def take_fds(self) -> None:
-        """In the child: install its ends as standard streams and close all other file descriptors.
+        """In the child: install its ends of the pipes as standard streams, and close all other file descriptors.
 
-        None of the descriptors that stay leads to the host (docs/decisions/sandbox.md).
+        None of the remaining descriptors leads to the host (docs/decisions/sandbox.md).
         """
         null = os.open(os.devnull, os.O_RDONLY)
         for fd, source in ((0, null), (1, self.output_end), (2, self.output_end)):
@@ -86,19 +86,19 @@ class Child:
         os.closerange(first_to_close, max_files)
 
     def close_child_fds(self) -> None:
-        """In the supervisor: close the child's ends."""
+        """In the supervisor: close the child's ends of the pipes."""
         for fd in (self.output_end, *self.child_fds):
             os.close(fd)
 
     def close(self) -> None:
-        """Close the supervisor's ends."""
+        """Close the supervisor's ends of the pipes."""
         for fd in self.own_fds:
             os.close(fd)
         self.own_fds = ()
 
 
 class Call:
-    """One request to a child: write it and read output until there is an answer, the child ends, or the time is over.
+    """One request to a child: write it, and read output until there is an answer, the child ends, or the time limit is reached.
 
     Args:
         request: The request; empty if no answer is expected.
@@ -156,13 +156,15 @@ class Call:
         self._drain()
 
     def _end(self) -> None:
-        """Read the answer of a child that has ended: it may have answered before, and the answer is still in the pipe."""
+        """Read the answer of a child that has ended: it may have answered before its end, and the answer may still be
+        in the pipe.
+        """
         if self.number and len(self.child.own_fds) > 1:
             self._read_answer()
         self.outcome = self.outcome or "ended"
 
     def _call_host(self, reading: dict[int, Callable[[], bool]]) -> None:
-        """Pass a host call on and its reply back; the call's time limit is suspended until then."""
+        """Forward a host call, and return its reply to the child; the call's time limit is suspended until then."""
         began = time.monotonic()
         requests, answers = self.host
         write_frame(answers, {"host_call": self.pending_call, "left": max(0.0, self.deadline - began)})

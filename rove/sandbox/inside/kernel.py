@@ -46,8 +46,9 @@ def unshare(flags: int) -> None:
 def clone(flags: int) -> int:
     """Fork into new namespaces; return 0 in the child, its process id in the parent.
 
-    It skips what `os.fork` makes Python do in the child, at a third of the cost. This is safe here: the process has one thread,
-    which holds Python's lock in both processes, so that the child's interpreter is an exact copy. The child forks with `os.fork`.
+    It skips the work that `os.fork` makes Python do in the child, and costs a third as much. This is safe here: the
+    process has one thread, which holds Python's lock in both processes, so that the child's interpreter is an exact
+    copy. The child forks with `os.fork`.
     """
     arguments = [CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0]
     words = [ctypes.c_long(argument) for argument in arguments]
@@ -83,14 +84,14 @@ def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
 def set_oom_score(score: int) -> None:
     """Set how early the kernel ends this process and its children when memory runs out (-1000 to 1000; higher is earlier).
 
-    With CAP_SYS_RESOURCE this is also the least that they can set later without it.
+    With CAP_SYS_RESOURCE, this is also the lowest value that they can set later without this capability.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(score))
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities irrevocably, also for programs that are executed later."""
+    """Drop all capabilities irrevocably, including for programs that are executed later."""
     for capability in range(64):
         try:
             prctl(CAPBSET_DROP, capability)

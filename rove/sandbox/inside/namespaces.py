@@ -27,7 +27,7 @@ SYSTEM = (
 )
 DEVICES = ("null", "zero", "full", "random", "urandom")
 NEW_ROOT = "/tmp"
-"""Where the new root is built, in a separate mount namespace; every Linux has this folder."""
+"""Folder in which the new root is built, in a separate mount namespace; it exists on every Linux system."""
 FOLDER = "/session"
 """The only writable folder of a session; /tmp and /dev/shm link to it."""
 GENERATED_FILES = {
@@ -93,7 +93,7 @@ class Jail:
         return flags
 
     def mount_session(self, limits: dict[str, Any], uid: int | None) -> None:
-        """In the first process of a session: mount its folder, which has a size limit, and a /proc of its own processes."""
+        """In the first process of a session: mount its size-limited folder, and a /proc with only its own processes."""
         if self.namespace_flags & kernel.NEW_USER:
             self._map_user()
         with contextlib.suppress(OSError):  # the session has joined its groups: they become the root that it sees

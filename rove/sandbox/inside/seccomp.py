@@ -1,9 +1,9 @@
 """A seccomp filter: the kernel refuses system calls that no program in a sandbox needs.
 
-It lists refused calls, not allowed ones, because unknown libraries must run. It refuses calls that reach beyond the process
-(memory of other processes, mounts, namespaces, clocks, the kernel), the network, memory without limits (anonymous files,
-System V and POSIX queues and segments), and what sessions and the host could share through readable files: locks, leases,
-watches, and the machine's asynchronous I/O.
+It lists refused calls rather than allowed calls, because unknown libraries must run. It refuses calls that reach beyond
+the process (memory of other processes, mounts, namespaces, clocks, the kernel), the network, memory without limits
+(anonymous files, System V and POSIX queues and segments), and what sessions and the host could share through readable
+files: locks, leases, watches, and the machine's asynchronous I/O.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The first process of a session: it runs one call after the other and can stop all other processes of the session.
 
-It holds no secrets and shares no file with its children, so that code can affect only its own session: results are text,
-shortened while it is read, and everything that code leaves behind ends with the session (docs/decisions/sandbox.md).
+It holds no secrets and shares no files with its children, so code can affect only its own session. Results are text
+that is shortened while it is read, and everything that code leaves behind ends with the session
+(docs/decisions/sandbox.md).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Supervisor:
 
     Args:
         folder: The session's folder; relative paths start there.
-        alone: Whether this process may signal no processes but those of the session, so that it can kill all that it may signal.
+        alone: Whether this process may signal only processes of the session, so that it can kill all that it may
+            signal.
     """
 
     def __init__(self, requests: int, answers: int, limits: dict[str, Any], folder: str, alone: bool):
@@ -43,7 +45,7 @@ class Supervisor:
         self.python: Child | None = None
         self.calls = 0
         self.ended: dict[int, int] = {}
-        """Process id of an ended child → its status as `waitpid` returns it."""
+        """Process id of an ended child → the status that `waitpid` returned."""
         self.groups: set[int] = set()
         """Process groups of the children; each child leads its own."""
         self.starting = False

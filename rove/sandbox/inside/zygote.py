@@ -1,8 +1,7 @@
-"""A process per backend that has imported the modules of sessions and forks sessions within milliseconds.
+"""A process per backend that imports the modules of sessions once, then forks sessions within milliseconds.
 
-It is the first process of a process namespace that contains all sessions: when it ends, the kernel kills them. For the reasons
-to fork sessions, see docs/decisions/sandbox.md.
-It exchanges JSON packets with the host over a socket:
+It is the first process of a process namespace that contains all sessions: when it ends, the kernel kills them.
+docs/decisions/sandbox.md gives the reasons for forking sessions. It exchanges JSON packets with the host over a socket:
 
     host → zygote   settings (first) · {"open": id, "uid", "limits"} with the session's socket and files of control groups
                     · {"kill": id, "hard": without asking the supervisor}
@@ -171,7 +170,9 @@ class Zygote:
 
 
 def _kill_user(uid: int) -> None:
-    """Kill all processes of a user that only one session has: a child with this user signals everything it may."""
+    """Kill all processes of a user id that belongs to one session: a child with this user id signals every process that
+    it may.
+    """
     pid = os.fork()
     if not pid:
         try:

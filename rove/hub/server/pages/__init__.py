@@ -1,1 +1,1 @@
-"""What people see of a hub in a browser; the same pages are served and exported."""
+"""The pages that people see of a hub in a browser; the same pages are served and exported."""

@@ -34,7 +34,7 @@ def block(value: str) -> str:
 
 
 def collapsible(title: str, content: str, kind: str = "") -> str:
-    """Return content that a click on its title shows; both are HTML."""
+    """Return content that is shown by a click on its title; both are HTML."""
     return f'<details class="{kind}"><summary>{title}</summary>{content}</details>'
 
 

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     model: str
     uploaded: str
     summary: JsonObject
-    """A checked summary; {} if the pushed one is malformed."""
+    """A checked summary; {} if the pushed summary is malformed."""
 
     @property
     def address(self) -> str:
@@ -118,7 +118,7 @@ def interval_svg(name: str, estimate: JsonMapping, scale: Scale) -> str:
 def leaderboard(rows: Sequence[Row], scale: Scale) -> str:
     """Render one table per version, of rows ordered newest version first and best first within a version.
 
-    Only the newest is open, because rewards of different versions are not comparable.
+    Only the table of the newest version is open, because rewards of different versions are not comparable.
     """
     versions: dict[str, list[Row]] = {}
     for row in rows:

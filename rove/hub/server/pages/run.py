@@ -15,7 +15,7 @@ from rove.viewer.html import page_code, whole_page
 from rove.viewer.report import PAGE_DEFAULTS, rollout_data, summary_data, summary_markdown
 
 RUN_POLICY = f"{page_code().policy}; frame-ancestors 'none'"
-"""Content security policy of the page, whose style and script are inline."""
+"""Content security policy of the page; style and script of the page are inline."""
 MAX_ROLLOUTS = 10
 """Maximum number of rollouts per page."""
 MAX_SETTINGS_CHARS = 20_000
@@ -25,7 +25,7 @@ PAGE_DEPTH = 4
 OPTIONAL_FIELDS = {"answer": "", "info": {}, "scores": None, "stop_condition": None, "is_truncated": False}
 """Fields that a pushed rollout may lack, with their defaults."""
 OMITTED_FIELDS = {"example_key": "", "example_id": 0, "rollout_index": 0, "seed": 0, "steps": [], "error": None}
-"""Fields of a record that `rove push` omits; a page must not show them, so they replace what an upload says."""
+"""Fields of a record that `rove push` omits; a page must not show them, so these values replace those of an upload."""
 
 
 def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str, object], leaf: str) -> bytes:

@@ -244,7 +244,7 @@ def _search(query: Query, facets: Mapping[str, Mapping[str, int]], location: Pag
 
 
 def _select(name: str, chosen: str, facet: Mapping[str, int]) -> str:
-    """Return a filter with its label; a chosen value that no environment has is an option too."""
+    """Return a filter with its label; the chosen value is an option even if no environment has it."""
     counts = dict(facet)
     if chosen:
         counts.setdefault(chosen, 0)

@@ -201,6 +201,8 @@ def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
             warnings.simplefilter("ignore")  # missing weights are an error below
             wrapped = PeftModel.from_pretrained(model, str(folder), torch_device=device)  # pyright: ignore[reportArgumentType]
         model_names = get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
+    except ConfigError:
+        raise
     except (OSError, RuntimeError, ValueError, TypeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(

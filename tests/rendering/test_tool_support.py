@@ -350,8 +350,8 @@ def test_a_turn_ends_with_the_token_that_the_template_writes_before_the_next_mes
     )
     body += "m.tool_calls or [] %}{% set function = call.function %}" + GLM_CALL + "{% endfor %}{% endfor %}"
     renderer = renderer_of(HEAD + body + TAIL)
-    marks = {mark: renderer.encode(mark) for mark in ("<|user|>", "<|observation|>")}
-    renderer.stop_ids = frozenset(ids[0] for ids in marks.values() if len(ids) == 1)
+    marks = [renderer.encode(mark) for mark in ("<|user|>", "<|observation|>")]
+    renderer = Renderer(renderer.tokenizer, [ids[0] for ids in marks if len(ids) == 1])
     calling = {"role": "assistant", "content": "", "tool_calls": chat_calls(Call("f", {"count": 1}))}
     messages = [UserMessage("hi"), calling, ToolMessage("done", "abcdefgh0"), {"role": "assistant", "content": "yes"}]
     branches = renderer.training_branches(messages, TOOLS)

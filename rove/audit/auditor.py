@@ -79,13 +79,13 @@ class AuditOptions(Settings, frozen=True, kw_only=True):
     skip: tuple[str, ...] = ()
     """Checks to leave out."""
     seconds: Seconds = 600.0
-    """Time budget in seconds of wall time; the learner has the same budget again."""
+    """Time budget in seconds of wall time; the learner gets an additional budget of the same size."""
     hang_seconds: Seconds = 10.0
     """Kill the environment when it is unresponsive for this many seconds."""
     start_seconds: Seconds = 120.0
     """Time limit for loading the environment."""
     seed: NonNegativeInt = 0
-    """Random seed of the search."""
+    """Random seed of the audit."""
 
 
 async def audit(

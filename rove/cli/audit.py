@@ -123,10 +123,10 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     type=setting_range(AuditOptions, "seconds"),
     default=600.0,
     show_default=True,
-    help="Time budget in seconds of wall time; --learn has the same budget again.",
+    help="Time budget in seconds of wall time; --learn gets an additional budget of the same size.",
 )
 @click.option(
-    "--seed", type=setting_range(AuditOptions, "seed"), default=0, show_default=True, help="Random seed of the search."
+    "--seed", type=setting_range(AuditOptions, "seed"), default=0, show_default=True, help="Random seed of the audit."
 )
 @click.option("-o", "--output", multiple=True, help="Write FILE.md, .json, .sarif or .xml (JUnit); repeatable.")
 @click.option(

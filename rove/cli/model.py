@@ -77,7 +77,7 @@ def list_models(as_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: rove's cache]")
 @json_option
 def get(source: str, output: Path | None, as_json: bool) -> None:
-    """Download a pretrained model: a name of `rove model list`, hf:ORG/NAME, or a GGUF file to convert.
+    """Download a pretrained model: a name that `rove model list` prints, hf:ORG/NAME, or a GGUF file to convert.
 
     A named model then works everywhere: -m NAME.
     """

@@ -82,7 +82,9 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 )
 @click.argument("env")
 @click.option(
-    "-m", "--model", help="Pretrained model: a folder or a name of `rove model list`.  [default: a new, small model]"
+    "-m",
+    "--model",
+    help="Pretrained model: a folder, or a name that `rove model list` prints.  [default: a new, small model]",
 )
 @env_args_option
 @env_dir_option
@@ -162,7 +164,9 @@ def train_command(
 )
 @click.argument("env")
 @click.option(
-    "-m", "--model", help="Initial model: a folder or a name of `rove model list`.  [default: that of the recipe]"
+    "-m",
+    "--model",
+    help="Initial model: a folder, or a name that `rove model list` prints.  [default: that of the recipe]",
 )
 @click.option(
     "--recipe",

@@ -17,7 +17,7 @@ from rove.engine.lora import Adapter
 MIN_COPIED_TOKENS = 16
 """A sequence copies a shared prefix of at least this many tokens, or waits for it, instead of computing it again."""
 OVERTAKEN_BATCHES = 4
-"""A sequence may be overtaken by at most this many times `max_batch` later sequences."""
+"""At most this many times `max_batch` later sequences may overtake a sequence."""
 RESERVED_POSITIONS = 64
 """Positions reserved for the completion at admission; a longer completion moves to a larger row."""
 

@@ -40,7 +40,7 @@ _KEY_ENCODER = json.JSONEncoder(sort_keys=True, default=_encode_as_text)
 class Rows:
     """Dataset rows by position.
 
-    A function is called at first use; a generator is advanced only as far as needed; of a file, only line offsets are
+    A function is called at first use; a generator is advanced only as far as needed; for a file, only line offsets are
     kept in memory.
     """
 

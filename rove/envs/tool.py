@@ -295,7 +295,7 @@ class ToolEnv(MultiTurnEnv):
     def _left_call(self, state: State) -> str | None:
         """Return the name of a tool whose call the endpoint left in the text of the last reply.
 
-        If the reply has tokens, the model's own format was already parsed, so a call in another format is the model's
+        If the reply's tokens are recorded, the model's own format was already parsed, so a call in another format is the model's
         mistake.
         """
         steps = bookkeeping(state).trajectory

@@ -439,7 +439,7 @@ class Run(RunFiles):
 
 @contextmanager
 def _saving(target: Path) -> Generator[Path]:
-    """Yield an empty draft of a folder, which becomes the folder at the end.
+    """Yield an empty draft folder, which replaces `target` at the end.
 
     Raises:
         RunError: Writing the draft failed. Libraries raise many types of errors when a disk is full.

@@ -50,7 +50,7 @@ class Diagnoser:
         self.task: Task | None = None
         """The diagnosed task; None if there are no scripted policies to compare the model with."""
         self.diagnoses: list[Diagnosis] = []
-        """The diagnoses of all stages that still apply."""
+        """The diagnoses that still apply, from all stages."""
         self._history: tuple[Path, list[dict[str, float]]] | None = None
         path = folder / EVIDENCE
         if not path.exists():

@@ -257,7 +257,7 @@ def _t_caveat(values: Sequence[float]) -> str | None:
 
 
 def sample_variance(values: Sequence[float]) -> float:
-    """Return the unbiased sample variance; nan for fewer than two values, or if their sum exceeds the largest float."""
+    """Return the unbiased sample variance; nan for fewer than two values, or a sum of values above the largest float."""
     n = len(values)
     if n < 2:
         return math.nan

@@ -116,7 +116,7 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
     Every token has the value s and the gradient s · ∇log π of its own (GSPO-token in the paper: sg(s) · π / sg(π)), so tokens
     may differ in advantage. With the aggregation "sequence", this is the paper's objective. The bounds are far narrower
     than GRPO's, because a mean over many tokens hardly moves. If sampler and trainer differ numerically by as much as
-    the bounds, the loss needs `old` log-probabilities; otherwise it clips tokens before any weight has changed.
+    the bounds, the loss needs `old` log-probabilities: without them, it clips tokens before any weight has changed.
     """
 
     def log_ratio(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:

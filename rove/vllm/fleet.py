@@ -3,8 +3,8 @@
 Written against vLLM 0.32 (`/pause`, `/collective_rpc`, `/load_lora_adapter`, `/update_weight_version`).
 
 An update pauses each server with its requests kept, loads a folder, sets the version and resumes. Later requests cannot reuse
-prefixes that older weights computed, because the number of the update salts the prefix cache. Then every server scores a fixed
-sequence, which is compared with the trainer (parity check).
+prefixes that older weights computed, because the number of the update salts the prefix cache. Then every server computes the
+log-probabilities of a fixed sequence, which are compared with those of the trainer (parity check).
 
 An adapter is always in the same folder: servers remove the loaded adapter and read it again with the next request. vLLM's
 `load_inplace` would read it again in every step (docs/decisions/vllm_adapters.md).

@@ -221,8 +221,9 @@ def load_tokenizer(
 
 def folder_of(path: str | Path) -> Path:
     """Return the folder of a model: `path` itself, or that of the local Hugging Face cache."""
-    cached = None if Path(path).is_dir() else try_to_load_from_cache(str(path), "config.json")
-    return Path(cached).parent if isinstance(cached, str) else Path(path)
+    folder = Path(path).expanduser()
+    config = None if folder.is_dir() else _cached_config(str(path))
+    return folder if config is None else config.parent
 
 
 def _is_of_folder(error: BaseException) -> bool:
@@ -258,7 +259,7 @@ def check_model(path: str | Path) -> None:
         return
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{folder_hint(folder)}")
-    if not folder.is_dir() and not _is_cached(str(path)):
+    if not folder.is_dir() and not is_cached(str(path)):
         raise ConfigError(
             f"no model '{path}': expected a folder, a name of `rove model list`, or the name of a model in the local Hugging "
             "Face cache"
@@ -266,12 +267,18 @@ def check_model(path: str | Path) -> None:
     check_model_type(path, folder_of(folder if folder.is_dir() else path) / "config.json")
 
 
-def _is_cached(name: str) -> bool:
+def is_cached(name: str) -> bool:
     """Return whether the local Hugging Face cache has a model, without network access."""
+    return _cached_config(name) is not None
+
+
+def _cached_config(name: str) -> Path | None:
+    """Return the configuration of a model in the local Hugging Face cache; None if the cache does not have the model."""
     try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError:
-        return False
+        file = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # a path, which no model on the hub is named by
+        return None
+    return Path(file) if isinstance(file, str) else None
 
 
 def load_adapter(

@@ -215,7 +215,7 @@ def load_tokenizer(
     """Return the tokenizer of a model with the chat template of the settings."""
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     if chat_template is None:  # the variables that the model was trained with belong to its own template
-        args = {**read_args(Path(path)), **args}
+        args = {**read_args(folder_of(path)), **args}
     return tokenizer, use_template(tokenizer, str(path), chat_template, args)
 
 

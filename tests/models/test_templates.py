@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rove.core.errors import ConfigError
 from rove.models.from_scratch import END
-from rove.models.load import LoadedModel, load_model
+from rove.models.load import LoadedModel, load_model, load_tokenizer
 from rove.models.templates import end_of_turn, read_args, template_variables, use_template
 from rove.rendering.template_settings import TemplateSettings
 from rove.train.config import LoRAConfig, SFTConfig
@@ -161,6 +161,17 @@ def test_a_trained_model_or_adapter_keeps_template_and_variables(tmp_path: Path,
     # Another template has other variables.
     other = load_model(tmp_path / "final", "cpu", chat_template="chatml")
     assert other.renderer.settings.args == {}
+
+
+def test_a_model_of_the_hugging_face_cache_keeps_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    snapshot = tmp_path / "models--owner--name/snapshots/1234"
+    saved_base(snapshot, THINKING)
+    load_model(snapshot, "cpu", template_args={"enable_thinking": False}).save(snapshot)
+    (tmp_path / "models--owner--name/refs").mkdir()
+    (tmp_path / "models--owner--name/refs/main").write_text("1234")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    tokenizer, settings = load_tokenizer("owner/name", False, None, {})
+    assert tokenizer.chat_template == THINKING and settings.args == {"enable_thinking": False}
 
 
 def test_a_model_without_settings_is_saved_as_before(tmp_path: Path):

@@ -37,6 +37,8 @@ OMITTED_SETTINGS = frozenset(
 )
 """Settings that the card states elsewhere, or that describe the machine."""
 LICENSE_FIELDS = ("license", "license_name", "license_link")
+HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
+"""Name of a model on the Hugging Face hub; old ones have no owner."""
 HUB_CACHE = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?$")
 """Folder of a model in the cache of Hugging Face."""
 
@@ -145,12 +147,13 @@ def _base_metadata(model: str) -> JsonObject:
         metadata["license"] = CATALOG[model].license.lower()
     for name in LICENSE_FIELDS:
         if isinstance(loaded.get(name), str):
-            metadata[name] = loaded[name]
+            metadata[name] = public_path(loaded[name])
     # A model that rove trained derives from the same published model as the one that is trained from it.
     tags = loaded.get("tags")
     inherited = loaded.get("base_model") if is_sequence(tags) and TAG in tags else None
     name = _hub_name(model) or inherited
-    if isinstance(name, str):
+    # The card of a model from elsewhere may name a folder of its author's machine.
+    if isinstance(name, str) and HUB_NAME.fullmatch(name):
         metadata["base_model"] = name
     return metadata
 

@@ -147,3 +147,14 @@ def test_a_card_that_cannot_be_written_does_not_cost_the_model(tmp_path: Path, c
     final = save_result(config, run, tiny_model(), {"best": {"metric": "reward/mean", "step": 2}})
     assert (final / "config.json").exists() and not (final / CARD).exists()
     assert "saved without its card README.md: RuntimeError" in caplog.text
+
+
+@pytest.mark.parametrize("base", ["/home/alice/secret", "~/secret", "../secret", "a/b/secret", 7])
+def test_a_card_inherits_only_names_on_the_hub(tmp_path: Path, base: object):
+    run, config = rl_run(tmp_path)
+    metadata = {"tags": ["rove"], "base_model": base, "license_link": "file:///home/alice/secret/x/LICENSE"}
+    (tmp_path / "base" / CARD).write_text(f"---\n{json.dumps(metadata)}\n---\n")
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    data: Any = metadata_load(tmp_path / "final" / CARD)
+    assert "base_model" not in data
+    assert data["license_link"] == "x/LICENSE"

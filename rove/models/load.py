@@ -435,10 +435,13 @@ def prepare(model: Any, tokenizer: Any, settings: TemplateSettings = OWN_TEMPLAT
     eos = model.generation_config.eos_token_id if model.generation_config else None
     if eos is not None:  # one id, or several: Llama 3 ends a turn with another token than a text
         stop_ids += [eos] if isinstance(eos, int) else eos
-    if settings.chat_template is not None:
-        end = end_of_turn(tokenizer, settings)
-        if end is not None and end not in stop_ids:
-            stop_ids.append(end)
-            if model.generation_config:  # so that other programs stop there, too, and rove with the saved model
-                model.generation_config.eos_token_id = stop_ids
-    return LoadedModel(model, tokenizer, Renderer(tokenizer, stop_ids, settings))
+    renderer = Renderer(tokenizer, stop_ids, settings)
+    end = None if settings.chat_template is None else end_of_turn(tokenizer, settings)
+    if end is not None and end not in renderer.end_ids:  # written after the last message only
+        renderer = Renderer(tokenizer, [*stop_ids, end], settings)
+    added_ids = set(renderer.stop_ids.difference(stop_ids))
+    if end != tokenizer.eos_token_id:
+        added_ids.discard(tokenizer.eos_token_id)
+    if added_ids and model.generation_config:  # so that other programs stop there, too, and rove with the saved model
+        model.generation_config.eos_token_id = [*stop_ids, *sorted(added_ids)]
+    return LoadedModel(model, tokenizer, renderer)

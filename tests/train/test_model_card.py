@@ -139,7 +139,8 @@ def test_a_model_of_the_hugging_face_cache_is_named_as_on_the_hub(tmp_path: Path
     monkeypatch.setattr("rove.models.load.try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
     run, config = rl_run(tmp_path, model="owner/name")
     write_card(tmp_path / "final", run, config, {"steps": 2})
-    assert metadata_load(tmp_path / "final" / CARD)["base_model"] == "owner/name"
+    data: Any = metadata_load(tmp_path / "final" / CARD)
+    assert data["base_model"] == "owner/name"
 
 
 def test_a_card_that_cannot_be_written_does_not_cost_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):

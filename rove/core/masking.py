@@ -44,6 +44,8 @@ _SECRET_VALUE = re.compile(
     r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]*:[^\s/]+(?=@)"
 )
 """API keys in the formats of common providers, and credentials in URLs."""
+_PATH_IN_TEXT = re.compile(r"""(?<![^\s"'=,;(\[{])(?:file:)?(?:~?/|[A-Za-z]:[\\/])[^\s"',;)\]}]+""")
+"""An absolute path, or the URL of one, at the start of a word or of the value of an option."""
 _URL_SAFE = str.maketrans("+/", "-_")
 _URL_ENCODED = re.compile("%[0-9A-F]{2}")
 
@@ -128,9 +130,17 @@ def without_secrets(value: object, settings: object = None, by_field: bool = Tru
 
 
 def public_path(text: str) -> str:
-    """Return a path outside of the current folder by its last two parts: the others describe the machine. Other texts stay."""
-    is_private = text.startswith((".", "/", "~")) or PureWindowsPath(text).is_absolute()
-    return "/".join(text.replace("\\", "/").rstrip("/").split("/")[-2:]) if is_private else text
+    """Return a path outside of the current folder by its last two parts: the others describe the machine.
+
+    In other texts, such as the option "--dir=/home/me/data/x", this applies to the absolute paths.
+    """
+    if text.startswith((".", "/", "~", "file:/")) or PureWindowsPath(text).is_absolute():
+        return _last_parts(text)
+    return _PATH_IN_TEXT.sub(lambda match: _last_parts(match[0]), text)
+
+
+def _last_parts(path: str) -> str:
+    return "/".join(path.replace("\\", "/").rstrip("/").split("/")[-2:])
 
 
 def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:

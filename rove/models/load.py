@@ -215,14 +215,15 @@ def load_tokenizer(
     """Return the tokenizer of a model with the chat template of the settings."""
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     if chat_template is None:  # the variables that the model was trained with belong to its own template
-        args = {**read_args(Path(path)), **args}
+        args = {**read_args(folder_of(path)), **args}
     return tokenizer, use_template(tokenizer, str(path), chat_template, args)
 
 
 def folder_of(path: str | Path) -> Path:
     """Return the folder of a model: `path` itself, or that of the local Hugging Face cache."""
-    cached = None if Path(path).is_dir() else try_to_load_from_cache(str(path), "config.json")
-    return Path(cached).parent if isinstance(cached, str) else Path(path)
+    folder = Path(path).expanduser()
+    config = None if folder.is_dir() else _cached_config(str(path))
+    return folder if config is None else config.parent
 
 
 def _is_of_folder(error: BaseException) -> bool:
@@ -258,7 +259,7 @@ def check_model(path: str | Path) -> None:
         return
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{folder_hint(folder)}")
-    if not folder.is_dir() and not _is_cached(str(path)):
+    if not folder.is_dir() and not is_cached(str(path)):
         raise ConfigError(
             f"no model '{path}': expected a folder, a name of `rove model list`, or the name of a model in the local Hugging "
             "Face cache"
@@ -266,12 +267,18 @@ def check_model(path: str | Path) -> None:
     check_model_type(path, folder_of(folder if folder.is_dir() else path) / "config.json")
 
 
-def _is_cached(name: str) -> bool:
+def is_cached(name: str) -> bool:
     """Return whether the local Hugging Face cache has a model, without network access."""
+    return _cached_config(name) is not None
+
+
+def _cached_config(name: str) -> Path | None:
+    """Return the configuration of a model in the local Hugging Face cache; None if the cache does not have the model."""
     try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError:
-        return False
+        file = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # a path, which no model on the hub is named by
+        return None
+    return Path(file) if isinstance(file, str) else None
 
 
 def load_adapter(
@@ -428,10 +435,13 @@ def prepare(model: Any, tokenizer: Any, settings: TemplateSettings = OWN_TEMPLAT
     eos = model.generation_config.eos_token_id if model.generation_config else None
     if eos is not None:  # one id, or several: Llama 3 ends a turn with another token than a text
         stop_ids += [eos] if isinstance(eos, int) else eos
-    if settings.chat_template is not None:
-        end = end_of_turn(tokenizer, settings)
-        if end is not None and end not in stop_ids:
-            stop_ids.append(end)
-            if model.generation_config:  # so that other programs stop there, too, and rove with the saved model
-                model.generation_config.eos_token_id = stop_ids
-    return LoadedModel(model, tokenizer, Renderer(tokenizer, stop_ids, settings))
+    renderer = Renderer(tokenizer, stop_ids, settings)
+    end = None if settings.chat_template is None else end_of_turn(tokenizer, settings)
+    if end is not None and end not in renderer.end_ids:  # written after the last message only
+        renderer = Renderer(tokenizer, [*stop_ids, end], settings)
+    added_ids = set(renderer.stop_ids.difference(stop_ids))
+    if end != tokenizer.eos_token_id:
+        added_ids.discard(tokenizer.eos_token_id)
+    if added_ids and model.generation_config:  # so that other programs stop there, too, and rove with the saved model
+        model.generation_config.eos_token_id = [*stop_ids, *sorted(added_ids)]
+    return LoadedModel(model, tokenizer, renderer)

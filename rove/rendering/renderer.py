@@ -18,6 +18,7 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
+from rove.rendering.prompt_checks import check_first_prompt, check_text_parts
 from rove.rendering.reasoning import (
     OPENED,
     ReasoningForm,
@@ -72,26 +73,6 @@ class Tokenizer(Protocol):
         ...
 
 
-def check_text_parts(content: Sequence[Any]) -> None:
-    """Raise a `ConfigError` if a message has an image or another part that is no text; see docs/decisions/images.md."""
-    for part in content:
-        kind = "text" if isinstance(part, str) else part.get("type", "text")
-        if kind != "text":
-            raise ConfigError(
-                f"a message has a part of type '{kind}'; expected 'text': this model supports text only. Use a model at an "
-                "endpoint for images and sound"
-            )
-
-
-def check_first_prompt(env: Any, train: bool = False) -> None:
-    """Raise a `ConfigError` if the first prompt of an environment has parts that local models cannot read."""
-    for example in env.examples(1, train):
-        prompt = example.get("prompt")
-        for message in prompt if isinstance(prompt, list) else ():
-            if isinstance(message.get("content"), list):
-                check_text_parts(message["content"])
-
-
 class Renderer:
     """Renders conversations with a tokenizer's chat template, and raw texts without it.
 
@@ -137,8 +118,7 @@ class Renderer:
     def _detect_turn_ends(self, template: str) -> TurnEnds:
         if not template:
             return TurnEnds([], self._given_stop_ids, self._given_stop_ids)
-        is_added = getattr(self.tokenizer, "added_tokens_decoder", {}).__contains__
-        closing = detect_closing(self._render_probe, self.encode, is_added)
+        closing = detect_closing(self._render_probe, self.encode, getattr(self.tokenizer, "added_tokens_decoder", {}))
         stop_ids = self._given_stop_ids
         if stop_ids.isdisjoint(closing):
             stop_ids = stop_ids.union(closing[-1:])
@@ -529,7 +509,9 @@ class Renderer:
 
             opening = opening_after(render, whole, messages)
             opened = [end for end in ends if opening.startswith(end)]
-            return answer + (opened or ends or [""])[0]
+            # A base model's end-of-sequence token ends texts; the turns of its template may have another end.
+            closing = [self.decode(self._turn_ends.sampled_closing)] if self._turn_ends.closing else []
+            return answer + (opened or closing or ends or [""])[0]
         position, end = max(last_ends)
         turn = answer[:position].rstrip()
         # Phi-3 writes its end of text after the end of the last turn; sampling ends before.

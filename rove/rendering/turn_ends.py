@@ -6,7 +6,7 @@ docs/decisions/turn_ends.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -27,29 +27,37 @@ class TurnEnds(NamedTuple):
     end_ids: frozenset[int]
     """Both together: none of them belongs to the text of a message if it is at its end."""
 
+    @property
+    def sampled_closing(self) -> list[int]:
+        """The closing tokens that the model samples: up to the first one at which sampling stops."""
+        before_stop = list(takewhile(lambda id: id not in self.stop_ids, self.closing))
+        return self.closing[: len(before_stop) + 1]
+
 
 def detect_closing(
     render: Callable[[Sequence[JsonMapping], JsonMapping], str],
     encode: Callable[[str], list[int]],
-    is_added: Callable[[int], bool],
+    added_tokens: Mapping[int, object],
 ) -> list[int]:
     """Return the added tokens with which a chat template closes each message of the model, the end of the turn last.
 
     Args:
         render: Renders messages with variables of the template.
-        is_added: Whether a token is not part of the text that a user can write.
+        added_tokens: Tokens that the tokenizer adds to the vocabulary of its texts, by id.
 
     Returns:
         [<|end|>] for Phi-3, [<|END_RESPONSE|>, <|END_OF_TURN_TOKEN|>] for Cohere 2, [] if the template writes none (GLM) or
         another one after the last message (gpt-oss).
     """
+    # Gemma's line breaks are added tokens, too, but sampling must not stop after a line.
+    marks = {id for id, token in added_tokens.items() if str(token).strip()}
     closings: list[list[int]] = []
     for messages in (_TURN, [*_TURN, _USER]):
         try:
             _, reply, rest = render(messages, {"add_generation_prompt": False}).rpartition(_REPLY)
         except Exception:  # templates can raise any error
             return []
-        closings.append(list(takewhile(is_added, encode(rest.lstrip()))) if reply else [])
+        closings.append(list(takewhile(marks.__contains__, encode(rest.lstrip()))) if reply else [])
     last, inner = closings
     # After the last message, Phi-3 goes on with the end of the text, and after an inner one with the next message.
     return [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(last, inner, strict=False))]

@@ -21,7 +21,8 @@ from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel
-from rove.rendering.renderer import Renderer, Tokenizer, check_first_prompt
+from rove.rendering.prompt_checks import check_first_prompt
+from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
 from rove.train.diagnosis import Task, before_training
 from rove.train.policy_comparison import longest_response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +18,14 @@ from huggingface_hub import metadata_load as read_metadata  # pyright: ignore[re
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.masking import public_path, without_secrets
 from rove.core.plain import JsonMapping, JsonObject, is_mapping, is_sequence
-from rove.models.load import LoadedModel, folder_of
+from rove.models.load import LoadedModel, folder_of, is_cached
 from rove.models.pretrained import CATALOG, model_path, models_folder
 from rove.runs.run import Run
 from rove.statistics.format import caveats, interval, limits, number
 from rove.train.config import RLConfig, SFTConfig, TrainingConfig
 from rove.utils.files import atomic_write
+
+logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 TAG = "rove"
@@ -34,6 +37,8 @@ OMITTED_SETTINGS = frozenset(
 )
 """Settings that the card states elsewhere, or that describe the machine."""
 LICENSE_FIELDS = ("license", "license_name", "license_link")
+HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
+"""Name of a model on the Hugging Face hub; old ones have no owner."""
 HUB_CACHE = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?$")
 """Folder of a model in the cache of Hugging Face."""
 
@@ -108,7 +113,10 @@ def save_result(config: RLConfig | SFTConfig, run: Run, loaded: LoadedModel, sum
 
     def write(folder: Path) -> None:
         loaded.save_final(folder)
-        write_card(folder, run, config, summary)
+        try:
+            write_card(folder, run, config, summary)
+        except Exception as error:  # the base model may be gone by now, and the card is not worth the trained weights
+            logger.warning("The model is saved without its card %s: %s: %s", CARD, type(error).__name__, error)
 
     return run.save_final(write)
 
@@ -123,7 +131,7 @@ def _hub_name(model: str) -> str | None:
     if model in CATALOG and not Path(model).is_dir():
         return None
     path = Path(model_path(model)).expanduser()
-    if not path.is_dir():
+    if not path.is_dir() and is_cached(model):
         return model
     if path.parent == models_folder() and "--" in path.name:
         return path.name.replace("--", "/", 1)  # as `rove model get hf:…` names it
@@ -139,12 +147,13 @@ def _base_metadata(model: str) -> JsonObject:
         metadata["license"] = CATALOG[model].license.lower()
     for name in LICENSE_FIELDS:
         if isinstance(loaded.get(name), str):
-            metadata[name] = loaded[name]
+            metadata[name] = public_path(loaded[name])
     # A model that rove trained derives from the same published model as the one that is trained from it.
     tags = loaded.get("tags")
     inherited = loaded.get("base_model") if is_sequence(tags) and TAG in tags else None
     name = _hub_name(model) or inherited
-    if isinstance(name, str):
+    # The card of a model from elsewhere may name a folder of its author's machine.
+    if isinstance(name, str) and HUB_NAME.fullmatch(name):
         metadata["base_model"] = name
     return metadata
 

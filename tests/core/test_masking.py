@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rove.clients.openai import OpenAIClient, ResponsesClient
 from rove.clients.replicas import Replicas
 from rove.core.errors import Error, InfraError, InvalidModelResponseError, ModelError, traceback_text
-from rove.core.masking import MASK, NO_KEY, Secrets
+from rove.core.masking import MASK, NO_KEY, Secrets, public_path
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request
 
@@ -202,3 +202,22 @@ def test_a_secret_is_masked_anywhere_in_a_text(secret: str, prefix: str, suffix:
     secrets = Secrets(secret, {})
     assert secret not in secrets.mask_text(prefix + secret + suffix)
     assert secrets.mask_text(f"<{repr(secret)!r}>").replace("\\", "").strip("'\"<>") == MASK
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("/home/alice/x/y", "x/y"),
+        ("~/data/x", "data/x"),
+        ("C:\\Users\\alice\\x", "alice/x"),
+        ("file:///home/alice/x/y", "x/y"),
+        ("--dir=/home/alice/x", "--dir=alice/x"),
+        ("run --dir ~/data/in/x --out='/srv/a/b/c'", "run --dir in/x --out='b/c'"),
+        ('["/home/alice/x/y"]', '["x/y"]'),
+        ("owner/name", "owner/name"),
+        ("https://host.example/a/b/c", "https://host.example/a/b/c"),
+        ("answer with yes/no, or /no_think", "answer with yes/no, or /no_think"),
+    ],
+)
+def test_paths_are_public_by_their_last_two_parts(text: str, public: str):
+    assert public_path(text) == public

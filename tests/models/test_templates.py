@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rove.core.errors import ConfigError
 from rove.models.from_scratch import END
-from rove.models.load import LoadedModel, load_model
+from rove.models.load import LoadedModel, load_model, load_tokenizer, prepare
 from rove.models.templates import end_of_turn, read_args, template_variables, use_template
-from rove.rendering.template_settings import TemplateSettings
+from rove.rendering.template_settings import OWN_TEMPLATE, TemplateSettings
 from rove.train.config import LoRAConfig, SFTConfig
 from rove.train.learner import add_lora
 
@@ -107,6 +107,39 @@ def test_chatml_with_its_own_tokens_stops_at_them_and_the_saved_model_does_too(t
     assert set(json.loads((tmp_path / "final/generation_config.json").read_text())["eos_token_id"]) == {eos, end}
 
 
+def test_the_saved_model_stops_at_the_end_that_its_own_template_writes(tmp_path: Path):
+    model = tiny_model()
+    eos, end = model.tokenizer.eos_token_id, model.tokenizer.pad_token_id
+    saved_base(tmp_path / "base", THINKING.replace("<|end|>", model.tokenizer.pad_token))
+    loaded = load_model(tmp_path / "base", "cpu")
+    assert loaded.renderer.stop_ids == {eos, end}
+    loaded.save_final(tmp_path / "final")
+    assert json.loads((tmp_path / "final/generation_config.json").read_text())["eos_token_id"] == [eos, end]
+
+
+@pytest.mark.parametrize("ending", [END, "\n"])
+def test_a_model_that_already_stops_at_the_end_of_its_turns_is_saved_as_it_was(tmp_path: Path, ending: str):
+    saved_base(tmp_path / "base", THINKING.replace("<|end|>", ending))
+    load_model(tmp_path / "base", "cpu").save_final(tmp_path / "final")
+    file = "generation_config.json"
+    assert (tmp_path / "final" / file).read_bytes() == (tmp_path / "base" / file).read_bytes()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_of_two_closing_tokens_the_last_one_ends_a_turn(is_own: bool):
+    tokens = ["<|first|>", "<|last|>"]
+    model = tiny_model()
+    model.tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    template = THINKING.replace("<|end|>", "".join(tokens))
+    tokenizer = model.tokenizer
+    tokenizer.chat_template = template
+    settings = OWN_TEMPLATE if is_own else TemplateSettings(template)
+    prepared = prepare(model.model, tokenizer, settings)
+    last = tokenizer.convert_tokens_to_ids("<|last|>")
+    assert prepared.renderer.stop_ids == {tokenizer.eos_token_id, last}
+    assert prepared.model.generation_config.eos_token_id == [tokenizer.eos_token_id, last]
+
+
 def test_chatml_begins_with_the_token_that_the_tokenizer_adds_to_texts():
     words = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
@@ -161,6 +194,17 @@ def test_a_trained_model_or_adapter_keeps_template_and_variables(tmp_path: Path,
     # Another template has other variables.
     other = load_model(tmp_path / "final", "cpu", chat_template="chatml")
     assert other.renderer.settings.args == {}
+
+
+def test_a_model_of_the_hugging_face_cache_keeps_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    snapshot = tmp_path / "models--owner--name/snapshots/1234"
+    saved_base(snapshot, THINKING)
+    load_model(snapshot, "cpu", template_args={"enable_thinking": False}).save(snapshot)
+    (tmp_path / "models--owner--name/refs").mkdir()
+    (tmp_path / "models--owner--name/refs/main").write_text("1234")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    tokenizer, settings = load_tokenizer("owner/name", False, None, {})
+    assert tokenizer.chat_template == THINKING and settings.args == {"enable_thinking": False}
 
 
 def test_a_model_without_settings_is_saved_as_before(tmp_path: Path):

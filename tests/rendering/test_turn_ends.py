@@ -124,6 +124,17 @@ def test_a_sampled_turn_is_continued_and_its_end_is_not_part_of_the_text(name: s
     assert trained_ids[: len(ids)] == ids
 
 
+def test_line_breaks_that_are_added_tokens_end_no_turn():
+    tokenizer: Any = bpe_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<eos>", "additional_special_tokens": SHAPES["gemma"][1][1:]})
+    tokenizer.add_tokens([AddedToken("\n", normalized=False), AddedToken("\n\n", normalized=False)])
+    tokenizer.chat_template = GEMMA
+    renderer = Renderer(tokenizer)
+    assert renderer.stop_ids == set(tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"]))
+    [(ids, mask)] = renderer.training_branches([CHAT[0], {"role": "assistant", "content": "a\nb"}])
+    assert renderer.decode(ids[mask.index(True) :]) == "a\nb<end_of_turn>"
+
+
 def test_known_ends_stay_the_only_ones():
     tokenizer: Any = renderer_of("phi3").tokenizer
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|end|>"])
@@ -175,3 +186,11 @@ def test_conversations_are_trained_as_one_sequence_where_tokens_swallow_line_bre
     assert [*ids, renderer.tokenizer.eos_token_id] == whole
     ends = renderer.encode("<|end|>")
     assert [is_trained for id, is_trained in zip(ids, mask, strict=True) if id in ends] == [False, True, False, True]
+
+
+def test_an_answer_that_the_template_rewrites_ends_as_the_others_do():
+    opened = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+    tokenizer: Any = renderer_of("chatml of a base model").tokenizer
+    tokenizer.chat_template = opened.replace("m['content']", "m['content'].split('</think>')[-1].lstrip()")
+    [(ids, mask)] = Renderer(tokenizer).training_branches(CHAT[:2])
+    assert tokenizer.decode(ids[mask.index(True) :]) == "\n</think>\n\nworld<|im_end|>"

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import tiny_model
 from huggingface_hub import ModelCard, metadata_load
 
 from rove.core.config import convert
 from rove.runs.run import Run
 from rove.train.config import RLConfig, SFTConfig
-from rove.train.model_card import Measurement, write_card
+from rove.train.model_card import Measurement, save_result, write_card
 
 CARD = "README.md"
 ROWS = [
@@ -117,3 +118,44 @@ def test_a_damaged_card_of_the_base_says_nothing(tmp_path: Path):
     (tmp_path / "base" / CARD).write_text("---\nlicense: [apache\n---\n")
     write_card(tmp_path / "final", run, config, {"steps": 2})
     assert "license" not in json.dumps(metadata_load(tmp_path / "final" / CARD))
+
+
+@pytest.mark.parametrize("model", ["~/base", "~/missing", "/missing/models/base", "owner/missing"])
+def test_a_base_that_is_gone_or_in_the_home_folder_has_a_card_without_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run, config = rl_run(tmp_path, model=model)
+    (tmp_path / "base" / CARD).write_text("---\nlicense: mit\n---\n")
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    data: Any = metadata_load(tmp_path / "final" / CARD)
+    assert "base_model" not in data
+    assert data.get("license") == ("mit" if model == "~/base" else None)
+    name = "models/base" if model.startswith("/") else model
+    assert f"# {name} trained with RL" in (tmp_path / "final" / CARD).read_text()
+
+
+def test_a_model_of_the_hugging_face_cache_is_named_as_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rove.models.load.try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
+    run, config = rl_run(tmp_path, model="owner/name")
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    data: Any = metadata_load(tmp_path / "final" / CARD)
+    assert data["base_model"] == "owner/name"
+
+
+def test_a_card_that_cannot_be_written_does_not_cost_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    run, config = rl_run(tmp_path, rows=[{"step": 1}])  # no row of the step that is said to be the best
+    final = save_result(config, run, tiny_model(), {"best": {"metric": "reward/mean", "step": 2}})
+    assert (final / "config.json").exists() and not (final / CARD).exists()
+    assert "saved without its card README.md: RuntimeError" in caplog.text
+
+
+@pytest.mark.parametrize("base", ["/home/alice/secret", "~/secret", "../secret", "a/b/secret", 7])
+def test_a_card_inherits_only_names_on_the_hub(tmp_path: Path, base: object):
+    run, config = rl_run(tmp_path)
+    metadata = {"tags": ["rove"], "base_model": base, "license_link": "file:///home/alice/secret/x/LICENSE"}
+    (tmp_path / "base" / CARD).write_text(f"---\n{json.dumps(metadata)}\n---\n")
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    data: Any = metadata_load(tmp_path / "final" / CARD)
+    assert "base_model" not in data
+    assert data["license_link"] == "x/LICENSE"

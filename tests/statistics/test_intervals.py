@@ -257,7 +257,7 @@ def test_t_intervals_without_a_caveat_hold_the_mean(name: str):
     assert 0.01 <= share_covered.missed <= 0.09
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [5, 10, 30, 100, 300])
 @pytest.mark.parametrize(
     "name", ["0/1, p = 0.05", "0/1, p = 0.5", "0/1, p = 0.95", "0/1, p = 0.99", "lognormal, σ = 1.5"]
@@ -279,7 +279,7 @@ HEAVY_TAILED = "lognormal, σ = 1.5, less its mean"
 """docs/evaluation.md says that up to 13 of 100 directions are wrong with such differences and few examples."""
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("examples", [10, 15, 30, 100])
 @pytest.mark.parametrize("name", PAIRS)

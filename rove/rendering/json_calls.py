@@ -99,7 +99,7 @@ class JsonForm(NamedTuple):
 
     @property
     def start(self) -> re.Pattern[str]:
-        """Pattern of the tag where calls begin: an answer may contain a word or an HTML tag, so the list or object must follow."""
+        """Pattern of the tag where calls begin: an answer may contain a word or an HTML tag, so JSON must follow."""
         tag = re.escape(self.tag)
         if self.tag.isalpha():
             return re.compile(rf"{tag}(?=\[)")

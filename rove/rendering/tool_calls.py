@@ -536,5 +536,6 @@ def schemas_of(tools: object) -> Schemas:
     for tool in tools if isinstance(tools, Sequence) else ():
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            schemas[function["name"]] = function.get("parameters") or {}
+            parameters = function.get("parameters")
+            schemas[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
     return schemas

@@ -218,6 +218,14 @@ def test_a_call_after_its_marker_as_a_word_is_read():
     assert unparsed_call_format('functools[{"name": "f", "arguments": {"a"') == phi4
 
 
+@each_row("head", ["f", "f[CALL_ID]", "f[CALL_ID]x", "f[ARGS]"])
+def test_spaces_after_the_name_of_a_mistral_call_take_linear_time(head: str):
+    spaces = " " * 300_000  # quadratic time would be an hour
+    call = f"[TOOL_CALLS]{head}{spaces}"
+    assert read(call, "mistral_named") == (call, [])
+    assert read(call + "{}", "mistral_named") == ("", [Call("f", {})])
+
+
 def test_equal_calls_of_different_turns_have_different_ids():
     text = '<tool_call>{"name": "f"}</tool_call>'
     ids = [read_calls(text, BY_NAME["hermes"], prompt_length=length)[1][0]["id"] for length in (3, 9, 3)]

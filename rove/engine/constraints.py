@@ -24,7 +24,7 @@ from rove.core.protocols import SamplingParams, ToolChoice
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
 from rove.rendering.json_calls import LIST_FORMS, MARKED_FORMS, JsonForm
 from rove.rendering.python_calls import NAME
-from rove.rendering.tag_calls import TAG_TEXTS, TagTexts, argument_head, argument_schema, json_types
+from rove.rendering.tag_calls import TAG_TEXTS, TagTexts, argument_head, json_types, resolved_schema
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
@@ -256,7 +256,7 @@ def _schema(function: JsonMapping) -> JsonObject:
 
     Arguments that `properties` does not name are excluded, unless another part of the schema may describe them.
     """
-    schema = function.get("parameters") or {"properties": {}}
+    schema = _valid_parameters(function)
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ConfigError(f"the parameters of the tool '{function['name']}' have type {kind}; expected object")
@@ -264,6 +264,23 @@ def _schema(function: JsonMapping) -> JsonObject:
     is_composed = bool(_COMPOSED & schema.keys())
     is_closed = "properties" in schema and not is_composed and not _undescribed(schema)
     return {"additionalProperties": False, **schema} if is_closed else schema
+
+
+def _valid_parameters(function: JsonMapping) -> JsonMapping:
+    """Return the schema of a function's arguments, which may come from a client, as far as rove itself reads it."""
+    schema = function.get("parameters") or {"properties": {}}
+    is_valid = isinstance(schema, Mapping)
+    if is_valid:
+        properties, required = schema.get("properties") or {}, schema.get("required") or []
+        is_valid = isinstance(properties, Mapping) and isinstance(required, list | tuple)
+        is_valid = is_valid and all(isinstance(value, Mapping | bool) for value in properties.values())
+        is_valid = is_valid and all(isinstance(key, str) for key in required)
+    if not is_valid:
+        raise ConfigError(
+            f"the parameters of the tool '{function['name']}' are {as_json(schema)[:200]}; expected a JSON schema of an object, "
+            "with a schema for each of its properties and a list of the names that are required"
+        )
+    return schema
 
 
 def _undescribed(schema: JsonMapping) -> list[str]:
@@ -323,12 +340,12 @@ def _python_call(lark: _Lark, function: JsonMapping) -> str:
 
 def _tags(lark: _Lark, functions: Sequence[JsonMapping], texts: TagTexts) -> CallRules:
     def argument(key: str, schema: JsonMapping) -> str:
-        is_string = json_types(argument_schema(schema, schema)) == {"string"}
+        is_string = json_types(schema) == {"string"}
         head = lark.marks(argument_head(texts, _checked_name(key), is_string))
         if texts.argument_end.startswith("\n"):  # a string ends at the line break
-            return f"{head} {_untyped_value(lark, schema, texts.argument_end)}"
+            return f"{head} {_untyped_value(lark, key, schema, texts.argument_end)}"
         end = texts.argument_end.rstrip("\n")
-        return f"{head} {_untyped_value(lark, schema, end)} {lark.literal(texts.argument_end[len(end) :])}"
+        return f"{head} {_untyped_value(lark, key, schema, end)} {lark.literal(texts.argument_end[len(end) :])}"
 
     calls: list[str] = []
     for function in functions:
@@ -349,12 +366,10 @@ def _gemma(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     quote = lark.mark('<|"|>')
 
     def argument(key: str, schema: JsonMapping) -> str:
-        value = argument_schema(schema, schema)
-        types = json_types(value)
+        types = json_types(schema)
         name = lark.literal(f"{_checked_name(key)}:")
         if types == {"string"}:
-            options = [value["const"]] if "const" in value else value.get("enum")
-            text = "/[^<]*/" if options is None else f"({' | '.join(map(lark.literal, options))})"
+            text = _string_options(lark, key, schema) or "/[^<]*/"
             return f"{name} {quote} {text} {quote}"
         if not types or not types <= {"integer", "number", "boolean", "null"}:
             raise ConfigError(
@@ -381,15 +396,27 @@ def _with_sorted_arguments(function: JsonMapping) -> JsonMapping:
     }
 
 
-def _untyped_value(lark: _Lark, schema: JsonMapping, end: str) -> str:
+def _untyped_value(lark: _Lark, key: str, schema: JsonMapping, end: str) -> str:
     """Return an expression for a value in tags and its closing tag. Strings have no quotes there."""
-    value = argument_schema(schema, schema)
-    if json_types(value) != {"string"}:
+    if json_types(schema) != {"string"}:
         return f"{lark.json(schema)} {lark.mark(end)}"
+    options = _string_options(lark, key, schema)
+    return lark.text_until(end) if options is None else f"{options} {lark.mark(end)}"
+
+
+def _string_options(lark: _Lark, key: str, schema: JsonMapping) -> str | None:
+    """Return an expression for the strings that the schema of a string lists; None if it does not list them."""
+    value = resolved_schema(schema)
     options = [value["const"]] if "const" in value else value.get("enum")
     if options is None:
-        return lark.text_until(end)
-    return f"({' | '.join(map(lark.literal, options))}) {lark.mark(end)}"
+        return None
+    strings = [option for option in options if isinstance(option, str)] if isinstance(options, list) else []
+    if not strings:
+        raise ConfigError(
+            f"the argument '{key}' has the schema {as_json(dict(schema))}, a string that no text matches; list at least one "
+            "string in its enum or const"
+        )
+    return f"({' | '.join(map(lark.literal, strings))})"
 
 
 def _named_arguments(

@@ -116,21 +116,28 @@ def template_variables(source: str) -> set[str]:
     """Return the names that a template reads and that it does not always set itself before."""
     tree = chat_template_utils._compile_jinja_template(source).environment.parse(source)
     # Jinja also returns names that are set in every branch of an `if` and read after it. They are set before they are read.
-    is_read_first: dict[str, bool] = {}
-    for name in _names(tree):
-        is_read_first.setdefault(name.name, name.ctx == "load")
-    return {name for name in meta.find_undeclared_variables(tree) if is_read_first.get(name)}
+    return meta.find_undeclared_variables(tree) & set(_names_read_first(tree, set()))
 
 
-def _names(node: nodes.Node) -> Iterator[nodes.Name]:
-    """Yield the names of a template in the order in which they are evaluated."""
+_SCOPES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.With, nodes.Block, nodes.Scope)
+"""Parts of a template of which the names that they set, or their parameters, are not those of the template after them."""
+
+
+def _names_read_first(node: nodes.Node, set_names: set[str]) -> Iterator[str]:
+    """Yield the names that a node reads without setting them before; adds those that it sets to `set_names`."""
     if isinstance(node, nodes.Name):
-        yield node
+        if node.ctx != "load":
+            set_names.add(node.name)
+        elif node.name not in set_names:
+            yield node.name
+    names = set(set_names) if isinstance(node, _SCOPES) else set_names
     children = list(node.iter_child_nodes())
-    if isinstance(node, nodes.Assign):
-        children.reverse()  # the value before the name that gets it
+    if isinstance(node, nodes.Assign | nodes.AssignBlock):
+        children.append(children.pop(0))  # the value before the name that gets it
+    elif isinstance(node, nodes.For):
+        children[:2] = node.iter, node.target
     for child in children:
-        yield from _names(child)
+        yield from _names_read_first(child, names)
 
 
 def end_of_turn(tokenizer: Any, settings: TemplateSettings) -> int | None:

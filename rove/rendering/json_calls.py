@@ -87,9 +87,24 @@ class JsonForm(NamedTuple):
     end: str
 
     @property
+    def tag(self) -> str:
+        """The text before the calls or their list."""
+        return self.begin.strip().removesuffix("[").strip()
+
+    @property
     def marker(self) -> str:
         """The marker that begins the calls."""
-        return self.begin.strip().removesuffix("[").strip()
+        # An answer about Python contains the word "functools" alone.
+        return f"{self.tag}[" if self.tag.isalpha() else self.tag
+
+    @property
+    def start(self) -> re.Pattern[str]:
+        """Pattern of the tag where calls begin: an answer may contain a word or an HTML tag, so JSON must follow."""
+        tag = re.escape(self.tag)
+        if self.tag.isalpha():
+            return re.compile(rf"{tag}(?=\[)")
+        is_special = "|" in self.tag or "｜" in self.tag
+        return re.compile(tag if is_special else rf"{tag}(?=\s*[\[{{])")
 
 
 MARKED_FORMS = {
@@ -188,9 +203,9 @@ def parse_listed(text: str, form: JsonForm) -> tuple[str, list[Call]]:
     close = form.end.replace("]", "").strip()
     calls: list[Call] = []
     content, position = "", 0
-    while (start := text.find(form.marker, position)) >= 0:
-        content += text[position:start]
-        values, position = _json_values(text, start + len(form.marker))
+    while start := form.start.search(text, position):
+        content += text[position : start.start()]
+        values, position = _json_values(text, start.end())
         calls += [call_in(_with_common_keys(value)) for value in values]
         if close:
             position = _match_end(_spaced(close), text, position)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rove.core.plain import Arguments, JsonMapping, JsonValue
+from rove.core.plain import Arguments, JsonMapping, JsonObject, JsonValue
 from rove.rendering.json_calls import whole_json
 from rove.rendering.python_calls import CONSTANTS, Call, MalformedCall, read_literal
 
@@ -214,46 +214,91 @@ def value_text(value: JsonValue) -> str:
 def typed_arguments(arguments: Arguments, parameters: JsonMapping | None) -> Arguments:
     """Return arguments whose texts have the types of the tool's schema; None is the schema of an unknown tool."""
     schema = parameters or {}
-    properties = schema.get("properties") or {}
+    properties = schema.get("properties")
+    definitions = _definitions(schema)
     typed = dict(arguments)
     for key, value in arguments.items():
+        # Tools of other programs may have invalid schemas; their arguments have unknown types.
+        argument = properties.get(key) if isinstance(properties, Mapping) else None
+        argument_schema = argument if isinstance(argument, Mapping) else {}
         if isinstance(value, str):
-            typed[key] = _typed(value, json_types(argument_schema(schema, properties.get(key))))
+            typed[key] = _typed(value, json_types({**argument_schema, **definitions}))
     return typed
 
 
-MAX_REFERENCES = 10
-"""References that are followed one after the other: a schema may refer to itself."""
+_DEFINITIONS = ("$defs", "definitions")
+"""Keys under which a schema defines what its references name."""
 
 
-def argument_schema(parameters: JsonMapping, schema: object) -> JsonMapping:
-    """Return the schema of an argument with the definitions of its tool; a reference to one of them is followed."""
-    definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    resolved = schema
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(resolved, Mapping) or not isinstance(resolved.get("$ref"), str):
-            break
-        root, _, name = resolved["$ref"].removeprefix("#/").partition("/")
-        resolved = (definitions.get(root) or {}).get(name)
+def _definitions(schema: JsonMapping) -> JsonObject:
+    return {key: schema[key] for key in _DEFINITIONS if key in schema}
+
+
+def _reference(schema: object) -> str | None:
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    return reference if isinstance(reference, str) else None
+
+
+def _definition(definitions: JsonMapping, reference: str) -> object:
+    root, _, name = reference.removeprefix("#/").partition("/")
+    named = definitions.get(root)
+    return named.get(name) if isinstance(named, Mapping) else None
+
+
+def resolved_schema(schema: JsonMapping) -> JsonMapping:
+    """Return the schema that a schema refers to in its own definitions, with these definitions."""
+    definitions = _definitions(schema)
+    resolved: object = schema
+    references: set[str] = set()
+    while (reference := _reference(resolved)) is not None and reference not in references:
+        references.add(reference)
+        resolved = _definition(definitions, reference)
     return {**resolved, **definitions} if isinstance(resolved, Mapping) else definitions
 
 
 def json_types(schema: JsonMapping) -> frozenset[str]:
     """Return the JSON types that a schema allows; an empty set if it does not say."""
+    definitions = _definitions(schema)
+    types: set[str] = set()
+    options: list[object] = [schema]
+    # Each reference is followed once: definitions may name themselves, and a chain of definitions that name the next one twice
+    # took exponential time.
+    references: set[str] = set()
+    while options:
+        option = options.pop()
+        reference = _reference(option)
+        if reference is not None:
+            if reference not in references:
+                references.add(reference)
+                options.append(_definition(definitions, reference))
+            continue
+        own_types = _own_types(option)
+        further_options = _options(option) if own_types is None else []
+        if not own_types and not further_options:
+            return frozenset()
+        types |= own_types or set()
+        options += further_options
+    return frozenset(types)
+
+
+def _own_types(schema: object) -> set[str] | None:
+    """Return the types that a schema names itself; None if it does not."""
+    if not isinstance(schema, Mapping):
+        return None
     declared = schema.get("type")
     if isinstance(declared, str):
-        return frozenset([declared])
+        return {declared}
     if isinstance(declared, list):
-        return frozenset(declared)
+        return {kind for kind in declared if isinstance(kind, str)}
     if isinstance(schema.get("enum"), list):
-        return frozenset(_json_type(value) for value in schema["enum"])
-    if "const" in schema:
-        return frozenset([_json_type(schema["const"])])
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if not isinstance(options, list):
-        return frozenset()
-    types = [json_types(argument_schema(schema, option)) for option in options]
-    return frozenset().union(*types) if all(types) else frozenset()
+        return {_json_type(value) for value in schema["enum"]}
+    return {_json_type(schema["const"])} if "const" in schema else None
+
+
+def _options(schema: object) -> list[object]:
+    """Return the schemas of which a schema allows any."""
+    options = (schema.get("anyOf") or schema.get("oneOf")) if isinstance(schema, Mapping) else None
+    return options if isinstance(options, list) else []
 
 
 def _json_type(value: JsonValue) -> str:

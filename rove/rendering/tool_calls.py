@@ -174,15 +174,14 @@ def unparsed_call_format(text: str) -> Format | None:
     """Return the format of a call that starts in a response and that `read_calls` could not parse; None if none starts."""
     answer = text.rpartition("</think>")[2]
     first_format, first_start = None, len(answer)
-    for tool_format in (*MARKED_FORMATS, *TAG_FORMATS, *FORMATS):
-        for mark in tool_format.marks:
-            start = answer.find(mark)
-            # The last of the formats with the same marker: Mistral's older one, whose calls are JSON.
-            if 0 <= start <= first_start:
-                first_format, first_start = tool_format, start
-    for tool_format in TAG_FORMATS:  # they share the marker of Hermes
-        if first_format is not None and tool_format.starts.match(answer, first_start):
-            return tool_format
+    # Of the formats that start at the same position the last one counts: Mistral's older one, whose calls are JSON, and a format
+    # with tags, whose start is longer than that of Hermes.
+    for tool_format in (*MARKED_FORMATS, *FORMATS, *TAG_FORMATS):
+        # A bare call also starts with a bracket, as JSON that is an answer does.
+        pattern = re.compile(re.escape(tool_format.marks[0])) if tool_format.bare else tool_format.starts
+        start = pattern.search(answer)
+        if start is not None and start.start() <= first_start:
+            first_format, first_start = tool_format, start.start()
     return first_format
 
 
@@ -332,7 +331,8 @@ def _write_pythonic(calls: Sequence[Call]) -> str:
 
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 """The only ids of calls that Mistral's templates accept."""
-_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w-]*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+# Possessive, because trying two spaces in a row at each of their splits takes quadratic time.
+_MISTRAL_HEAD = re.compile(r"\s*+(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[\w-]*+)\s*+)?(?:\[ARGS\])?\s*+(?=\{)")
 
 
 def kept_id(id: object) -> str:
@@ -488,8 +488,8 @@ def _json_formats() -> Iterator[Format]:
                 name,
                 partial(parse, form=form),
                 partial(write_form, form=form),
-                re.compile(re.escape(form.marker)) if name in ("granite", "phi4") else _NO_TEMPLATE,
-                re.compile(re.escape(form.marker)),
+                re.compile(re.escape(form.tag)) if name in ("granite", "phi4") else _NO_TEMPLATE,
+                form.start,
                 (form.marker,),
                 call_end=form.tail,
                 list_end=form.end,
@@ -499,7 +499,7 @@ def _json_formats() -> Iterator[Format]:
 
 def _list_start(form: JsonForm) -> str:
     """Return a pattern that tells apart the two families with the same marker, Apriel and MiniMax M1."""
-    return re.escape(form.marker) + (r"\s*\[" if "[" in form.begin else r"\s*\{")
+    return re.escape(form.tag) + (r"\s*\[" if "[" in form.begin else r"\s*\{")
 
 
 MARKED_FORMATS = (
@@ -537,5 +537,6 @@ def schemas_of(tools: object) -> Schemas:
     for tool in tools if isinstance(tools, Sequence) else ():
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            schemas[function["name"]] = function.get("parameters") or {}
+            parameters = function.get("parameters")
+            schemas[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
     return schemas

@@ -229,7 +229,7 @@ MOVE_SCHEMA: dict[str, Any] = {
 }
 
 
-def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+def tool(name: str, parameters: dict[str, Any] | str | None = None) -> dict[str, Any]:
     function = {"name": name} if parameters is None else {"name": name, "parameters": parameters}
     return {"type": "function", "function": function}
 
@@ -360,6 +360,22 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
     assert all(len(read_calls(texts[arguments], call_format, ["f"])[1]) == 1 for arguments in accepted)
 
 
+def string_of(*options: object) -> dict[str, Any]:
+    """Return the parameters of a tool whose argument `a` is a string of these options."""
+    return {"type": "object", "properties": {"a": {"type": "string", "enum": list(options)}}, "required": ["a"]}
+
+
+@each_row("name", ["gemma4", "qwen_xml", "glm"])
+def test_a_forced_string_is_one_of_the_strings_of_its_enum(loaded: Any, name: str):
+    [call_format] = [call_format for call_format in ALL_FORMATS if call_format.name == name]
+    tools = [tool("f", string_of("c", 1, None))]
+    sampling = structured_sampling(grammar=grammar_text(loaded, call_format, "f", tools=tools))
+    texts = {value: call_format.write([Call("f", {"a": value})]) for value in ("c", "", "1")}
+    assert [value for value, text in texts.items() if accepts(loaded, build_constraint(loaded, sampling), text)] == [
+        "c"
+    ]
+
+
 @each_row(
     ("format_name", "tools", "message"),
     [
@@ -374,6 +390,11 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
         ("lfm2", [tool("f", {"allOf": [{"$ref": "#/$defs/A"}], "$defs": NEEDS_A})], "tool 'f' use allOf"),
         ("hermes", [tool("f", {"type": "string"})], "parameters of the tool 'f' have type string; expected object"),
         ("mistral_named", [tool("a b")], "cannot write the name 'a b'"),
+        ("hermes", [tool("f", "x")], "parameters of the tool 'f' are \"x\"; expected a JSON schema"),
+        ("lfm2", [tool("f", {"properties": ["a"]})], "parameters of the tool 'f' are .*; expected a JSON schema"),
+        ("lfm2", [tool("f", {"properties": {"a": 1}})], "parameters of the tool 'f' are .*; expected a JSON schema"),
+        ("gemma4", [tool("f", string_of(None))], "the argument 'a' has the schema .* no text matches"),
+        ("qwen_xml", [tool("f", string_of(1, None))], "the argument 'a' has the schema .* no text matches"),
     ],
 )
 def test_tools_that_a_call_format_cannot_express_are_refused(
@@ -382,7 +403,10 @@ def test_tools_that_a_call_format_cannot_express_are_refused(
     names = [definition["function"]["name"] for definition in tools]
     with pytest.raises(ConfigError, match=message):
         grammar_text(
-            loaded, next(call_format for call_format in FORMATS if call_format.name == format_name), *names, tools=tools
+            loaded,
+            next(call_format for call_format in ALL_FORMATS if call_format.name == format_name),
+            *names,
+            tools=tools,
         )
 
 

@@ -45,6 +45,11 @@ def text_of(loaded: LoadedModel, count: int = 1, **variables: Any) -> str:
         ("{% if effort is not defined %}{% set effort = 'low' %}{% endif %}{{ effort }}", {"effort"}),
         ("{% set thinking = thinking if thinking is defined else true %}{{ thinking }}", {"thinking"}),
         ("{% for m in messages %}{% if m %}{% set text = m %}{% endif %}{{ text }}{% endfor %}", set()),
+        ("{% macro f(thinking) %}{{ thinking }}{% endmacro %}{{ f(1) }}{{ thinking }}", {"thinking"}),
+        ("{% for m in messages %}{% set text = m %}{{ text }}{% endfor %}{% if text %}x{% endif %}", {"text"}),
+        ("{% for m in messages %}{% set text = m %}{% endfor %}{% macro f(text) %}{{ text }}{% endmacro %}", set()),
+        ("{% for text in text %}{{ text }}{% endfor %}", {"text"}),
+        ("{% if messages %}{% set text %}x{% endset %}{% endif %}{{ text }}", set()),
         ("{% macro f(x) %}{{ x }}{{ date_string }}{% endmacro %}{{ f(1) }}{{ strftime_now('%d') }}", {"date_string"}),
     ],
 )

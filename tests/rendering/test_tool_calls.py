@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tiers import each_row, first_quick
 
 from rove.rendering.tool_calls import (
+    ALL_FORMATS,
     FORMATS,
     Call,
     Format,
@@ -194,6 +195,35 @@ def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, call
 )
 def test_malformed_calls_stay_text(how: str, text: str):
     assert read(text, how) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use functools.lru_cache to memoize the function.",
+        "```python\nfrom functools import wraps\n```",
+        "The HTML tag <tool_calls> is unknown, and so is <TOOLCALL>.",
+    ],
+)
+def test_a_word_or_a_tag_in_an_answer_is_no_started_call(text: str):
+    assert unparsed_call_format(text) is None
+
+
+def test_a_call_after_its_marker_as_a_word_is_read():
+    [phi4] = [tool_format for tool_format in ALL_FORMATS if tool_format.name == "phi4"]
+    text = 'I would use functools here.\nfunctools[{"name": "f", "arguments": {"a": 1}}]'
+    content, calls = read_calls(text, phi4, ["f"])
+    assert content.strip() == "I would use functools here."
+    assert calls_of({"tool_calls": calls}) == [Call("f", {"a": 1})]
+    assert unparsed_call_format('functools[{"name": "f", "arguments": {"a"') == phi4
+
+
+@each_row("head", ["f", "f[CALL_ID]", "f[CALL_ID]x", "f[ARGS]"])
+def test_spaces_after_the_name_of_a_mistral_call_take_linear_time(head: str):
+    spaces = " " * 300_000  # quadratic time would be an hour
+    call = f"[TOOL_CALLS]{head}{spaces}"
+    assert read(call, "mistral_named") == (call, [])
+    assert read(call + "{}", "mistral_named") == ("", [Call("f", {})])
 
 
 def test_equal_calls_of_different_turns_have_different_ids():

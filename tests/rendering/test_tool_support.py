@@ -245,6 +245,49 @@ def test_values_without_types_get_those_of_the_schema(how: str, text: str, expec
     assert calls_of({"tool_calls": calls}) == [Call("f", expected)]
 
 
+def typed_call(parameters: Any) -> list[Call] | None:
+    """Return the call `f` with the text 1 for the argument `a` of these parameters."""
+    [tool_format] = [tool_format for tool_format in TAG_FORMATS if tool_format.name == "qwen_xml"]
+    text = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    return calls_of({"tool_calls": read_calls(text, tool_format, schemas=schemas_of(tools))[1]})
+
+
+@each_row(
+    ("option", "value"),
+    [
+        ({"anyOf": [{"$ref": "#/$defs/A"}, {"type": "string"}]}, "1"),
+        ({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/A"}]}, 1),
+        ({"$ref": "#/$defs/A"}, 1),
+    ],
+)
+def test_a_definition_that_refers_to_itself_has_the_types_of_its_other_options(option: dict[str, Any], value: object):
+    parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": option}}
+    assert typed_call(parameters) == [Call("f", {"a": value})]
+
+
+def test_definitions_that_name_the_next_one_twice_are_followed_once_each():
+    definitions: dict[str, Any] = {f"D{i}": {"anyOf": [{"$ref": f"#/$defs/D{i + 1}"}] * 2} for i in range(200)}
+    definitions["D200"] = {"type": "string"}  # following both options would take 2 ** 200 steps
+    assert typed_call({"properties": {"a": {"$ref": "#/$defs/D0"}}, "$defs": definitions}) == [Call("f", {"a": "1"})]
+
+
+@each_row(
+    "parameters",
+    [
+        "x",
+        {"properties": ["a"]},
+        {"properties": {"a": 1}},
+        {"properties": {"a": {"type": [{}]}}},
+        {"properties": {"a": {"type": {"x": 1}}}},
+        {"properties": {"a": {"anyOf": [1]}}},
+        {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": ["A"]},
+    ],
+)
+def test_an_argument_of_an_invalid_schema_has_an_unknown_type(parameters: Any):
+    assert typed_call(parameters) == [Call("f", {"a": 1})]
+
+
 @each_row(
     ("how", "text"),
     [

@@ -63,7 +63,7 @@ def rl(inputs: Path, *options: str) -> list[str]:
     return [*words.split(), *options]
 
 
-ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
+ADAPTER_FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors", "base.txt"}
 
 
 @pytest.mark.broad

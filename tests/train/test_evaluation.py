@@ -139,8 +139,8 @@ def test_an_interrupted_evaluation_is_repeated(
     config = with_evaluations(envs, keep_best=REWARD)
     append, count = Run.append_rollout, [0]
 
-    def dies(self: Run, record: Any) -> None:
-        append(self, record)
+    def dies(self: Run, record: Any, line: bytes | None = None) -> None:
+        append(self, record, line)
         if "evaluations" in str(self.path):
             count[0] += 1
             if count[0] == 9:  # during the second evaluation

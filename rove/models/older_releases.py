@@ -62,7 +62,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, small_files: SmallFiles | None 
     named_tokens = loaded.get("extra_special_tokens")
     if isinstance(named_tokens, dict):
         config["extra_special_tokens"] = named_tokens
-    _write_json(folder / TOKENIZER_CONFIG, config)
+    write_json(folder / TOKENIZER_CONFIG, config)
 
 
 def save_model(model: Any, folder: Path, small_files: SmallFiles | None = None) -> None:
@@ -86,7 +86,7 @@ def add_older_settings(config: Any, folder: Path, loaded: JsonObject) -> None:
         _add_rope_settings(content["text_config"], loaded.get("text_config", {}))
     if content == json.loads(written):
         return
-    _write_json(file, content)
+    write_json(file, content)
     try:
         positions = _positions(type(config).from_pretrained(folder))
     except Exception:  # a family may mean something else by an older name; transformers raises errors of all kinds
@@ -131,5 +131,6 @@ def _older_rope_settings(parameters: JsonObject, model_type: str) -> JsonObject:
     return settings
 
 
-def _write_json(file: Path, content: JsonObject) -> None:
+def write_json(file: Path, content: JsonObject) -> None:
+    """Write a configuration file as transformers does."""
     file.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import ConfigError
+from rove.models.older_releases import write_json
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """Types of weights that a trained model is written in, by their names in safetensors files."""
@@ -124,7 +125,7 @@ def cast_files(folder: Path, dtypes: Mapping[str, torch.dtype]) -> None:
     if index.exists():
         content = json.loads(index.read_bytes())
         content["metadata"]["total_size"] = total_bytes
-        _write_json(index, content)
+        write_json(index, content)
 
 
 def _count_types(file: Path, dtypes: Mapping[str, torch.dtype]) -> Counter[torch.dtype]:
@@ -160,11 +161,7 @@ def _record_dtype(file: Path, dtype: torch.dtype) -> None:
     for part in content.values():
         if isinstance(part, dict) and "dtype" in part:
             part["dtype"] = name
-    _write_json(file, content)
-
-
-def _write_json(file: Path, content: Mapping[str, object]) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(file, content)
 
 
 def folder_hint(folder: Path) -> str:

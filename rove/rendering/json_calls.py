@@ -180,10 +180,10 @@ def parse_marked(text: str, form: JsonForm) -> tuple[str, list[Call]]:
 
 def _head_pattern(head: str) -> re.Pattern[str]:
     """Return the pattern of a head; what it writes with the number of the call is the call's id."""
-    before, name_and_index, after = re.split(r"((?:functions\.)?\{name\}(?::\{index\})?)", head)
+    opening, name_and_index, closing = re.split(r"((?:functions\.)?\{name\}(?::\{index\})?)", head)
     name = r"(?P<name>[^\s<>:]+)"
     id = rf"(?P<id>(?:functions\.)?{name}:\d+)" if "{index}" in name_and_index else rf"(?P<id>){name}"
-    return re.compile(rf"{_spaced(before).pattern}\s*{id}{_spaced(after).pattern}")
+    return re.compile(rf"{_spaced(opening).pattern}\s*{id}{_spaced(closing).pattern}")
 
 
 def _spaced(text: str) -> re.Pattern[str]:

@@ -108,7 +108,7 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
         call_text = _text_of_call(render, variables)
     except Exception as error:  # templates can raise any error
         return ToolSupport(None, f"it rejects a message with a tool call: {type(error).__name__}: {error}")
-    tool_format = next((one for one in ALL_FORMATS if _reads_back(one, call_text)), None)
+    tool_format = next((candidate for candidate in ALL_FORMATS if _reads_back(candidate, call_text)), None)
     if tool_format is None:
         return ToolSupport(None, _unread(call_text))
     short_ids = not _shows_result(render, *_with_id("call_1"), variables)

@@ -54,10 +54,10 @@ def detect_closing(
     closings: list[list[int]] = []
     for messages in (_TURN, [*_TURN, _USER]):
         try:
-            _, reply, rest = render(messages, {"add_generation_prompt": False}).rpartition(_REPLY)
+            _, reply, after_reply = render(messages, {"add_generation_prompt": False}).rpartition(_REPLY)
         except Exception:  # templates can raise any error
             return []
-        closings.append(list(takewhile(marks.__contains__, encode(rest.lstrip()))) if reply else [])
+        closings.append(list(takewhile(marks.__contains__, encode(after_reply.lstrip()))) if reply else [])
     last, inner = closings
     # After the last message, Phi-3 goes on with the end of the text, and after an inner one with the next message.
     return [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(last, inner, strict=False))]

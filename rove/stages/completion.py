@@ -56,7 +56,10 @@ def read_completion(recipe: Recipe) -> Completion | None:
     file = recipe.folder / COMPLETE
     if not file.exists() or not (recipe.folder / RESULTS).exists():
         return None
-    completion = msgspec.json.decode(file.read_bytes(), type=Completion)
+    try:
+        completion = msgspec.json.decode(file.read_bytes(), type=Completion)
+    except msgspec.DecodeError:  # damaged, or of another version of rove: the stages themselves know what is complete
+        return None
     folders = [recipe.folder / stage.folder for stage in recipe.rl]
     if recipe.sft is not None:
         folders.append(recipe.folder / "sft")

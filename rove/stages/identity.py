@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rove.train.config import TrainingConfig
     from rove.train.worker_group import Ranks
 
-AGAIN = "; --overwrite to train again"
+REPEAT_HINT = "; --overwrite to train again"
 """What a command says of a run that is complete."""
-AGAIN_IN_PYTHON = "; overwrite=True trains again"
+REPEAT_HINT_IN_PYTHON = "; overwrite=True trains again"
 Watch = Callable[[Mapping[str, float], int], None]
 """Called after each step with its metrics and the maximum number of steps."""
 
@@ -85,7 +85,7 @@ def begin(
     reporter: Reporter,
     ranks: Ranks,
     warnings: Callable[[], Iterable[Finding]],
-    again: str = AGAIN,
+    repeat_hint: str = REPEAT_HINT,
 ) -> Start | None:
     """Start or resume a run; return where it starts, or None if the run is complete.
 
@@ -93,7 +93,7 @@ def begin(
         run: The run folder, locked by this process.
         kind: "sft" or "rl".
         warnings: Returns the warnings of a new run.
-        again: How to train again if the run is complete.
+        repeat_hint: How to train again if the run is complete.
     """
     from rove.models.device import choose_device
     from rove.models.load import check_model
@@ -108,7 +108,7 @@ def begin(
     if run.summary() is not None:
         if not (run.path / CURVES).exists():
             draw(run)
-        reporter.note(f"{run.path} is complete{again}")
+        reporter.note(f"{run.path} is complete{repeat_hint}")
         ranks.broadcast_continue(False)  # the other processes wait for the decision of this one
         return None
     # Before the last checkpoint is read, which may be a damaged one.

@@ -168,7 +168,7 @@ class Pipeline:
         assert self.recipe.sft is not None
         folder = self.recipe.folder / "sft"
         result = run_sft(
-            self.recipe.sft, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder), again=""
+            self.recipe.sft, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder), repeat_hint=""
         )
         # Sampling and training of the next stage need the memory of this one's optimizer and caches.
         release_memory()
@@ -182,7 +182,7 @@ class Pipeline:
 
         folder = self.recipe.folder / stage.folder
         config = msgspec.structs.replace(stage.config, model=model)
-        result = run_rl(config, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder), again="")
+        result = run_rl(config, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder), repeat_hint="")
         release_memory()
         self.measure(f"+ {stage.name}", str(result.model))
         self.after_stage(folder)

@@ -15,7 +15,7 @@ from rove.remote.loading import open_environment
 from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.stages.arguments import name_and_environment, settings_from
-from rove.stages.identity import AGAIN, AGAIN_IN_PYTHON, Watch, begin, identity_of, noting_interruption
+from rove.stages.identity import REPEAT_HINT, REPEAT_HINT_IN_PYTHON, Watch, begin, identity_of, noting_interruption
 from rove.stages.naming import run_folder
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.results import TrainingResult, draw
@@ -70,7 +70,7 @@ def rl(
     }
     used = settings_from(RLConfig, config, arguments)
     return outside_event_loop(
-        lambda: run_rl(used, reporter or ConsoleReporter(), overwrite, env=loaded, again=AGAIN_IN_PYTHON)
+        lambda: run_rl(used, reporter or ConsoleReporter(), overwrite, env=loaded, repeat_hint=REPEAT_HINT_IN_PYTHON)
     )
 
 
@@ -81,14 +81,14 @@ def run_rl(
     ranks: Ranks | None = None,
     watch: Watch | None = None,
     env: Environment | None = None,
-    again: str = AGAIN,
+    repeat_hint: str = REPEAT_HINT,
 ) -> TrainingResult:
     """Train with progress, from the last checkpoint if there is one.
 
     Args:
         ranks: The training processes. Default: this process alone.
         env: The environment, if it is loaded already. Default: the one that the settings name.
-        again: How to train again if the run is complete.
+        repeat_hint: How to train again if the run is complete.
     """
     from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
@@ -109,7 +109,7 @@ def run_rl(
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "checkpoint_every", config.checkpoint_every):
         start = begin(
-            run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env), again
+            run, "rl", config, identity, overwrite, reporter, ranks, lambda: start_warnings(config, env), repeat_hint
         )
         if start is None:
             return TrainingResult(run.path / "final", run)

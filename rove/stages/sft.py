@@ -10,7 +10,7 @@ from rove.core.errors import needs_train_extra
 from rove.core.findings import OK, Finding
 from rove.runs.run import Run
 from rove.stages.arguments import settings_from
-from rove.stages.identity import AGAIN, AGAIN_IN_PYTHON, Watch, begin, identity_of, noting_interruption
+from rove.stages.identity import REPEAT_HINT, REPEAT_HINT_IN_PYTHON, Watch, begin, identity_of, noting_interruption
 from rove.stages.naming import run_folder
 from rove.stages.placement import place_model
 from rove.stages.reporter import ConsoleReporter, Reporter
@@ -70,7 +70,9 @@ def sft(
     arguments = {"model": None if model is None else str(model), "data": name, **settings}
     used = settings_from(SFTConfig, config, arguments)
     return outside_event_loop(
-        lambda: run_sft(used, reporter or ConsoleReporter(), overwrite, source=in_memory, again=AGAIN_IN_PYTHON)
+        lambda: run_sft(
+            used, reporter or ConsoleReporter(), overwrite, source=in_memory, repeat_hint=REPEAT_HINT_IN_PYTHON
+        )
     )
 
 
@@ -81,14 +83,14 @@ def run_sft(
     ranks: Ranks | None = None,
     watch: Watch | None = None,
     source: SFTSource | None = None,
-    again: str = AGAIN,
+    repeat_hint: str = REPEAT_HINT,
 ) -> TrainingResult:
     """Fine-tune with progress, from the last checkpoint if there is one.
 
     Args:
         ranks: The training processes. Default: this process alone.
         source: Data in memory. Default: `config.data`.
-        again: How to train again if the run is complete.
+        repeat_hint: How to train again if the run is complete.
     """
     from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
@@ -110,7 +112,7 @@ def run_sft(
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "validate_every", config.validate_every):
         start = begin(
-            run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data), again
+            run, "sft", config, identity, overwrite, reporter, ranks, lambda: warnings_of(config, data), repeat_hint
         )
         if start is None:
             return TrainingResult(run.path / "final", run)

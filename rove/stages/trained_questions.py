@@ -33,8 +33,8 @@ def trained_note(model: str, file: str, env_args: JsonMapping, env: Environment,
     if trained is None:
         return None
     held_out = {"held_out": trained["held_out"]} if "held_out" in trained else {}
-    others = {name: value for name, value in env_args.items() if name != "held_out"}
-    training_env = load_environment(file, None, **others, **held_out)
+    other_arguments = {name: value for name, value in env_args.items() if name != "held_out"}
+    training_env = load_environment(file, None, **other_arguments, **held_out)
     training_keys = {question_key(row) for row in training_env.examples(train=True)}
     keys = [question_key(row) for row in env.examples(count)]
     shared = sum(key in training_keys for key in keys)

@@ -64,7 +64,7 @@ def write_card(
     measurements: Sequence[Measurement] = (),
     name: str = "",
 ) -> None:
-    """Write the card of a trained model into its folder.
+    """Write the card of a trained model into its folder; if that fails, warn: the model is worth more than its card.
 
     Args:
         run: The run that trained it.
@@ -72,6 +72,21 @@ def write_card(
         measurements: Results to show. Default: the evaluations of the run.
         name: Name of this model in the measurements.
     """
+    try:
+        text = _card(folder, run, config, summary, measurements, name)
+        atomic_write(folder / CARD, text.encode("utf-8", "replace"))
+    except Exception as error:  # the base model, whose license the card states, may be gone by now
+        logger.warning("The model is saved without its card %s: %s: %s", CARD, type(error).__name__, error)
+
+
+def _card(
+    folder: Path,
+    run: Run,
+    config: RLConfig | SFTConfig,
+    summary: JsonMapping,
+    measurements: Sequence[Measurement],
+    name: str,
+) -> str:
     kind, model = run.config()["kind"], config.model
     kept_step = _kept_step(run, summary)
     if not measurements:
@@ -105,7 +120,7 @@ def write_card(
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
     lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step)]
     lines += ["", "## Use", "", *_usage(config, library), ""]
-    atomic_write(folder / CARD, "\n".join(lines).encode("utf-8", "replace"))
+    return "\n".join(lines)
 
 
 def save_result(config: RLConfig | SFTConfig, run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:
@@ -113,10 +128,7 @@ def save_result(config: RLConfig | SFTConfig, run: Run, loaded: LoadedModel, sum
 
     def write(folder: Path) -> None:
         loaded.save_final(folder)
-        try:
-            write_card(folder, run, config, summary)
-        except Exception as error:  # the base model may be gone by now, and the card is not worth the trained weights
-            logger.warning("The model is saved without its card %s: %s: %s", CARD, type(error).__name__, error)
+        write_card(folder, run, config, summary)
 
     return run.save_final(write)
 
@@ -255,7 +267,7 @@ def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement]
     best = summary.get("best")
     if best and best["metric"].startswith("eval/"):
         yield ""
-        yield f"The weights were chosen by `{best['metric']}`, so its value may be too high; other examples give a fair one."
+        yield f"The weights were chosen by `{best['metric']}`, so this value is probably higher than on new examples."
 
 
 def _usage(config: TrainingConfig, library: str) -> Iterator[str]:

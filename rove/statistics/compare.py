@@ -215,8 +215,8 @@ def compare(
 
     - Where examples only gain or lose the whole range of values, it is the interval of Bonett and Price (2012).
     - Where all differences are equal, it is exact for values of 0 and 1 (`equal_limits`). For other values, there is no
-    interval below `FEWEST_RANGE` examples; from that number on, it is the interval of Bonett and Price. - Otherwise, it
-    is Student's t, widened for skewed differences (`widened_t`).
+      interval below `FEWEST_RANGE` examples; from that number on, it is the interval of Bonett and Price.
+    - Otherwise, it is Student's t, widened for skewed differences (`widened_t`).
 
     The interval is extended to zero unless an exact test over the signs of the differences is significant
     (`sign_flip_test`). Significance takes at least `FEWEST_DIFFERING` differing examples. Without common examples, the

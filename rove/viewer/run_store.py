@@ -33,7 +33,7 @@ from rove.viewer.queries import (
     reward_range,
 )
 from rove.viewer.run_settings import describe_run, flat, masked
-from rove.viewer.stages import environment_of, kept_model
+from rove.viewer.stages import environment_of, kept_model, reward_of
 
 SEARCH_DEPTH = 6
 """Depth of the search for runs: `rl/evaluations/NAME/STEP` is four deep."""
@@ -261,7 +261,8 @@ class RunStore:
             rows = self.metrics(f"{name}/{stage.path.name}").rows
             held_out = sorted(key for key in set().union(*rows) if re.fullmatch(r"eval/.*/reward/mean", key))
             curve += [row[held_out[0]] for row in rows if held_out and isinstance(row.get(held_out[0]), (int, float))]
-        others = {} if kept is None else kept.row.conditions
+        conditions = kept.row.conditions if kept else {}
+        held_out_rewards = {f"eval/{key}": reward_of(kept.row, key)["mean"] for key in conditions if kept and key}
         return {
             "name": name,
             "kind": "train",
@@ -272,9 +273,7 @@ class RunStore:
             "model": kept.row.model if kept else "",
             "measure": "reward",
             "reward": kept.reward if kept else None,
-            "held_out": {
-                f"eval/{key}": (value.get("reward") or {}).get("mean") for key, value in others.items() if key
-            },
+            "held_out": held_out_rewards,
             "stages": len(stages),
             "curve": downsampled(curve, SPARKLINE_POINTS),
             "tags": Annotations(folder.path).run.tags,

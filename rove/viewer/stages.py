@@ -19,7 +19,7 @@ from rove.statistics.format import duration, interval, number, percent, shown, s
 from rove.utils.files import check_regular
 from rove.utils.units import counted
 from rove.viewer.compare import compare_runs
-from rove.viewer.html import utf8_text
+from rove.viewer.html import finite, utf8_text
 from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.mistakes import describe_mistakes, graded_rollouts
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
@@ -44,7 +44,14 @@ class Kept(NamedTuple):
     @property
     def reward(self) -> JsonObject:
         """The estimate of its reward."""
-        return self.row.conditions[self.condition].get("reward") or {}
+        return reward_of(self.row, self.condition)
+
+
+def reward_of(row: ResultRow, condition: str) -> JsonObject:
+    """Return the estimate of a row's reward; `mean` is None if the file has no number."""
+    estimate = row.conditions[condition].get("reward")
+    values: JsonObject = estimate if isinstance(estimate, dict) else {}
+    return {**values, "mean": finite(values.get("mean"))}
 
 
 def kept_model(rows: Sequence[ResultRow]) -> Kept | None:
@@ -167,7 +174,8 @@ def _difference(
 
     def compared() -> JsonObject | None:
         try:
-            return compare_runs(a, b, "reward", (before.name, after.name))["main"]
+            comparison: JsonObject = compare_runs(a, b, "reward", (before.name, after.name))
+            return comparison["main"]
         except Error:  # no common reward, or no scored rollout
             return None
 
@@ -214,11 +222,12 @@ def _table(folder: TrainFolder, rows: Sequence[ResultRow], open_index: OpenIndex
             if condition not in row.conditions:
                 continue
             summary = row.conditions[condition]
-            reward = summary.get("reward") or {}
+            reward = reward_of(row, condition)
             is_compared = above is not None and row.is_trained
             main = _difference(folder, above, row, condition, open_index) if above is not None and is_compared else None
-            tokens = (summary.get("tokens_per_rollout") or {}).get("completion")
-            truncated = summary.get("truncation_share")
+            usage = summary.get("tokens_per_rollout")
+            tokens = finite(usage.get("completion")) if isinstance(usage, dict) else None
+            truncated = finite(summary.get("truncation_share"))
             table.append(
                 (
                     row.name,
@@ -241,11 +250,11 @@ def _diagnoses(folder: TrainFolder) -> list[str]:
 def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
     """Describe a stage: what it did, why it ended, and which weights it kept."""
     name, config = stage.path.name, describe_run(stage)["config"]
-    summary = stage.summary() or {}
-    best = summary.get("best") or {}
+    summary: JsonObject = stage.summary() or {}
+    best = summary.get("best")
     kept = "the last weights"
-    if best:
-        kept = f"step {best.get('step')}, {best.get('metric')} {number(best.get('value'))}"
+    if isinstance(best, dict):
+        kept = f"step {best.get('step')}, {best.get('metric')} {number(finite(best.get('value')))}"
     rollouts = summary.get("rollouts")
     planned = config.get("steps")
     size = f"{len(metrics):,} steps" if metrics else shown(None)

@@ -16,6 +16,7 @@ from rove.envs.loading import environment_version
 from rove.models.pretrained import model_path
 from rove.remote.loading import without_isolation
 from rove.runs.run import Run
+from rove.runs.train_folder import COMPLETE, RESULTS
 from rove.stages.evaluation import EvalConfig
 from rove.stages.recipe import Recipe
 from rove.utils.files import atomic_write
@@ -23,8 +24,6 @@ from rove.utils.files import atomic_write
 if TYPE_CHECKING:
     from rove.train.config import TrainingConfig
 
-RESULTS, COMPLETE = "results.json", "complete.json"
-"""Names of files in the folder of all stages: the rows of the results table, and what they were measured with."""
 NOT_COMPARED = {"model", "env", "env_args", "data"}
 """Settings whose content identifies a run: each stage compares it when it starts."""
 
@@ -35,6 +34,8 @@ class Completion(msgspec.Struct, frozen=True):
     identity: JsonObject
     notes: list[str]
     """Notes about the table."""
+    cost: str = ""
+    """Time and memory, as a sentence."""
 
 
 def identity_of_recipe(recipe: Recipe) -> JsonObject:
@@ -45,9 +46,9 @@ def identity_of_recipe(recipe: Recipe) -> JsonObject:
     return msgspec.json.decode(msgspec.json.encode({"recipe": values, "version": version, "model": model}))
 
 
-def write_completion(recipe: Recipe, notes: list[str]) -> None:
+def write_completion(recipe: Recipe, notes: list[str], cost: str) -> None:
     """Record that all stages of a recipe are complete."""
-    content = msgspec.json.encode(Completion(identity_of_recipe(recipe), notes))
+    content = msgspec.json.encode(Completion(identity_of_recipe(recipe), notes, cost))
     atomic_write(recipe.folder / COMPLETE, content)
 
 

@@ -10,6 +10,7 @@ import msgspec
 from rove.core.findings import Finding, current_row
 from rove.core.plain import JsonObject
 from rove.runs.run import Run
+from rove.runs.train_folder import DIAGNOSES
 from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
@@ -19,8 +20,6 @@ from rove.train.initial_model import load_initial
 from rove.train.teacher_data import measure_token_classes, unseen_answers
 from rove.utils.files import atomic_write
 
-DIAGNOSES = "diagnoses.json"
-"""File name in the folder of all stages."""
 EXAMINE = "examine"
 """Stage of the diagnoses before training."""
 SAME_FALL_STEPS = 30

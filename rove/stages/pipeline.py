@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,13 +15,15 @@ from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.runs.run import Run
-from rove.stages.completion import RESULTS, check_stages, read_completion, write_completion
+from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder
+from rove.stages.completion import check_stages, read_completion, write_completion
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.models import run_model_new, show_model
 from rove.stages.recipe import FULL, Column, Recipe, RLStage
 from rove.stages.reporter import Reporter
 from rove.statistics.format import interval, percent
 from rove.utils.console import TextTable, styled
+from rove.utils.files import atomic_write
 from rove.utils.processes import peak_memory, release_memory
 
 if TYPE_CHECKING:
@@ -32,16 +33,6 @@ if TYPE_CHECKING:
 BASE = "base"
 SAMPLED = "at T = 1"
 """End of the name of a row that repeats the row before it with sampling."""
-
-
-class Row(msgspec.Struct, frozen=True):
-    """A row of the results table."""
-
-    name: str
-    model: str
-    """Folder or name of the model that was evaluated."""
-    conditions: dict[str, JsonObject]
-    """Condition → summary of its evaluation."""
 
 
 class Pipeline:
@@ -61,7 +52,7 @@ class Pipeline:
         """Called after each training step with the stage's folder, the step's metrics, and the maximum number of steps."""
         self.after_stage: Callable[[Path], None] = lambda folder: None
         """Called with the folder of each training stage when it is complete."""
-        self.rows: list[Row] = []
+        self.rows: list[ResultRow] = []
         self._notes: list[str] | None = None
         # A resumed run measures only the time since it was started again.
         self._is_continued = (recipe.folder / "data").exists() or (recipe.folder / "rl1").exists()
@@ -82,7 +73,7 @@ class Pipeline:
         completion = read_completion(recipe)
         if completion is None:
             return False
-        self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[Row])
+        self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[ResultRow])
         self._notes = completion.notes
         stages = len(recipe.rl) + (recipe.sft is not None)
         for _ in range(stages):
@@ -90,10 +81,12 @@ class Pipeline:
         self.reporter.note(f"{recipe.folder} is complete; delete the folder to train again")
         return True
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[ResultRow]:
         """Run all stages; return the rows of the results table."""
         recipe, say = self.recipe, self.reporter.title
         check_stages(recipe, self._evaluations())
+        # The rows are written one by one from now on: a mark of an earlier recipe must not call some of them complete.
+        (recipe.folder / COMPLETE).unlink(missing_ok=True)
         if recipe.new_model is not None and not (Path(recipe.model) / "config.json").exists():
             say("Create a new model with random weights")
             show_model(recipe.new_model, run_model_new(recipe.new_model), self.reporter)
@@ -121,9 +114,8 @@ class Pipeline:
         has_temperatures = any(condition.own_temperature for condition in recipe.conditions)
         if recipe.data is not None and not is_full and not has_temperatures:
             self.measure(f"{self.rows[-1].name} {SAMPLED}", trained, temperature=1.0)
-        (recipe.folder / RESULTS).write_bytes(msgspec.json.encode(self.rows))
         self._write_cards()
-        write_completion(recipe, self.notes())
+        write_completion(recipe, self.notes(), self.cost)
         return self.rows
 
     def _write_cards(self) -> None:
@@ -143,7 +135,7 @@ class Pipeline:
                 config = msgspec.structs.replace(config, model=run.config()["config"]["model"])
                 write_card(Path(row.model), run, config, run.summary() or {}, measurements, row.name)
 
-    def _config_of(self, row: Row) -> RLConfig | SFTConfig | None:
+    def _config_of(self, row: ResultRow) -> RLConfig | SFTConfig | None:
         """Return the settings of the stage that trained the model of a row; None for another model."""
         if row.name == "+ SFT":
             return self.recipe.sft
@@ -213,14 +205,13 @@ class Pipeline:
             folder = self.eval_folder(name, condition.name)
             config = self.recipe.evaluation_of(condition.config, model, folder, **changes)
             summaries[condition.name] = self._evaluate(config, f"{name} {condition.name}".strip())
-        self.rows.append(Row(name, model, summaries))
+        self.rows.append(ResultRow(name, model, summaries))
+        # After each row, so that the viewer shows the table of a run that is not complete.
+        atomic_write(self.recipe.folder / RESULTS, msgspec.json.encode(self.rows))
 
     def eval_folder(self, row: str, condition: str) -> Path:
         """Return the run folder of a row's evaluation."""
-        name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
-        folder = self.recipe.folder / "eval"
-        # Runs of earlier versions have names with several dashes in a row, and continue.
-        return folder / name if (folder / name).exists() else folder / re.sub("-+", "-", name)
+        return TrainFolder(self.recipe.folder).evaluation_folder(row, condition)
 
     def _evaluate(self, config: EvalConfig, title: str = "") -> JsonObject:
         result, _ = run_eval(config, self.reporter, title)
@@ -288,7 +279,7 @@ class Pipeline:
         return table
 
 
-def results_table(recipe: Recipe, rows: list[Row]) -> Table:
+def results_table(recipe: Recipe, rows: list[ResultRow]) -> Table:
     """Return the results table: measured rows, then the published baseline."""
     conditions = [condition.name for condition in recipe.conditions if condition.name]
     title = f"{recipe.evaluation.num_examples} rollouts per row"
@@ -310,7 +301,7 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
     return table
 
 
-def functions_without_column(recipe: Recipe, rows: list[Row]) -> list[str]:
+def functions_without_column(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
     """Return the reward functions that a table of rewards with intervals has no room for."""
     if not rows or not any("reward" in column.values for column in recipe.columns):
         return []

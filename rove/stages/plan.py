@@ -10,9 +10,10 @@ from rich.table import Table
 from rove.doctor.estimate import Estimate, Workload, estimate
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel
+from rove.runs.train_folder import RECIPE
 from rove.stages.examination import Examination
 from rove.stages.recipe import Recipe
-from rove.stages.request import ESTIMATE, RECIPE, REQUEST, recipe_digest
+from rove.stages.request import ESTIMATE, REQUEST, recipe_digest
 from rove.utils.event_loop import run_async
 from rove.utils.units import human_bytes, human_seconds
 

@@ -16,12 +16,13 @@ from rove.envs.loading import environment_arguments, load_environment
 from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
+from rove.runs.train_folder import RECIPE
 from rove.stages.choice import choose, limited, requested_examples
 from rove.stages.examination import Evidence, Examination, examine
 from rove.stages.plan import estimate_stages
 from rove.stages.recipe import Recipe, RecipeFile, Section, as_toml
 from rove.stages.reporter import Reporter
-from rove.stages.request import ESTIMATE, EVIDENCE, RECIPE, REQUEST, TrainRequest, recipe_digest, with_held_out
+from rove.stages.request import ESTIMATE, EVIDENCE, REQUEST, TrainRequest, recipe_digest, with_held_out
 from rove.train.held_out import count_shared, keys_of
 from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write

@@ -12,8 +12,9 @@ from rove.core.plain import Arguments, JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.envs.question_files import is_question_file
 from rove.runs.provenance import SEAL
+from rove.runs.train_folder import RECIPE
 
-RECIPE, REQUEST, EVIDENCE, ESTIMATE = "recipe.toml", "request.json", "evidence.json", "estimate.json"
+REQUEST, EVIDENCE, ESTIMATE = "request.json", "evidence.json", "estimate.json"
 """Names of files in the folder of all stages."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""

@@ -15,13 +15,13 @@ from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
+from rove.runs.train_folder import RECIPE, RESULTS, ResultRow
 from rove.stages.arguments import environment_name
-from rove.stages.completion import RESULTS
 from rove.stages.naming import RUNS
-from rove.stages.pipeline import Pipeline, Row, functions_without_column, results_table
+from rove.stages.pipeline import Pipeline, functions_without_column, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
-from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
+from rove.stages.request import EVIDENCE, TrainRequest, check_request, is_outdated
 from rove.stages.results import Diagnosis, held_out_rewards
 from rove.utils.event_loop import outside_event_loop
 from rove.utils.notebook import ShownAsText, data_frame, image
@@ -50,7 +50,7 @@ class PipelineResult(ShownAsText):
 
     recipe: Recipe
     """The settings of all stages."""
-    rows: list[Row]
+    rows: list[ResultRow]
     """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
     diagnoses: list[Diagnosis] = field(default_factory=list[Diagnosis])
     """Why a stage did not improve the model, if rove found a reason."""

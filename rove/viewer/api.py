@@ -34,6 +34,7 @@ from rove.viewer.rollouts import (
 )
 from rove.viewer.run_settings import describe_run, differences
 from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, status, stop_reason
+from rove.viewer.stages import describe_stages
 from rove.viewer.token_colors import color_tokens
 from rove.viewer.verdict import time_left
 
@@ -86,11 +87,13 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
             continue
         value_names |= row.get("values", {}).keys()
         rows.append(row)
+    train_names = [row["name"] for row in rows if row["kind"] == "train"]
+    inside = run_table.inside_training([row["name"] for row in rows], train_names)
     selection = run_table.Wanted(
         text=params.text("q", ""),
         kind=params.text("kind", ""),
         tag=params.text("tag", ""),
-        measurements=params.text("measurements", "") != "0",
+        without=inside if params.text("measurements", "") == "0" else (),
         sort=params.text("sort", ""),
         descending=params.text("order", "") != "up",
     )
@@ -105,7 +108,7 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
         "columns": sorted(value_names),
         "ranges": run_table.reward_ranges(rows),
         "total": len(rows),
-        "measurements": sum(bool(run_table.MEASUREMENT.search(row["name"])) for row in rows),
+        "measurements": len(inside),
         "kinds": sorted({row["kind"] for row in rows}),
         "tags": sorted(set().union(*(row.get("tags", []) for row in rows))),
         "matrix": run_table.matrix(listed) if params.text("view", "") == "matrix" else None,
@@ -119,6 +122,9 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
 def run(store: RunStore, params: QueryParams) -> JsonObject:
     """Describe one run: settings, versions, summary, and the columns of its rollouts."""
     name = params.text("run")
+    train_folder = store.train_folder(name)
+    if train_folder is not None:
+        return {**store.run_summary(name), "config": {}, "known_tags": [], "annotate": store.annotate}
     folder = store.run(name)
     index, progress = store.index(name)
     columns = queries.columns(index) if progress.size else {}
@@ -160,6 +166,21 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
         "progress": _progress(progress),
         "range": queries.reward_range(index) if progress.size else [0, 1],
     }
+
+
+def stages(store: RunStore, params: QueryParams) -> dict[str, object]:
+    """Return the content of the page of a `rove train` run (`rove.viewer.stages`)."""
+    name = params.text("run")
+    folder = store.train_folder(name)
+    if folder is None:
+        raise ConfigError(f"'{name}' is a single run, not a folder of `rove train`")
+    content = describe_stages(folder, store.evaluation_index)
+    # Here rather than in the handler, so that the message names the run.
+    try:
+        msgspec.json.encode(content)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{folder.path} has values that cannot be shown: {error}") from error
+    return content
 
 
 def settings(store: RunStore, params: QueryParams) -> JsonObject:
@@ -497,6 +518,7 @@ ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], JsonObject]] = {
     "copy": copied,
     "metrics": metrics,
     "overview": overview,
+    "stages": stages,
     "reasons": reasons,
     "settings": settings,
     "groups": groups,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import stdev
@@ -22,6 +23,7 @@ from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
+from rove.runs.train_folder import TrainFolder
 from rove.statistics import Price, Tally
 from rove.statistics.format import caveats, duration, interval, shown
 from rove.utils.files import atomic_write
@@ -31,6 +33,7 @@ from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_settings import describe_run
+from rove.viewer.stages import describe_stages
 from rove.viewer.verdict import training_verdict
 
 MAX_ROLLOUTS = 200
@@ -159,6 +162,60 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, page.encode("utf-8", "replace"))
     return path
+
+
+def write_stages_report(folder: TrainFolder, path: Path) -> Path:
+    """Write the page of a `rove train` run as one HTML file that works offline; return `path`.
+
+    Args:
+        folder: The folder of all stages.
+        path: The file; an existing one is replaced.
+    """
+    with ExitStack() as stack:
+        content = describe_stages(folder, _opener(stack))
+    facts = [content["when"], *(["not complete"] if not content["complete"] else [])]
+    data: JsonObject = {
+        **PAGE_DEFAULTS,
+        **{name: content[name] for name in ("title", "complete", "verdict", "cards", "head", "values", "training")},
+        "facts": facts,
+        "counts": [],
+        "again": content["repeat"],
+        "settings": content["recipe"],
+        "rollouts": [],
+        "rollouts_note": "",
+        "stages": {name: content[name] for name in ("notes", "diagnoses", "stages", "mistakes", "next")},
+    }
+    page = whole_page(content["title"], _stages_markdown(content), without_secrets(data, {}, by_field=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, page.encode("utf-8", "replace"))
+    return path
+
+
+def stages_markdown(folder: TrainFolder) -> str:
+    """Return a `rove train` run in a few lines for a pull request."""
+    with ExitStack() as stack:
+        return _stages_markdown(describe_stages(folder, _opener(stack)))
+
+
+def _stages_markdown(content: JsonMapping) -> str:
+    lines = [*content["verdict"], *content["notes"], *(f"diagnosis: {text}" for text in content["diagnoses"])]
+    lines += content["mistakes"]["summary"] if content["mistakes"] else []
+    repeat = f"Repeat: {_code(content['repeat'])}\n" if content["repeat"] else ""
+    table = summary_markdown(content["title"], {"head": content["head"], "values": content["values"], "counts": []})
+    return utf8_text("\n".join([table.rstrip(), "", *(f"- {_plain(line)}" for line in lines), "", repeat]))
+
+
+def _opener(stack: ExitStack) -> Callable[[Path], Index]:
+    """Return a function that opens the index of an evaluation once; all are closed with the stack."""
+    indexes: dict[Path, Index] = {}
+
+    def open_index(folder: Path) -> Index:
+        if folder not in indexes:
+            indexes[folder] = _open_index(Run(folder))
+            stack.callback(indexes[folder].close)
+        return indexes[folder]
+
+    return open_index
 
 
 def _open_index(run: Run) -> Index:
@@ -314,6 +371,7 @@ PAGE_DEFAULTS: JsonMapping = {
     "histograms": [],
     "examples": [],
     "examples_note": "",
+    "stages": None,
 }
 """Default data of a page, for parts that the page lacks; `links` are pairs of address and text."""
 

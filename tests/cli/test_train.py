@@ -14,9 +14,10 @@ from commands import Rove, contents, environment, in_this_process
 
 from rove.core.config import convert
 from rove.runs.run import Run
+from rove.runs.train_folder import ResultRow
 from rove.stages.completion import read_completion, write_completion
 from rove.stages.diagnoser import Diagnoser
-from rove.stages.pipeline import Pipeline, Row
+from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import Recipe, RecipeFile
 from rove.stages.reporter import ConsoleReporter, SilentReporter
 from rove.stages.results import Diagnosis
@@ -240,7 +241,7 @@ def complete_run(folder: Path) -> None:
             run.finish({"steps": 3})
         (folder / name / "final").mkdir()
     summary = {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3}, "functions": {}}
-    rows = [Row("base", str(folder / "model"), {"sampled": summary, "greedy": summary})]
+    rows = [ResultRow("base", str(folder / "model"), {"sampled": summary, "greedy": summary})]
     (folder / "results.json").write_bytes(msgspec.json.encode(rows))
     write_completion(recipe, ["sft: a note about the table"])
 

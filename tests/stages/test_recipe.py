@@ -10,7 +10,8 @@ import pytest
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
-from rove.stages.pipeline import Row, results_table
+from rove.runs.train_folder import ResultRow
+from rove.stages.pipeline import results_table
 from rove.stages.recipe import Recipe, RecipeFile, read_recipe
 
 VALUES: dict[str, Any] = {
@@ -87,7 +88,7 @@ def test_wrong_settings_are_reported_before_any_stage(tmp_path: Path, changes: d
 def test_the_table_has_a_row_per_model_and_the_published_results(tmp_path: Path) -> None:
     recipe = complete(tmp_path, baseline=[{"name": "published", "cells": ["90"]}])
     summary = {"reward": {"mean": 0.5, "low": 0.25, "high": 0.75}, "functions": {}}
-    table = results_table(recipe, [Row("base", "models/x", {"greedy": summary})])
+    table = results_table(recipe, [ResultRow("base", "models/x", {"greedy": summary})])
     assert table.title == "4 rollouts per row; in %; greedy"
     assert [str(cell) for cell in table.columns[0].cells] == ["base", "published baseline", "published"]
     assert next(str(cell) for cell in table.columns[1].cells) == "50.0"

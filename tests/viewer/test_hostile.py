@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from made import made_run, record
+from made_training import made_training
 from tiers import some_quick
 
 from rove.core.errors import Error, RunError
@@ -29,7 +30,7 @@ from rove.stages.comparison import read_run
 from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.app import make_viewer
 from rove.viewer.index import Index
-from rove.viewer.report import markdown, write_report
+from rove.viewer.report import markdown, stages_markdown, write_report, write_stages_report
 from rove.viewer.run_store import RunStore
 
 RUN_FILES = (
@@ -118,7 +119,7 @@ def use_run(path: Path, output: Path) -> list[str]:
         msgspec.json.encode(ENDPOINTS[name](store, QueryParams(list(params.items()))))
 
     run = Run(path)
-    for name in ENDPOINTS:
+    for name in ENDPOINTS.keys() - {"stages"}:  # the page of a folder of `rove train`
         attempt(lambda name=name: ask(name))
     attempt(lambda: write_report(run, output / "report.html"))
     attempt(lambda: markdown(run))
@@ -379,3 +380,39 @@ def test_tokens_are_not_read_through_a_linked_folder(tmp_path: Path):
     (run.path / "tokens").symlink_to(tmp_path / "tokens")
     with pytest.raises(RunError, match="tokens is a symbolic link"):
         read_tokens(run.path, 1)
+
+
+TRAIN_ROWS = [
+    {
+        "name": "+ RL",
+        "model": "m",
+        "conditions": {"greedy": {"reward": "much", "tokens_per_rollout": 3, "truncation_share": "x"}},
+    },
+    {"name": "+ RL", "model": "m", "conditions": {"greedy": {"reward": {"mean": "much", "low": [], "high": 1}}}},
+    {"name": "+ RL", "model": "m", "conditions": {"../../good": {"reward": {"mean": 1e400}}}},
+    {"name": "+ \ud7ff", "model": "\x1b[31m", "conditions": {}},
+]
+
+
+@pytest.mark.parametrize("name", ["results.json", "complete.json", "diagnoses.json", "recipe.toml", "rl1/summary.json"])
+def test_damaged_files_of_a_training_cause_only_rove_errors(tmp_path: Path, name: str):
+    make_full_run(tmp_path / "runs/good")
+    folder = made_training(tmp_path / "runs/bad")
+    contents = [
+        *GARBAGE.values(),
+        *(msgspec.json.encode([row]) for row in TRAIN_ROWS),
+        b'{"best": [], "stopped": {}}',
+        b"[{}]",
+    ]
+    for content in contents:
+        (folder.path / name).write_bytes(content)
+        store = RunStore(tmp_path / "runs")
+        try:
+            msgspec.json.encode(ENDPOINTS["stages"](store, QueryParams([("run", "bad")])))
+            write_stages_report(folder, tmp_path / "report.html")
+            stages_markdown(folder)
+        except Error as error:
+            assert name.rpartition("/")[2] in str(error) or "cannot be shown" in str(error)
+        rows = {row["name"]: row for row in ENDPOINTS["runs"](store, QueryParams([]))["runs"]}
+        assert rows["good"]["kind"] == "eval"
+        store.close()

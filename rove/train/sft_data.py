@@ -29,6 +29,9 @@ from rove.train.sequences import TrainingSequence, sequence_from_text, sequences
 SFTSource = str | Path | Run | Iterable[Any]
 """A run folder, a file of messages, a run, or data in memory: rollouts, rows, lists of messages, or a `datasets.Dataset`."""
 
+MAX_CHECKED = 32
+"""Maximum number of conversations that are rendered before a run starts: long games have hundreds of sequences of roles."""
+
 
 class SFTData:
     """The conversations to train on, read at first use.
@@ -166,11 +169,7 @@ def tokenize(
     limit = sequence_limit(config, context)
     tokenized: list[TokenizedConversation] = []
     for conversation in counted(conversations, "conversations tokenized", on_progress):
-        try:
-            sequences = _sequences(renderer, conversation, config.loss_on)
-        except ConfigError as error:
-            source = f"{conversation.place}: " if conversation.place else ""
-            raise ConfigError(f"{source}{error}") from error
+        sequences = _sequences(renderer, conversation, config.loss_on)
         truncated_tokens = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
         if truncated_tokens and config.overlong == "drop":
             sequences = []
@@ -206,7 +205,29 @@ def overlong_notices(tokenized: Sequence[TokenizedConversation], config: SFTConf
     return [f"{subject}: their last {sum(tokens):,} tokens are not trained on; {advice}"]
 
 
+def check_conversations(renderer: Renderer, conversations: Sequence[Conversation], config: SFTConfig) -> None:
+    """Raise a `ConfigError` if the chat template rejects conversations, before a run folder is made.
+
+    Templates reject sequences of roles, so the first conversation of each sequence is rendered.
+    """
+    checked: set[tuple[object, ...]] = set()
+    for conversation in conversations:
+        roles = [(message["role"], bool(message.get("tool_calls"))) for message in conversation.messages]
+        kind = (conversation.is_text, bool(conversation.tools), *roles)
+        if kind not in checked and len(checked) < MAX_CHECKED:
+            checked.add(kind)
+            _sequences(renderer, conversation, config.loss_on)
+
+
 def _sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
+    try:
+        return _rendered_sequences(renderer, conversation, loss_on)
+    except ConfigError as error:
+        source = f"{conversation.place}: " if conversation.place else ""
+        raise ConfigError(f"{source}{error}") from error
+
+
+def _rendered_sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
     if conversation.is_text:
         prompt, completion = (str(message["content"]) for message in conversation.messages)
         return [sequence_from_text(renderer, prompt, completion)]

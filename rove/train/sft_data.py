@@ -198,11 +198,40 @@ def overlong_notices(tokenized: Sequence[TokenizedConversation], config: SFTConf
         return []
     limit = sequence_limit(config, context)
     source = "the context of the model" if limit == context else "max_length"
+    num_lost = sum(1 for conversation in tokenized if conversation.truncated and not conversation.sequences)
     subject = f"{len(tokens):,} of {len(tokenized):,} conversations are longer than {limit:,} tokens ({source})"
     if config.overlong == "drop":
         return [f"{subject}: they are left out"]
-    advice = 'overlong = "drop" leaves these conversations out'
-    return [f"{subject}: their last {sum(tokens):,} tokens are not trained on; {advice}"]
+    lost = f", and {num_lost:,} of them not at all, because their responses begin later" if num_lost else ""
+    advice = "--overlong drop (setting overlong) leaves these conversations out"
+    return [f"{subject}: their last {sum(tokens):,} tokens are not trained on{lost}; {advice}"]
+
+
+def reasoning_notices(renderer: Renderer, tokenized: Sequence[TokenizedConversation], config: SFTConfig) -> list[str]:
+    """Return a sentence about the conversations whose `reasoning_content` the template leaves out, if there are any.
+
+    Qwen3's prompt with `enable_thinking` = false closes the reasoning, so only the answer continues it.
+    """
+    num_left_out = 0
+    for conversation, sequences, truncated in tokenized:
+        positions = conversation.trained_messages(config.loss_on)
+        reasonings = [
+            str(message["reasoning_content"]).strip()
+            for position, message in enumerate(conversation.messages)
+            if message.get("reasoning_content") and (positions is None or position in positions)
+        ]
+        if not reasonings or truncated:
+            continue
+        texts = [renderer.decode(sequence.ids) for sequence in sequences]
+        if not all(any(reasoning in text for text in texts) for reasoning in reasonings):
+            num_left_out += 1
+    if not num_left_out:
+        return []
+    return [
+        f"{num_left_out:,} of {len(tokenized):,} conversations have a reasoning_content that the chat template leaves out with "
+        "these settings: it is not trained on. To train on it, change --template-args (setting template_args) or --chat-template "
+        "(setting chat_template)"
+    ]
 
 
 def check_conversations(renderer: Renderer, conversations: Sequence[Conversation], config: SFTConfig) -> None:

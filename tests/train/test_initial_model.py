@@ -148,3 +148,11 @@ def test_a_prompt_that_a_rollout_completes_or_an_agent_reads_is_not_rendered(bas
     rove.make_client(base, rove.SingleTurnEnv(dataset=rows))
     rows = [{"question": "q", "answer": ""}]
     rove.make_client(base, rove.AgentEnv(lambda access, state: "", dataset=rows, system_prompt="for the agent"))
+
+
+def test_an_evaluation_says_how_many_prompts_did_not_fit(base: str, capsys: pytest.CaptureFixture[str]):
+    rows = [{"question": "hi", "answer": ""}, {"question": "long " * 2000, "answer": ""}]
+    env = rove.SingleTurnEnv(dataset=rows, rubric=rove.Rubric(funcs=[lambda completion: len(completion)]))
+    rove.evaluate_model(base, env, chat_template="chatml", num_examples=2, rollouts_per_example=2, max_tokens=2)
+    text = " ".join("".join(capsys.readouterr()).split())
+    assert "2 of 4 rollouts ended because the prompt did not fit the model's context" in text

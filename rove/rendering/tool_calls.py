@@ -244,8 +244,8 @@ def accepted_id(id: object) -> str:
 def _chat_form(call: Call, salt: str) -> dict[str, object]:
     try:
         arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
-        # The escape of half a character ("\\ud800") is valid JSON, but no text: it cannot be written as UTF-8. Another character in
-        # its place would change the call silently.
+        # The escape of half a character ("\ud800") is valid JSON, but no text: it cannot be written as UTF-8. Another character
+        # in its place would change the call silently.
         f"{call.name}{call.id}{arguments}".encode()
     except (ValueError, RecursionError) as error:
         raise MalformedCall from error

@@ -63,7 +63,9 @@ def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, cons
     next_steps = []
     if run is not None:
         next_steps.append(f"look at the rollouts: rove view {run.path}")
-        if summary["failed"] or summary.get("not_run", 0) != 0:
+        # A ConfigError is the same in every repetition.
+        config_errors = sum(count for label, count in summary["errors"].items() if label.endswith(": ConfigError"))
+        if summary["failed"] > config_errors or summary.get("not_run", 0) != 0:
             next_steps.append("repeat the command to run what is missing or failed")
     words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
     words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []

@@ -93,6 +93,8 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "reward", float(value))
 
 
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Stop condition of a rollout whose next prompt does not fit the model's context."""
 REWARD_ERRORS = "reward_errors"
 """Key of `Scores.extras`: reward function → the error that it raised, which counted as 0.0."""
 

@@ -120,7 +120,15 @@ class EngineClient(Generic[AnEngine]):
         for name in ("response_format", "structured_outputs"):
             if getattr(sampling, name) is not None:
                 raise ConfigError(f"tool_choice forces a tool call, and {name} is given too; expected only one of them")
-        grammar = tool_call_grammar(tool_format, request.tools or [], request.tool_choice, self.renderer.special_token)
+        support = self.renderer.tool_support
+        grammar = tool_call_grammar(
+            tool_format,
+            request.tools or [],
+            request.tool_choice,
+            self.renderer.special_token,
+            is_exact=not support.keeps_text,
+            has_ids=support.writes_ids,
+        )
         return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 
     def _message(self, request: Request, prompt_ids: list[int], generation: Generation) -> Message:

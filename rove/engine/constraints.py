@@ -31,6 +31,11 @@ WHITESPACE = " ?"
 """Whitespace between the parts of a JSON text: at most one space. If any whitespace is allowed, as in JSON, small models (and
 occasionally large ones) write line breaks until they run out of tokens."""
 
+TEMPLATE_JSON: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Settings of llguidance for JSON as chat templates write it."""
+CALL_ID = "/[a-zA-Z0-9]{9}/"
+"""Expression for the id of a call in Mistral's formats."""
+
 MAX_GRAMMAR_CHARACTERS = 200_000
 """Maximum size of a grammar. The cost of smaller grammars is measured by compiling them in a worker process; see
 `grammar_check`."""
@@ -191,11 +196,22 @@ _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 def tool_call_grammar(
-    tool_format: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
+    tool_format: Format,
+    tools: Sequence[JsonMapping],
+    choice: ToolChoice,
+    special_token: FindSpecialToken,
+    is_exact: bool = False,
+    has_ids: bool = False,
 ) -> str:
-    """Return the Lark grammar of one or more calls of the tools that `choice` names."""
+    """Return the Lark grammar of one or more calls of the tools that `choice` names.
+
+    Args:
+        is_exact: Whether the template writes a sampled call again from its arguments. The spaces of the JSON are then those that
+            templates write; otherwise, the next turn would not continue the sampled tokens.
+        has_ids: Whether the template writes ids into calls; only those of Mistral's formats are left to the model.
+    """
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
-    lark = _Lark(special_token)
+    lark = _Lark(special_token, is_exact, has_ids)
     write_rules = _WRITERS[tool_format.name]
     begin, separator, end, calls = write_rules(lark, functions)
     any_call = f"({' | '.join(calls)})"
@@ -204,8 +220,10 @@ def tool_call_grammar(
 
 
 class _Lark:
-    def __init__(self, special_token: FindSpecialToken):
+    def __init__(self, special_token: FindSpecialToken, is_exact: bool = False, has_ids: bool = False):
         self.rules: list[str] = []
+        self.has_ids = has_ids
+        self._json_settings = TEMPLATE_JSON if is_exact else {"whitespace_pattern": WHITESPACE}
         self._special_token = special_token
 
     def literal(self, text: str) -> str:
@@ -243,7 +261,7 @@ class _Lark:
 
     def json(self, schema: Mapping[str, object]) -> str:
         """Add a rule for the JSON texts that match a schema; returns its name."""
-        guided_schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        guided_schema = {**schema, "x-guidance": self._json_settings}
         return self.rule("%json " + json.dumps(guided_schema))
 
 
@@ -289,10 +307,10 @@ def _undescribed(schema: JsonMapping) -> list[str]:
     return sorted(set(schema.get("required") or ()) - described)
 
 
-def _json_call(lark: _Lark, function: Mapping[str, object], key: str = "arguments") -> str:
+def _json_call(lark: _Lark, function: Mapping[str, object], key: str = "arguments", id: str = "") -> str:
     name = json.dumps(function["name"], ensure_ascii=False)
     begin = lark.literal(f'{{"name": {name}, "{key}": ')
-    return f"{begin} {lark.json(_schema(function))} {lark.literal('}')}"
+    return f"{begin} {lark.json(_schema(function))} {id} {lark.literal('}')}"
 
 
 def _tagged(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
@@ -309,15 +327,18 @@ def _llama(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
 
 def _mistral(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
-    calls = [_json_call(lark, function) for function in functions]
+    id_key, quote = lark.literal(', "id": "'), lark.literal('"')
+    id = f"{id_key} {CALL_ID} {quote}" if lark.has_ids else ""
+    calls = [_json_call(lark, function, id=id) for function in functions]
     return begin, lark.literal(", "), lark.literal("]"), calls
 
 
 def _mistral_named(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     calls = []
+    id = f"{lark.mark('[CALL_ID]')} {CALL_ID}" if lark.has_ids else ""
     for function in functions:
         name, arguments = lark.literal(_checked_name(function["name"])), lark.json(_schema(function))
-        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {arguments}")
+        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {id} {lark.mark('[ARGS]')} {arguments}")
     return "", "", "", calls
 
 

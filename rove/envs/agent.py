@@ -96,6 +96,8 @@ class AgentEnv(Environment):
         env = rove.AgentEnv(agent, dataset=dataset, rubric=rubric)
     """
 
+    sends_prompt = False
+
     def __init__(
         self,
         agent: Agent | None = None,

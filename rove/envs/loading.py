@@ -33,10 +33,8 @@ ENTRY_POINT_GROUP = "rove.environments"
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 CHECKED_TYPES = {int, float, bool, str, NoneType}
 """Annotations of environment arguments whose values are checked."""
-
-
-_imported_digests: dict[str, str] = {}
-"""Module of an environment → digest of its files at its import, so that an edited one is not used as it was before."""
+DIGEST = "__rove_digest__"
+"""Attribute of an environment's module: digest of its files at its import, so that an edited one is not used as it was before."""
 
 
 class ExternalEnvironment(NamedTuple):
@@ -348,9 +346,11 @@ def _import(name: str, env_dir: str | Path | None) -> ModuleType:
         return _import_file(name, file)
     if getattr(sys.modules.get(module), "__file__", str(file)) != str(file):
         _forget(module)
-    _warn_if_changed(module, file)
+    digest = digest_files(_source_files(file))
     with _importing(module, file):
-        return importlib.import_module(module)
+        loaded = importlib.import_module(module)
+    _warn_if_changed(loaded, file, digest)
+    return loaded
 
 
 def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
@@ -437,7 +437,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
     loaded = sys.modules.get(name)
     digest = digest_files(_source_files(file))
     is_same_file = getattr(loaded, "__file__", None) == str(file)
-    if loaded is not None and is_same_file and _imported_digests.get(name, digest) == digest:
+    if loaded is not None and is_same_file and getattr(loaded, DIGEST, digest) == digest:
         return loaded
     if is_same_file:
         _discard_bytecode(file)
@@ -447,7 +447,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     _forget(name)
     sys.modules[name] = module
-    _imported_digests[name] = digest
+    setattr(module, DIGEST, digest)
     with _importing(name, file):
         spec.loader.exec_module(module)
     return module
@@ -469,18 +469,15 @@ def _discard_bytecode(file: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _warn_if_changed(module: str, file: Path) -> None:
+def _warn_if_changed(module: ModuleType, file: Path, digest: str) -> None:
     """Warn if the files of an installed module changed since its import, as those of an editable installation can.
 
     It is not imported again, because other code may have imported it too.
     """
-    digest = digest_files(_source_files(file))
-    if module not in sys.modules:
-        _imported_digests[module] = digest
-    if _imported_digests.setdefault(module, digest) != digest:
+    if vars(module).setdefault(DIGEST, digest) != digest:
         warnings.warn(
-            f"{file} or a file of its package changed after the import of '{module}', and the old code is still in use; start "
-            "Python again (in a notebook, restart the kernel) to use the new code",
+            f"{file} or a file of its package changed after the import of '{module.__name__}', and the old code is still in use; "
+            "start Python again (in a notebook, restart the kernel) to use the new code",
             stacklevel=4,
         )
 
@@ -489,7 +486,6 @@ def _forget(name: str) -> None:
     submodules = [module_name for module_name in sys.modules if module_name.startswith(f"{name}.")]
     for module_name in (name, *submodules):
         sys.modules.pop(module_name, None)
-    _imported_digests.pop(name, None)
 
 
 @contextmanager

@@ -179,4 +179,4 @@ def save_new_model(path: Path, loaded: LoadedModel) -> None:
     """Save a model to `path`."""
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; give another --output, or delete it")
-    loaded.save(path)
+    loaded.save_final(path)

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import ConfigError, missing_train_package, nearest, sentence
+from rove.core.plain import JsonMapping
 from rove.utils.files import cache_folder, file_lock, remove
 
 PIP_TIMEOUT_S = 1800.0
@@ -183,9 +184,10 @@ def check_model_type(name: str | Path, config: Path) -> None:
     if not config.is_file():
         return
     try:
-        model_type = read_object(config).get("model_type")
+        values = read_object(config)
     except ConfigError:
         return
+    model_type = values.get("model_type")
     if not isinstance(model_type, str):
         return
     if model_type in UNSUPPORTED:
@@ -193,6 +195,28 @@ def check_model_type(name: str | Path, config: Path) -> None:
             f"the model '{name}' has the type {model_type}, which rove does not support: {UNSUPPORTED[model_type]}; use another "
             "model"
         )
+    if not _is_causal(model_type, values):
+        raise ConfigError(
+            f"the model '{name}' has the type {model_type} and is no causal language model, which rove needs to sample text "
+            "token by token; use a decoder such as a Qwen 3, Llama or Gemma 3 model"
+        )
+
+
+def _is_causal(model_type: str, values: JsonMapping) -> bool:
+    """Return whether a model continues a text, by its `config.json`; types that transformers does not know are left to it."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    auto_map = values.get("auto_map")
+    if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map:
+        return True
+    if model_type in CONFIG_MAPPING_NAMES and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return False
+    # transformers also has the decoders alone of BERT, BART and Whisper. Of another model's weights, they would sample nonsense.
+    architectures = values.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    is_masked = any(str(name).endswith("ForMaskedLM") for name in names)
+    return values.get("is_encoder_decoder") is not True and (not is_masked or values.get("is_decoder") is True)
 
 
 def _from_hub(name: str, folder: Path) -> None:

@@ -53,6 +53,7 @@ class RemoteEnv(Environment):
         self.system_prompt = description["system_prompt"]
         self.source = description["source"]
         self.two_player: bool = description["two_player"]
+        self.sends_prompt = description["sends_prompt"]
         self.opponent: Opponent | None = None
 
     @abstractmethod

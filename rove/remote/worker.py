@@ -74,6 +74,7 @@ def setup(env_id: str, env_dir: str | None, env_args: Arguments, prepare: str = 
         "env_id": env.env_id,
         "source": env.source,
         "two_player": bool(getattr(env, "two_player", False)),
+        "sends_prompt": bool(getattr(env, "sends_prompt", True)),
     }
 
 

@@ -41,12 +41,6 @@ def detect_reasoning_form(render: Render) -> ReasoningForm:
     return "text"
 
 
-def complete_text(message: JsonMapping, text: str) -> str:
-    """Return the text of a message with the opening tag of its reasoning, if its prompt ended with the tag."""
-    opened = message.get(OPENED_REASONING)
-    return opened + text if isinstance(opened, str) else text
-
-
 def in_form(message: JsonMapping, form: ReasoningForm) -> JsonMapping:
     """Return an assistant message in a form of its reasoning; as it is if its text has no reasoning, or the form keeps it."""
     content = message.get("content")

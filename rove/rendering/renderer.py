@@ -18,7 +18,13 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
-from rove.rendering.prompt_checks import check_first_prompt, check_text_parts
+from rove.rendering.prompt_checks import (
+    TextForm,
+    check_first_prompt,
+    check_text_parts,
+    detect_text_form,
+    with_text_part,
+)
 from rove.rendering.reasoning import (
     OPENED,
     ReasoningForm,
@@ -97,6 +103,7 @@ class Renderer:
         self._tool_support: dict[str, ToolSupport] = {}
         self._reasoning_forms: dict[str, ReasoningForm] = {}
         self._ends_by_template: dict[str, TurnEnds] = {}
+        self._text_forms: dict[str, TextForm] = {}
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -158,7 +165,21 @@ class Renderer:
         return self._reasoning_forms[template]
 
     def _render_probe(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
-        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **{**self.settings.args, **variables})
+        return self._apply_template(messages, {**self.settings.args, **variables})
+
+    def _apply_template(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
+        if self._text_form == "parts":
+            messages = [with_text_part(message) for message in messages]
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+
+    @property
+    def _text_form(self) -> TextForm:
+        template = self.template
+        if template not in self._text_forms:
+            self._text_forms[template] = detect_text_form(
+                lambda messages: self.tokenizer.apply_chat_template(messages, tokenize=False, **self.settings.args)
+            )
+        return self._text_forms[template]
 
     def check_tools(self, tools: object) -> None:
         """Raise a `ConfigError` with the reason if there are tools and the chat template cannot use them."""
@@ -175,8 +196,13 @@ class Renderer:
         """
         if not self.template and getattr(env, "message_type", "chat") == "chat":
             raise no_template()
-        self.check_tools(getattr(env, "tool_defs", None))
-        check_first_prompt(env, train)
+        tools = getattr(env, "tool_defs", None)
+        self.check_tools(tools)
+        prompt = check_first_prompt(env, train)
+        # A prompt without a question gets it from `setup_state`, and agents send messages of their own.
+        has_question = any(message["role"] == "user" for message in prompt)
+        if has_question and getattr(env, "sends_prompt", True):
+            self.text(prompt, tools)
 
     def text(
         self,
@@ -209,6 +235,11 @@ class Renderer:
         return (self.template, content) if len(content) <= MAX_CACHED_LENGTH else None
 
     def _render(self, messages: Sequence[JsonMapping], tools: Any, variables: JsonMapping) -> str:
+        if self._text_form == "none":
+            raise ConfigError(
+                "the model's chat template leaves out the text of messages, so the model would see empty ones; use another "
+                "template (chat_template)"
+            )
         schemas = schemas_of(tools) if tools else NO_SCHEMAS
         prepared = [self._as_rendered(message, schemas) for message in messages]
         prepared = [
@@ -217,12 +248,13 @@ class Renderer:
         ]
         tool_variable = {self.tool_support.variable: tools} if tools else {"tools": None}
         try:
-            return self.tokenizer.apply_chat_template(prepared, tokenize=False, **tool_variable, **variables)
+            return self._apply_template(prepared, {**tool_variable, **variables})
         except Exception as error:  # templates can raise any error
             roles = [message["role"] for message in messages]
             raise ConfigError(
                 f"the model's chat template rejects messages with the roles {', '.join(roles)}: {type(error).__name__}: "
-                f"{error}; change the roles or their order to a conversation that the template supports"
+                f"{error}; change the roles or their order to a conversation that the template supports, or use another "
+                "template (chat_template)"
             ) from error
 
     @cached_property

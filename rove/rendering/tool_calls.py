@@ -215,12 +215,19 @@ def settled_characters(text: str, tool_format: Format) -> int:
     return len(text[:settled].rstrip())
 
 
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""The escape of half a character of UTF-16, which is a whole one only with its other half, or the half itself."""
+
+
 def calls_of(message: JsonMapping) -> list[Call] | None:
-    """Return the calls of a message in chat form; None if the arguments of one are not a JSON object."""
+    """Return the calls of a message in chat form; None if the arguments of one are not a JSON object of texts in UTF-8."""
     try:
         functions = [call["function"] for call in message.get("tool_calls") or []]
-        return [Call(function["name"], json_arguments(function["arguments"])) for function in functions]
-    except (MalformedCall, KeyError, TypeError):
+        calls = [Call(function["name"], json_arguments(function["arguments"])) for function in functions]
+        if any(_HALF_CHARACTER.search(str(function["arguments"])) for function in functions):
+            json.dumps([call.arguments for call in calls], ensure_ascii=False).encode()
+        return calls
+    except (MalformedCall, KeyError, TypeError, UnicodeEncodeError):
         return None
 
 
@@ -237,6 +244,9 @@ def accepted_id(id: object) -> str:
 def _chat_form(call: Call, salt: str) -> dict[str, object]:
     try:
         arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+        # The escape of half a character ("\ud800") is valid JSON, but no text: it cannot be written as UTF-8. Another character
+        # in its place would change the call silently.
+        f"{call.name}{call.id}{arguments}".encode()
     except (ValueError, RecursionError) as error:
         raise MalformedCall from error
     return {

@@ -32,6 +32,8 @@ class ToolSupport(NamedTuple):
     """Whether a message with calls can be rendered from the text that the model sampled, and a tool's result after it."""
     short_ids: bool = False
     """Whether the ids of calls must be nine letters or digits, as in Mistral's templates."""
+    writes_ids: bool = False
+    """Whether the template writes the ids of calls."""
 
 
 TOOL_VARIABLES = ("tools", "xml_tools")
@@ -116,9 +118,9 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
     as_text = {"role": "assistant", "content": tool_format.write([CALL])}
     shows_text = _shows_result(render, as_text, _ANSWER, variables, is_text=True)
     if shows_text and not _is_changed_as_text(render, variables, tool_format):
-        return ToolSupport(tool_format, "", variable, short_ids=short_ids)
+        return ToolSupport(tool_format, "", variable, short_ids=short_ids, writes_ids=_CALL_ID in call_text)
     if _shows_result(render, _CALLING, _ANSWER, variables):
-        return ToolSupport(tool_format, "", variable, keeps_text=False, short_ids=short_ids)
+        return ToolSupport(tool_format, "", variable, False, short_ids, writes_ids=_CALL_ID in call_text)
     return ToolSupport(None, f"it writes calls ({tool_format.name}), but not the results of tools")
 
 

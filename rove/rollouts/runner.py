@@ -30,7 +30,7 @@ from rove.core.messages import Message, Messages, text_of
 from rove.core.model_roles import RoleClients, query
 from rove.core.plain import MessageDict, Row
 from rove.core.protocols import Client, Limits, Request, Response, SamplingParams
-from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
+from rove.core.records import PROMPT_TOO_LONG, ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.core.state import Bookkeeping, State, bookkeeping, prompt_of
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment, Turn, messages_of, offered_tools, take_result
@@ -349,7 +349,7 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
         async with limit:
             await run()
     except OverlongPromptError:
-        rollout.stop_condition, rollout.is_truncated = "prompt_too_long", True
+        rollout.stop_condition, rollout.is_truncated = PROMPT_TOO_LONG, True
     except LimitReachedError as reached:
         rollout.stop_condition, rollout.is_truncated = str(reached), rollout.is_truncated or reached.truncated
     except TimeoutError as error:

@@ -12,7 +12,7 @@ from rove.core.errors import ConfigError
 from rove.core.plain import Arguments, JsonMapping, JsonObject, is_mapping
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
-from rove.core.records import ErrorInfo, Outcome, RolloutRecord
+from rove.core.records import PROMPT_TOO_LONG, ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_arguments
 from rove.envs.questions import QuestionsEnv
@@ -280,13 +280,21 @@ def _evaluate(
     title = title or f"{config.env} · {short(config.model)}"
     try:
         with reporter.progress(title, (available or 0) * config.rollouts_per_example) as progress:
-            return run_async(run_all(EvalProgress(progress, reporter, client)))
+            result = run_async(run_all(EvalProgress(progress, reporter, client)))
     except KeyboardInterrupt:
         text = "nothing was saved (save is off)"
         if run is not None:
             text = f"the finished rollouts are in {run.path}, and the same call or command continues with the others"
         reporter.note(f"interrupted; {text}", important=True)
         raise
+    # They count as they were scored: without the longest examples, a model with a short context would look better than it is.
+    num_overlong = result.stops.get(PROMPT_TOO_LONG, 0)
+    if num_overlong:
+        reporter.warning(
+            f"{num_overlong:,} of {result.rollouts:,} rollouts ended because the prompt did not fit the model's context; they "
+            "are scored with the responses until then. Shorten the prompts, or use a model with a longer context"
+        )
+    return result
 
 
 def _with_price(config: EvalConfig) -> EvalConfig:

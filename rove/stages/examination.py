@@ -182,7 +182,10 @@ async def examine(
     Raises:
         ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
     """
-    check_first_prompt(env, train=True)
+    if loaded is None:
+        check_first_prompt(env, train=True)
+    else:
+        loaded.renderer.check_environment(env, train=True)
     if not env.policies and loaded is None:
         raise ConfigError(
             "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "

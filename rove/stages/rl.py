@@ -104,7 +104,7 @@ def run_rl(
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
     else:  # without a source, it was not loaded by name, so its arguments and rubric count
         version = env.identity["env"] if env.source else env.identity
-    check_template(config, needs_template=lambda: env.message_type == "chat")
+    check_template(config, lambda renderer: renderer.check_environment(env, train=True))
     identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "checkpoint_every", config.checkpoint_every):

@@ -95,13 +95,13 @@ def run_sft(
     from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
     from rove.train.sft import train_sft
-    from rove.train.sft_data import SFTData
+    from rove.train.sft_data import SFTData, check_conversations
     from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
     ranks = ranks or SINGLE_PROCESS
     data = SFTData(config.data if source is None else source, config)
-    check_template(config, needs_template=lambda: any(not row.is_text for row in data.conversations))
+    check_template(config, lambda renderer: check_conversations(renderer, data.conversations, config))
     # The defaults are left out, because runs of older versions do not have these settings.
     bookkeeping = BOOKKEEPING
     if config.loss_on == "all":

@@ -186,9 +186,9 @@ def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
     error = records[0].error
     # A single failed rollout is left out; if all fail, the cause is the same, and the next steps would fail too.
     if error is not None and all(record.scores is None for record in records):
-        raise RunError(
-            f"every rollout of step {number} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
-        )
+        # The message of a ConfigError says what to change; its traceback would only hide it.
+        details = "" if error.type == "ConfigError" else f"\n{error.traceback}"
+        raise RunError(f"every rollout of step {number} failed; the first: {error.phase}: {error.message}{details}")
 
 
 def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:

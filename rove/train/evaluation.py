@@ -242,9 +242,10 @@ class HeldOutEvaluations:
         if not result.scored and failures:
             error = failures[0].error
             assert error is not None
+            details = "" if error.type == "ConfigError" else f"\n{error.traceback}"
             raise RunError(
                 f"every rollout of evaluation '{config.label}' after step {step} failed; the first: {error.phase}: "
-                f"{error.message}\n{error.traceback}"
+                f"{error.message}{details}"
             )
         return _metrics(result)
 

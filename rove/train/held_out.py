@@ -131,14 +131,22 @@ class Table(Protocol):
     def seed(self) -> int: ...  # noqa: D102
 
 
+def _choosing(metric: str | None, evaluations: Iterable[EvaluationConfig]) -> list[EvaluationConfig]:
+    """Return the evaluations by rollouts that choose the weights."""
+    if metric is None:
+        return []
+    return [
+        evaluation
+        for evaluation in evaluations
+        if evaluation.kind == "rollouts" and metric.startswith(f"eval/{evaluation.label}/")
+    ]
+
+
 def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], seed: int, table: Table) -> str | None:
     """Return a note if the table reports examples that chose the weights; None if it does not."""
-    for evaluation in evaluations:
-        chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
+    for evaluation in _choosing(metric, evaluations):
         same_dataset = (evaluation.env, evaluation.env_args) == (table.env, table.env_args)
-        if not chooses or evaluation.kind != "rollouts" or not same_dataset:
-            continue
-        if 0 <= evaluation.num_examples <= table.skip_examples:
+        if not same_dataset or 0 <= evaluation.num_examples <= table.skip_examples:
             continue
         seeds = "and the same random seeds, so its values are" if seed == table.seed else "so its values may be"
         advice = f"skip_examples = {evaluation.num_examples}" if evaluation.num_examples > 0 else "other env_args"
@@ -153,9 +161,8 @@ def shared_note(
     metric: str | None, evaluations: Iterable[EvaluationConfig], table: Table, env_dir: str | None
 ) -> str | None:
     """Return a note if many examples of the table have the content of examples that chose the weights; None if few have."""
-    for evaluation in evaluations:
-        chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
-        if not chooses or evaluation.kind != "rollouts" or evaluation.env != table.env:
+    for evaluation in _choosing(metric, evaluations):
+        if evaluation.env != table.env:
             continue
         isolation = evaluation.environment_isolation(Isolation())
         reported = keys_of(table.env, env_dir, table.env_args, table.num_examples, table.skip_examples, isolation)

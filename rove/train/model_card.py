@@ -20,6 +20,7 @@ from rove.core.masking import public_path, without_secrets
 from rove.core.plain import JsonMapping, JsonObject, is_mapping, is_sequence
 from rove.models.load import LoadedModel, folder_of, is_cached
 from rove.models.pretrained import CATALOG, model_path, models_folder
+from rove.models.templates import ARGS_FILE, TEMPLATE_FILE, read_args
 from rove.runs.run import Run
 from rove.statistics.format import caveats, interval, limits, number
 from rove.train.config import RLConfig, SFTConfig, TrainingConfig
@@ -119,7 +120,7 @@ def _card(
     lines = ["---", front_matter, "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
     lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step)]
-    lines += ["", "## Use", "", *_usage(config, library), ""]
+    lines += ["", "## Use", "", *_usage(config, library, folder), ""]
     return "\n".join(lines)
 
 
@@ -270,21 +271,36 @@ def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement]
         yield f"The weights were chosen by `{best['metric']}`, so this value is probably higher than on new examples."
 
 
-def _usage(config: TrainingConfig, library: str) -> Iterator[str]:
+def _usage(config: TrainingConfig, library: str, folder: Path) -> Iterator[str]:
     """Yield examples with transformers, or PEFT, and rove."""
     name = "AutoPeftModelForCausalLM" if library == "peft" else "AutoModelForCausalLM"
-    yield from (
-        "```python",
-        f"from {library} import {name}",
-        "",
-        f'model = {name}.from_pretrained("FOLDER")',
-        "```",
-        "",
-    )
+    prompt = _prompt_lines(folder, is_adapter=library == "peft")
+    yield from ("```python", f"from {library} import {name}")
+    if prompt:
+        yield "from transformers import AutoTokenizer"
+    yield from ("", f'model = {name}.from_pretrained("FOLDER")', *prompt, "```", "")
+    if prompt:
+        yield from ("The model was trained with these settings of the chat template; rove uses them by itself.", "")
     if library == "peft":
         yield from ("`adapter_config.json` names the base model; change it to where the base model is.", "")
     env = config.env if isinstance(config, RLConfig) else "ENVIRONMENT"
     yield from ("```bash", f"rove eval {public_path(env)} -m FOLDER", "```")
+
+
+def _prompt_lines(folder: Path, is_adapter: bool) -> list[str]:
+    """Return code that renders a prompt as in training; [] if the model was trained with the template as it is."""
+    if not (folder / ARGS_FILE).is_file():
+        return []
+    lines = [f'tokenizer = AutoTokenizer.from_pretrained("{"BASE MODEL" if is_adapter else "FOLDER"}")']
+    if is_adapter and (folder / TEMPLATE_FILE).is_file():
+        lines.append(f'tokenizer.chat_template = open("FOLDER/{TEMPLATE_FILE}").read()')
+    arguments = ["messages", "add_generation_prompt=True"]
+    arguments += [f"{name}={value!r}" for name, value in read_args(folder).items()]
+    return [
+        *lines,
+        'messages = [{"role": "user", "content": "QUESTION"}]',
+        f"prompt = tokenizer.apply_chat_template({', '.join(arguments)})",
+    ]
 
 
 def _settings(settings: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, object]]:

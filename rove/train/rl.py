@@ -15,7 +15,7 @@ import msgspec
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
 from rove.core.plain import JsonMapping
-from rove.core.records import RolloutRecord
+from rove.core.records import PROMPT_TOO_LONG, RolloutRecord
 from rove.envs.environment import Environment
 from rove.models.load import LoadedModel
 from rove.runs.run import Run
@@ -172,6 +172,7 @@ class _Loop:
             on_progress,
         )
         self.collector: RolloutCollector | None = None
+        self.has_noted_overlong = False
 
     async def start(self, step: int, history: list[dict[str, float]], callbacks: TrainingCallbacks) -> None:
         """Begin, or continue after `step` steps. With `lr_backoff`, a new run measures the initial weights as step 0.
@@ -209,6 +210,7 @@ class _Loop:
         assert collector is not None
         # Collect rollouts. Their rewards become advantages, their tokens become training sequences.
         collected = await collector.take(step)
+        self._note_overlong_prompts(step, collected.records)
         if config.max_off_policy_steps == 1:
             # The next step's rollouts are collected while this step trains. They sample with the weights before it.
             self.publish(step)
@@ -235,6 +237,19 @@ class _Loop:
         if sync_every is not None and (step + 1) % sync_every == 0:
             self.group.call_all(Learner.update_reference)
         return collected, {**collected.metrics, **trained, **self.backend.metrics}
+
+    def _note_overlong_prompts(self, step: int, records: Sequence[RolloutRecord]) -> None:
+        """Warn once about rollouts whose prompt did not fit the context: their rewards do not measure the model's responses."""
+        overlong = [record for record in records if record.stop_condition == PROMPT_TOO_LONG]
+        if not overlong or self.has_noted_overlong:
+            return
+        self.has_noted_overlong = True
+        without_response = sum(1 for record in overlong if not record.steps)
+        logger.warning(
+            "step %d: %d of %d rollouts ended because the prompt did not fit the model's context of %d tokens, %d of them before "
+            "the first response, so nothing of these is trained on; shorten the prompts, or use a model with a longer context",
+            *(step + 1, len(overlong), len(records), self.loaded.context, without_response),
+        )
 
     def publish(self, version: int) -> None:
         """Give the newest weights to the sampling backend."""

@@ -26,7 +26,15 @@ from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
 from rove.train.model_card import save_result
 from rove.train.sequences import TrainingSequence
-from rove.train.sft_data import SFTData, SFTSource, TokenizedConversation, overlong_notices, split, tokenize
+from rove.train.sft_data import (
+    SFTData,
+    SFTSource,
+    TokenizedConversation,
+    overlong_notices,
+    reasoning_notices,
+    split,
+    tokenize,
+)
 from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
@@ -72,7 +80,8 @@ def train_sft(
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     data = data if isinstance(data, SFTData) else SFTData(data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
-    for notice in overlong_notices(tokenized, config, loaded.context):
+    notices = overlong_notices(tokenized, config, loaded.context)
+    for notice in [*notices, *reasoning_notices(loaded.renderer, tokenized, config)]:
         logger.warning(notice)
     training, held_out = split(tokenized, config)
     evaluations = _evaluations(config, loaded, run, on_progress)

@@ -29,6 +29,9 @@ from rove.train.sequences import TrainingSequence, sequence_from_text, sequences
 SFTSource = str | Path | Run | Iterable[Any]
 """A run folder, a file of messages, a run, or data in memory: rollouts, rows, lists of messages, or a `datasets.Dataset`."""
 
+MAX_CHECKED = 32
+"""Maximum number of conversations that are rendered before a run starts: long games have hundreds of sequences of roles."""
+
 
 class SFTData:
     """The conversations to train on, read at first use.
@@ -166,11 +169,7 @@ def tokenize(
     limit = sequence_limit(config, context)
     tokenized: list[TokenizedConversation] = []
     for conversation in counted(conversations, "conversations tokenized", on_progress):
-        try:
-            sequences = _sequences(renderer, conversation, config.loss_on)
-        except ConfigError as error:
-            source = f"{conversation.place}: " if conversation.place else ""
-            raise ConfigError(f"{source}{error}") from error
+        sequences = _sequences(renderer, conversation, config.loss_on)
         truncated_tokens = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
         if truncated_tokens and config.overlong == "drop":
             sequences = []
@@ -199,14 +198,65 @@ def overlong_notices(tokenized: Sequence[TokenizedConversation], config: SFTConf
         return []
     limit = sequence_limit(config, context)
     source = "the context of the model" if limit == context else "max_length"
+    num_lost = sum(1 for conversation in tokenized if conversation.truncated and not conversation.sequences)
     subject = f"{len(tokens):,} of {len(tokenized):,} conversations are longer than {limit:,} tokens ({source})"
     if config.overlong == "drop":
         return [f"{subject}: they are left out"]
-    advice = 'overlong = "drop" leaves these conversations out'
-    return [f"{subject}: their last {sum(tokens):,} tokens are not trained on; {advice}"]
+    lost = f", and {num_lost:,} of them not at all, because their responses begin later" if num_lost else ""
+    advice = "--overlong drop (setting overlong) leaves these conversations out"
+    return [f"{subject}: their last {sum(tokens):,} tokens are not trained on{lost}; {advice}"]
+
+
+def reasoning_notices(renderer: Renderer, tokenized: Sequence[TokenizedConversation], config: SFTConfig) -> list[str]:
+    """Return a sentence about the conversations whose `reasoning_content` the template leaves out, if there are any.
+
+    Qwen3's prompt with `enable_thinking` = false closes the reasoning, so only the answer continues it.
+    """
+    num_left_out = 0
+    for conversation, sequences, truncated in tokenized:
+        positions = conversation.trained_messages(config.loss_on)
+        reasonings = [
+            str(message["reasoning_content"]).strip()
+            for position, message in enumerate(conversation.messages)
+            if message.get("reasoning_content") and (positions is None or position in positions)
+        ]
+        if not reasonings or truncated:
+            continue
+        texts = [renderer.decode(sequence.ids) for sequence in sequences]
+        if not all(any(reasoning in text for text in texts) for reasoning in reasonings):
+            num_left_out += 1
+    if not num_left_out:
+        return []
+    return [
+        f"{num_left_out:,} of {len(tokenized):,} conversations have a reasoning_content that the chat template leaves out with "
+        "these settings: it is not trained on. To train on it, change --template-args (setting template_args) or --chat-template "
+        "(setting chat_template)"
+    ]
+
+
+def check_conversations(renderer: Renderer, conversations: Sequence[Conversation], config: SFTConfig) -> None:
+    """Raise a `ConfigError` if the chat template rejects conversations, before a run folder is made.
+
+    Templates reject sequences of roles, so the first conversation of each sequence is rendered.
+    """
+    checked: set[tuple[object, ...]] = set()
+    for conversation in conversations:
+        roles = [(message["role"], bool(message.get("tool_calls"))) for message in conversation.messages]
+        kind = (conversation.is_text, bool(conversation.tools), *roles)
+        if kind not in checked and len(checked) < MAX_CHECKED:
+            checked.add(kind)
+            _sequences(renderer, conversation, config.loss_on)
 
 
 def _sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
+    try:
+        return _rendered_sequences(renderer, conversation, loss_on)
+    except ConfigError as error:
+        source = f"{conversation.place}: " if conversation.place else ""
+        raise ConfigError(f"{source}{error}") from error
+
+
+def _rendered_sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
     if conversation.is_text:
         prompt, completion = (str(message["content"]) for message in conversation.messages)
         return [sequence_from_text(renderer, prompt, completion)]

@@ -424,3 +424,16 @@ def test_an_example_drawn_twice_in_a_step_has_two_groups():
 def test_invalid_settings_are_rejected(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(**wrong).check()
+
+
+def test_prompts_beyond_the_context_are_counted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rows = [{"question": "hi", "answer": ""}, {"question": "long " * 2000, "answer": ""}]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[letters]))
+    train(tmp_path, settings(steps=2), env)
+    overlong = [record for record in rollouts_of(tmp_path) if record.stop_condition == "prompt_too_long"]
+    assert overlong and not any(record.steps for record in overlong)
+    notes = [record.getMessage() for record in caplog.records if "did not fit" in record.getMessage()]
+    first_step = [record for record in overlong if record.step == 1]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"step 1: {len(first_step)} of ")
+    assert f"context of 1024 tokens, {len(first_step)} of them before the first response" in notes[0]

@@ -1,4 +1,4 @@
-"""The model that a training starts from, as its settings say."""
+"""Load the model that training starts from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rove.train.config import TrainingConfig
 
 
 def load_initial(config: TrainingConfig, device: str) -> LoadedModel:
-    """Load the initial model of a training."""
+    """Load the initial model that the settings name."""
     return load_model(
         config.model,
         device,
@@ -30,10 +30,10 @@ def check_template(config: TrainingConfig, needs_template: Callable[[], bool]) -
     """Check the settings of the chat template, without reading weights.
 
     Args:
-        needs_template: Return whether the model has to read messages; called only if that may be a problem.
+        needs_template: Function that returns whether the model must read messages; called only if the model has no template.
 
     Raises:
-        ConfigError: The settings do not fit the model, or it has no template and needs one.
+        ConfigError: The settings do not fit the model, or the model needs a template but has none.
     """
     path = Path(model_path(config.model)).expanduser()
     chat_template, args = config.chat_template, config.template_args

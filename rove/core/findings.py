@@ -46,9 +46,9 @@ class FindingInfo(msgspec.Struct, frozen=True):
     """The facts shared by all findings with the same id; see `findings.toml`."""
 
     title: str
-    """What is wrong, in general."""
+    """The problem, in general terms."""
     severity: Severity
-    """Severity, unless a finding states another one."""
+    """Severity of findings that do not state their own severity."""
     cause: str
     """The usual cause."""
     remedy: str
@@ -72,13 +72,14 @@ def registry() -> dict[str, FindingInfo]:
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that is wrong, or a check that passed (severity OK) or was left out (SKIPPED).
+    """A problem, or a check that passed (severity OK) or was left out (SKIPPED).
 
     Args:
         id: Key of `registry()`, and anchor in docs/findings.md.
-        text: What was observed, with figures.
-        severity: Default: the severity of the id. remedy: What to do. Default for findings above SKIPPED: the remedy of
-            the id. cause: The likely cause. Default for findings above SKIPPED: the cause of the id.
+        text: Description of what was observed, with figures.
+        severity: Default: the severity of the id.
+        remedy: Advice on what to do. Default for findings above SKIPPED: the remedy of the id.
+        cause: The likely cause. Default for findings above SKIPPED: the cause of the id.
     """
 
     id: str

@@ -33,7 +33,7 @@ from rove.utils.event_loop import outside_event_loop, run_async
 
 
 class EvalConfig(Options, frozen=True, kw_only=True):
-    """Settings of `rove eval`: the settings of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
+    """Settings of `rove eval`: the fields of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
 
     env: str
     """Environment, or a file of questions and answers (.jsonl, .ndjson, .csv or .parquet)."""

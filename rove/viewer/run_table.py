@@ -16,7 +16,7 @@ from rove.statistics.format import limits
 from rove.viewer.html import finite
 
 MEASUREMENT = re.compile(r"/evaluations/")
-"""Runs with this in their names are evaluations made by a training run."""
+"""Pattern in the names of runs that are evaluations made by a training run."""
 SORTS: Mapping[str, Callable[[JsonMapping], JsonValue]] = {
     "environment": lambda row: str(row.get("env", "")),
     "reward": lambda row: _mean(row),
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
     kind: str = ""
     tag: str = ""
     measurements: bool = True
-    """List evaluations made by training runs too."""
+    """Whether to list evaluations made by training runs, too."""
     sort: str = ""
     """A key of `SORTS`, or the name of a value such as "metric.win"; "" keeps the rows' order."""
     descending: bool = True

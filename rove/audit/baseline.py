@@ -19,8 +19,7 @@ FORMS_WITHOUT_ANSWER = 3
 """Number of forms that are tried without an answer if rows have no answers."""
 STANDARD_ERRORS = 4.0
 """A paired difference counts as real if it exceeds this many standard errors; the limit accounts for the many replies of a
-check.
-"""
+check."""
 MIN_DIFFERENCE = 0.05
 """Minimum relevant difference between rewards, as a share of the range of rewards."""
 

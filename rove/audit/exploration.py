@@ -71,9 +71,7 @@ def _has_tools(base: Baseline) -> bool:
 
 
 def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
-    """Return a policy that writes random words, half of them from its own prompt, in the form of an answer or without this
-    form.
-    """
+    """Return a policy that writes random words, half of them from its own prompt, with or without the form of an answer."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         prompt_words = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)

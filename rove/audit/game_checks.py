@@ -26,8 +26,7 @@ MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
 """A blind policy is a finding if it earns at least `BLIND_SHARE` of the range of rewards, with high severity from
-`SEVERE_SHARE` on.
-"""
+`SEVERE_SHARE` on."""
 PROMISING_SHARE = 0.1
 """A blind policy that exceeds this share of the range on a few examples is tried on all examples."""
 NEARLY_ALL = 0.8

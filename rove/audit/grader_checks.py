@@ -121,9 +121,7 @@ async def check_determinism(
     base: Baseline,
     another: Callable[[dict[str, str]], Environment],
 ) -> AsyncIterator[Finding]:
-    """Yield a finding if the same replies get different rewards when they are repeated, in the same process or in another
-    process.
-    """
+    """Yield a finding if the same replies get different rewards when they are repeated, in this or another process."""
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
     policies = {
         "right answer": from_answer(base.form),

@@ -53,9 +53,7 @@ number of other replies, in at most `MAX_COPIES` copies."""
 ROLLOUTS = 4
 """Number of rollouts per example of the measured models."""
 GAP = 0.25
-"""It is a finding if the reward, on a scale from 0 (a guess) to 1 (a right answer), exceeds a measure on this scale by this
-value.
-"""
+"""It is a finding if the reward exceeds a measure by this value, both on a scale from 0 (a guess) to 1 (a right answer)."""
 CALIBRATED = 0.2
 """Minimum difference of a measure between guesses and right answers, and maximum error of the measure for good policies."""
 ENTROPY_BONUS, ENTROPY_TARGET = 0.003, 1.0
@@ -72,8 +70,7 @@ class LearnOptions(Settings, frozen=True, kw_only=True):
 
     folder: Path
     """Empty folder for the runs `sft`, `rl`, `more_rl` (the second phase), and the two phases of each function: `rl_FUNCTION`,
-    …
-    """
+    …"""
     steps: PositiveInt = 100
     """Number of RL steps."""
     batch_size: PositiveInt = 128

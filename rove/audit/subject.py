@@ -250,8 +250,8 @@ class Subject:
 async def measure_promising(
     subject: Subject, policies: Mapping[str, Policy], above: float, tried: int = TRIED_EXAMPLES
 ) -> list[Measured]:
-    """Run several policies on `tried` examples; run policies that earn more than `above` on all examples, and return these
-    measurements.
+    """Run several policies on `tried` examples, then those that earn more than `above` on all examples; return the second
+    results.
     """
     first = [await subject.measure(name, policy, tried) for name, policy in policies.items()]
     promising = [measured.name for measured in first if measured.mean > above]

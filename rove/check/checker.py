@@ -174,9 +174,7 @@ def _check(
 
 
 def _record_reading(report: Report, reading: Reading, needs: Sequence[str]) -> None:
-    """Add what was read from the code (names, generation, deviations, keys) to the report; `needs` are the package's
-    requirements.
-    """
+    """Add names, generation, deviations and keys from the code to the report; `needs` are the package's requirements."""
     report.names = {api: sorted(names) for api, names in reading.names.items() if names}
     report.generation = generation(reading.features, newest_allowed(needs))
     if "verifiers" in report.names and report.generation != V1:

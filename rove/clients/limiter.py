@@ -36,8 +36,7 @@ class Change(NamedTuple):
     limit: int
     reason: str
     """Reason for the change: "start", "grown", "refused" (HTTP 429 etc.), "unanswered" (timeout), "slower", or "restored"
-    (after a cut that did not help).
-    """
+    (after a cut that did not help)."""
 
 
 @runtime_checkable

@@ -24,8 +24,7 @@ from rove.core.state import State, bookkeeping
 
 AVOID_S = 30.0
 """Seconds for which a replica that failed to respond gets no requests; after that, one request checks whether it responds
-again.
-"""
+again."""
 MAX_REMEMBERED_ROLLOUTS = 100_000
 """Maximum number of rollouts whose replica is remembered, the latest rollouts."""
 

@@ -83,8 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """Sample from tokens whose probability is at least this fraction of the highest probability. 0 = off."""
     repetition_penalty: PositiveFloat | None = None
     """Divide positive logits of tokens in the prompt and the answer by this number, and multiply negative logits by it. 1 =
-    off.
-    """
+    off."""
     presence_penalty: Penalty | None = None
     """Number that is subtracted from the logits of tokens that the answer already contains. 0 = off."""
     frequency_penalty: Penalty | None = None

@@ -163,8 +163,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     """Environment within an `EnvGroup`, "outer/inner" in nested groups; "" outside of groups."""
     model_roles: dict[str, list[TrajectoryStep]] = {}
     """Answers of other models (judges, opponents, simulated users) by role. They are not part of `usage`, and rove never trains
-    on them.
-    """
+    on them."""
     renderings: dict[int, Rendering] = {}
     """Rendering of the state after a message, by its position in prompt + completion, for environments that render."""
 

@@ -65,7 +65,7 @@ class Bookkeeping:
     """Names of the fields with which the state was created; the mapping reads these fields even if they are empty."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Bookkeeping:
-        """Return a copy with its own containers. Steps, clients and processes are shared; clients and processes cannot be copied."""
+        """Return a copy with its own containers. Steps, clients and processes are shared; the latter two cannot be copied."""
         copied = copy.copy(self)
         for item in fields(self):
             value = getattr(self, item.name)

@@ -27,13 +27,11 @@ from rove.utils.units import human_bytes, human_seconds
 MAX_TURN_TOKENS = 9
 """Maximum tokens per turn for which sampling is measured; the time of longer turns is extrapolated."""
 TRAINED_SHARE = 0.5
-"""Assumed share of an RL step's groups that have different rewards and are trained on; it is 0.1 to 0.9 in practice.
-"""
+"""Assumed share of an RL step's groups that have different rewards and are trained on; it is 0.1 to 0.9 in practice."""
 FORWARD_SHARE = 1 / 3
 """Time of a forward pass as a fraction of the time of a forward and a backward pass."""
 OVERHEAD = 1.2
-"""Factor for what is not measured in a step: rewards, advantages, files, and models that need more turns than the teacher.
-"""
+"""Factor for what is not measured in a step: rewards, advantages, files, and models that need more turns than the teacher."""
 SAMPLED_ROWS = 3
 """Number of rows of the results table for which the model is sampled: base, SFT and RL."""
 ROWS = 5

@@ -66,9 +66,7 @@ class Trial(NamedTuple):
 
 
 def try_training(config: TrainingConfig, loaded: LoadedModel, samples: Sequence[TrainingSequence] = ()) -> Trial:
-    """Run a forward and backward pass over the largest micro-batch of these samples, or over a synthetic micro-batch; change no
-    weights.
-    """
+    """Run a forward and backward pass over the samples' largest micro-batch, or over a synthetic one; change no weights."""
     model, sampled = loaded.model, bool(samples)
     if not sampled:
         rng = random.Random(0)

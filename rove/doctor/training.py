@@ -64,8 +64,7 @@ class Sampled(NamedTuple):
     records: list[RolloutRecord]
     seconds_per_rollout: float
     """Measured with all groups except the first, run concurrently; a training step has more groups and takes less time per
-    rollout.
-    """
+    rollout."""
 
 
 async def check_training(

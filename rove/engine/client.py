@@ -16,9 +16,7 @@ from rove.rendering.reasoning import OPENED, OPENED_REASONING
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 
 PROMPT_END_TOKENS = 8
-"""Number of tokens at the end of a prompt that are checked for an opening reasoning tag, which usually has a line break after
-it.
-"""
+"""Number of tokens at the end of a prompt that are checked for an opening reasoning tag, usually followed by a line break."""
 
 
 class ClientEngine(InferenceEngine, Protocol):

@@ -36,8 +36,7 @@ MAX_GRAMMAR_CHARACTERS = 200_000
 `grammar_check`."""
 MAX_MASK_SECONDS = 2.0
 """Maximum CPU time for computing the allowed tokens of one position. The event loop is blocked meanwhile, so a slower grammar
-fails.
-"""
+fails."""
 
 
 class Constraint:
@@ -48,8 +47,8 @@ class Constraint:
         self._is_slow = False
 
     def mask(self, vocab: int) -> torch.Tensor:
-        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. At least one token may come next,
-        unless `error` is set.
+        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. There is at least one, unless
+        `error` is set.
         """
         started = time.thread_time()
         bias = bytearray(self._matcher.compute_logit_bias())
@@ -270,9 +269,7 @@ def _schema(function: JsonMapping) -> JsonObject:
 
 
 def _valid_parameters(function: JsonMapping) -> JsonMapping:
-    """Check the parts that rove itself reads of the schema of a function's arguments, which a client may send, and return the
-    schema.
-    """
+    """Return the schema of a function's arguments after checking the parts that rove reads, because a client may have sent it."""
     schema = function.get("parameters") or {"properties": {}}
     is_valid = isinstance(schema, Mapping)
     if is_valid:

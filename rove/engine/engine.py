@@ -83,8 +83,7 @@ GPU_CACHE_FRACTION, FREE_FRACTION = 0.25, 0.5
 `CACHE_BYTES`."""
 CHUNK_TOKENS, GPU_CHUNK_TOKENS = 1024, 2048
 """Maximum number of prompt tokens per step: enough for efficient matrix products, few enough for a low latency of running
-requests.
-"""
+requests."""
 QUIET_PASSES = 4
 """Number of event loop passes without a new request before the next step; code between two model turns needs a few passes."""
 

@@ -233,9 +233,7 @@ class Pool:
         self.values[layer][rows, :, positions] = value
 
     def grow(self, expected: int, affordable: int) -> None:
-        """Add at least one free row, and at most `affordable` rows; `expected` is an estimate of the number of slots that will
-        be needed.
-        """
+        """Add at least one free row, and at most `affordable` rows; `expected` estimates the number of slots to be needed."""
         rows = len(self.slots)
         if rows < self._reserved_rows:  # this is free, and other pools may need the memory: take one row
             self.resize(rows + 1)

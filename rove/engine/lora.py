@@ -280,9 +280,7 @@ def _parts(model: Any, weights: PeftWeights) -> dict[str, LowRank]:
 
 
 def _check_targets(targets: list[str] | str, modules: Sequence[str]) -> None:
-    """Check that the modules with tensors are the modules named in the settings; otherwise, the files belong to different
-    adapters.
-    """
+    """Check that the settings name exactly the modules with tensors; if not, the files are from different adapters."""
 
     def matches(target: str, module: str) -> bool:
         return module == target or module.endswith(f".{target}")

@@ -53,7 +53,7 @@ class Runner(Protocol):
         ...
 
     def weights_changed(self) -> None:
-        """Record that the weights have changed: running sequences continue with their cache, which no other sequence may reuse."""
+        """Record new weights: running sequences continue with their cache, but no other sequence may reuse it."""
         ...
 
     def load_adapter(self, source: Source, version: int) -> Adapter:

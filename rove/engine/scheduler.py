@@ -97,8 +97,7 @@ class Scheduler:
         self.running: list[SequenceState] = []
         self._first_arrival = 0
         """Arrival of the first sequence since the scheduler was last empty; a resumed process did not have any earlier
-        sequences.
-        """
+        sequences."""
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""
@@ -156,9 +155,7 @@ class Scheduler:
                 seq.slot = None
 
     def mark_outdated(self) -> None:
-        """Record that the weights have changed: running sequences keep their keys and values, which no other sequence may
-        reuse.
-        """
+        """Record new weights: running sequences keep their keys and values, but no other sequence may reuse them."""
         for seq in self.running:
             assert seq.slot is not None
             self.cache.mark_outdated(seq.slot)

@@ -50,8 +50,7 @@ class ExternalEnvironment(NamedTuple):
 
 external_finders: list[Callable[[str], ExternalEnvironment | None]] = []
 """Functions that are called first for names like "owner/name" and "owner/name@version". `import rove` adds a finder for
-environments installed from a hub.
-"""
+environments installed from a hub."""
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
@@ -149,9 +148,7 @@ def _source(file: Path) -> str:
 
 
 def project_file(file: Path) -> Path:
-    """Return the path of `pyproject.toml` for a module: in its folder, or in the parent folder in the layout
-    NAME/NAME/__init__.py.
-    """
+    """Return the path of `pyproject.toml` for a module: in its folder or, for NAME/NAME/__init__.py, in the parent folder."""
     folder = file.parent
     nested = file.name == "__init__.py" and folder.name == folder.parent.name
     return (folder.parent if nested else folder) / "pyproject.toml"

@@ -237,9 +237,7 @@ def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
 
 
 def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messages) -> None:
-    """Raise ConfigError for a message whose content is neither a text nor a list of parts; only assistant messages may lack
-    content.
-    """
+    """Raise ConfigError if a message's content is neither text nor a list of parts; only assistant messages may lack content."""
     for message in messages:
         content = message.get("content")
         if content is None and message["role"] == "assistant":

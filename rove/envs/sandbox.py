@@ -234,9 +234,7 @@ class SandboxEnv(StatefulToolEnv):
     async def update_tool_args(
         self, tool_name: str, tool_args: Arguments, messages: Messages, state: State, **kwargs: Any
     ) -> Arguments:
-        """Add `state` for tools that hide it, and open the sandbox here, so that its failure does not count as the model's
-        error.
-        """
+        """Add `state` for tools that hide it, and open the sandbox, so that its failure does not count as the model's error."""
         if "state" not in self._tools_by_name[tool_name].hidden:
             return tool_args
         # Here and not in the tool: otherwise rollouts would be scored as if the model had made a mistake

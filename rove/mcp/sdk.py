@@ -175,9 +175,7 @@ def _invalid_fields(error: ValueError) -> str:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the first error in an exception group (the SDK raises the errors of its tasks in a group); any other error
-    unchanged.
-    """
+    """Return the first error in an exception group (the SDK raises its tasks' errors in groups); any other error unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

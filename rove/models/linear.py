@@ -52,9 +52,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a weight [out, in] in the layout that `linear` reads fastest; the weight itself if no such layout is
-    available.
-    """
+    """Return a copy of a weight [out, in] in the layout that `linear` reads fastest; the weight itself if there is none."""
     if weight.device.type != "cpu" or weight.dtype not in _ONEDNN_DTYPES:
         return weight.detach()
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACK_ROWS)
@@ -110,9 +108,7 @@ class _Linear(torch.autograd.Function):
 
 
 class FastLinear(nn.Linear):
-    """A fast fp32 linear layer without a bias on a CPU: its weights equal the original layer's, and its results are equal up to
-    rounding.
-    """
+    """A fast fp32 linear layer on a CPU, without a bias: its weights are the original ones, its results equal up to rounding."""
 
     forward_dtype = torch.float32
     backward_dtype = torch.float32

@@ -96,8 +96,7 @@ class LoadedModel(NamedTuple):
     """The adapter that is trained and saved; None if the whole model is."""
     file_dtypes: Mapping[str, torch.dtype] | None = None
     """Type of each weight in the folder from which the model was loaded, by the names in the folder. The loaded weights are
-    fp32.
-    """
+    fp32."""
     small_files: Mapping[str, bytes] | None = None
     """Configuration files in the folder from which the model was loaded; see `rove.models.older_releases`."""
 

@@ -302,9 +302,7 @@ class _ResizableSemaphore:
 
 
 async def _responds(node: Node) -> bool:
-    """Return whether a node responds. The node gets two attempts, because this process itself may have been blocked during the
-    first attempt.
-    """
+    """Return whether a node responds. It gets two attempts, because this process may have been blocked during the first."""
     for _ in range(2):
         with suppress(WorkerError, TimeoutError):
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):

@@ -32,8 +32,7 @@ CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\n", re.DOTALL)
 
 StandIns = Mapping[str, Sequence[str]]
 """Distribution name → its versions, in ascending order. rove installs empty distributions in place of these distributions,
-because it provides their modules.
-"""
+because it provides their modules."""
 
 
 def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:

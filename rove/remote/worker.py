@@ -91,8 +91,7 @@ class WorkerRollout:
     state: State
     conversations: list[State]
     """The rollout's own conversation, followed by conversations of sub-models; the index is the conversation's number in the
-    parent.
-    """
+    parent."""
     answers: list[tuple[TrajectoryStep, int]] = field(default_factory=list)
     """Steps that the parent has recorded, with their numbers in the parent."""
 

@@ -92,8 +92,7 @@ _LINE_OF_JSON = re.compile(r"^(?=[\[{])", re.MULTILINE)
 _END_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|<end_of_turn>|</tool_call>|</s>)\Z")
 MAX_END_TOKENS = 3
 """Maximum number of special tokens that are removed from the end of a reply, such as <|eom_id|>, or </tool_call> without its
-beginning.
-"""
+beginning."""
 
 
 def call_left_in(text: str, tools: Collection[str]) -> str | None:

@@ -53,8 +53,7 @@ _RAW_STRING = re.compile(
     re.DOTALL,
 )
 """A string that may contain its own quote `'`. It ends at the first quote before the end of a call, list or dict, or before
-another item.
-"""
+another item."""
 _NUMBER = re.compile(r"[+-]?(?:\.\d|\d)[\w.]*(?:(?<=[eE])[+-]\d+)?")
 CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 """Python's constants, and JSON's constants, which models use in Python calls as well."""

@@ -26,9 +26,7 @@ _REPLY = "thought of the probe\n</think>\n\nanswer of the probe"
 
 
 def detect_reasoning_form(render: Render) -> ReasoningForm:
-    """Return the form of a template; `text` if no form continues the prompt, as with templates that leave out finished
-    reasoning.
-    """
+    """Return the form of a template; `text` if no form continues the prompt because the template omits finished reasoning."""
     forms: tuple[ReasoningForm, ...] = ("text", "tagged", "field")
     try:
         prompt = render([_USER], {"add_generation_prompt": True})

@@ -578,8 +578,7 @@ class IncrementalDetokenizer:
         self._ids = list(prompt_ids[-8:])
         self._start = 0
         """Index of the first id that is decoded. It moves to the start of the piece reported last, so that the cost per token
-        stays constant.
-        """
+        stays constant."""
         self._reported = len(self._ids)
 
     @staticmethod

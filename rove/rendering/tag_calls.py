@@ -83,8 +83,7 @@ DSML_FORM = _tag_form(
     "</｜DSML｜ ?(?:function_|tool_)?calls>",
 )
 """The form of DeepSeek. The tag around calls is `function_calls` in V3.2, `tool_calls` in V4, and `calls` after a space in
-V4.1.
-"""
+V4.1."""
 
 
 def parse_tags(text: str, form: TagForm) -> tuple[str, list[Call]]:
@@ -130,9 +129,7 @@ def _arguments_at(text: str, start: int, form: TagForm) -> tuple[Arguments, int]
 
 
 class TagTexts(NamedTuple):
-    """The texts that a model family writes around names, keys and values, with placeholders `{name}`, `{key}` and
-    `{is_string}`.
-    """
+    """The texts that a model family writes around names, keys and values, which `{name}`, `{key}` and `{is_string}` stand for."""
 
     begin: str
     head: str

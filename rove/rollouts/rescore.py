@@ -232,9 +232,7 @@ class _Recorded:
                 self.failed += 1
 
     def groups(self, env: Environment) -> Iterator[list[Job]]:
-        """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of all other
-        rollouts.
-        """
+        """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of other rollouts."""
         train = bool(self.config.get("train"))
         endless = env.count_examples(-1, train) is None
         remaining = set(self._offsets)

@@ -421,8 +421,8 @@ async def score(env: Environment, state: State) -> Scores | None:
 
 
 async def score_group(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
-    """Add group rewards, which get only successful rollouts. If a group reward raises an exception, all of these rollouts fail
-    with this error.
+    """Add group rewards, which get only successful rollouts. If a group reward raises an error, all of these rollouts fail with
+    it.
     """
     scored = {position: member for position, member in enumerate(scores) if member is not None}
     if not scored or not env.scoring_rubric.has_group_rewards:
@@ -474,8 +474,7 @@ class FinalRecord(NamedTuple):
     record: RolloutRecord
     line: bytes | None = None
     """The record's line in rollouts.jsonl, if it is encoded already; encoding a game of Tic-Tac-Toe again for the file takes 25
-    µs.
-    """
+    µs."""
 
 
 def try_record(

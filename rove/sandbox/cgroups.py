@@ -40,8 +40,8 @@ class Groups:
                 self.missing[controller] = str(error)
 
     def enter(self, slot: int, limits: SandboxLimits) -> list[int]:
-        """Return open files of a slot's groups: a process that writes 0 to such a file moves into the group. The caller closes
-        the files.
+        """Return open files of a slot's groups, to be closed by the caller: a process that writes 0 to a file moves into the
+        group.
         """
         memory = limits.memory_bytes + limits.disk_bytes + OVERHEAD_BYTES  # the session's folder is in memory, too
         max_processes = limits.processes + OVERHEAD_PROCESSES

@@ -22,8 +22,7 @@ MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
 """Limits of SFT on small datasets."""
 SFT_PATIENCE = 60
 """SFT ends after this many evaluations without a new best reward or validation loss; new models may stay on a plateau for a
-long time.
-"""
+long time."""
 SFT_GOAL = 0.9
 """SFT ends when the sampled reward has risen by this share of the difference between the weakest and the best policy. RL does the
 rest, but RL does not make up for short SFT: with a share of 0.6, the reward in reasoning_mix and frozen_lake ended 0.1

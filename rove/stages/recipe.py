@@ -166,8 +166,7 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     """Settings of the evaluations of each row of the results table."""
     conditions: tuple[JsonObject, ...] = ({"name": ""},)
     """Conditions for evaluating each row: a name, and settings that differ from `evaluation`. Default: one condition without a
-    name.
-    """
+    name."""
     columns: list[Column]
     """Columns of the results table."""
     baseline: list[BaselineRow] = []

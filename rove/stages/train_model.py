@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 CheckFile = Callable[[Path, JsonMapping], None]
 """Function that refuses settings files that somebody else wrote: (file, its values) → None; see
-`rove.runs.provenance.check_own`.
-"""
+`rove.runs.provenance.check_own`."""
 
 
 SMOKE_NOTE = "smoke test: the figures above mean nothing; "

@@ -29,8 +29,7 @@ ESTIMATORS = ("mean", "std", "batch_std", "leave_one_out")
   gradient of small groups is too small; this factor corrects for it (RLOO, arXiv 2402.14740).
 
 Standard deviations are of the population (divided by n), so they exist for groups of any size. No epsilon is added,
-because groups without spread are excluded first.
-"""
+because groups without spread are excluded first."""
 
 
 def check_estimator(name: str) -> None:

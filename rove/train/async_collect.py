@@ -120,9 +120,7 @@ class StalenessScheduler:
         raise AssertionError(f"no place up to step {due}")
 
     def assign(self, step: int, needs_place: bool = True) -> bool:
-        """Assign a finished group to a step if this leaves places for the running groups; return whether the group was
-        assigned.
-        """
+        """Assign a finished group to a step if this leaves places for the running groups; return whether it was assigned."""
         # Zero-advantage groups train nothing. As with dynamic sampling in a synchronous step, they do not count up to a limit.
         if not needs_place and self._assigned_extra[step] < self.extra:
             self._assigned_extra[step] += 1
@@ -205,9 +203,7 @@ class AsyncCollector(RolloutCollector):
             self._assign(records, number)
 
     def state(self) -> JsonObject:
-        """Return the state that a resumed run needs: planned and running groups in their order, and the position in the
-        dataset.
-        """
+        """Return the state for resuming the run: planned and running groups in their order, and the position in the dataset."""
         open_groups = [*(group.planned for group in self.running), *self._planned]
         return {"groups": msgspec.to_builtins(open_groups), "next_step": self._next_step, "drawn": self.drawn}
 

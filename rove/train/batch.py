@@ -30,8 +30,7 @@ Piece = TypeVar("Piece")
 
 EMPTY_SEQUENCE = TrainingSequence([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
 """A sequence that trains nothing, for a process with fewer batches than other processes: collective operations need all
-processes.
-"""
+processes."""
 
 
 class Batch(NamedTuple):

@@ -199,8 +199,7 @@ class LoRAConfig(Settings, frozen=True, kw_only=True):
     trains differs from the policy that generates the rollouts."""
     targets: list[str] = []
     """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer and layers
-    that PEFT cannot adapt, such as routers and some layers of Mamba.
-    """
+    that PEFT cannot adapt, such as routers and some layers of Mamba."""
 
     def check(self) -> None:
         """Raise a ConfigError if a setting has no effect, or PEFT is missing."""
@@ -309,8 +308,7 @@ class Goal(msgspec.Struct, frozen=True):
     """None selects the last weights and never stops early."""
     patience: int | None = None
     """Stop after this many evaluations in which neither the metric had a new best value nor the validation loss fell; None
-    never stops.
-    """
+    never stops."""
     target: float | None = None
     """Stop when the metric is at least this value (for a loss: at most)."""
 
@@ -363,8 +361,7 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Chat template in place of the model's own: "chatml", or the path of a Jinja file. It is saved with the trained model."""
     template_args: Arguments = {}
     """Variables of the chat template in every conversation, such as {"enable_thinking": false}. They are saved with the trained
-    model, and later commands use them.
-    """
+    model, and later commands use them."""
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     warmup_steps: NonNegativeInt

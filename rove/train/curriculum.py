@@ -238,9 +238,7 @@ class StepExamples:
         self._candidates = order.step(step, position)
 
     def take(self, count: int) -> list[int]:
-        """Return the next `count` examples that are not skipped; after a full round of skipped examples, none is skipped
-        anymore.
-        """
+        """Return the next `count` examples that are not skipped; after a full round of skipped examples, no more are skipped."""
         taken: list[int] = []
         passed: list[int] = []
         while len(taken) < count:

@@ -44,8 +44,7 @@ SAME_REWARD = 0.05
 """A difference of two mean rewards up to this share of the range of rewards is noise."""
 LEARNED_SHARE = 0.2
 """A model has learned a part of the task if its reward has risen by this share of the difference between the weakest and the
-best policy.
-"""
+best policy."""
 MAX_SHOWN = 8
 """Maximum number of tokens listed in a finding."""
 MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
@@ -53,8 +52,7 @@ MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
 is above `SUCCESS_SHARE` of the range of rewards."""
 MIN_STUCK_EQUAL_SHARE = 0.5
 """RL makes no progress if its reward is no better than the weakest policy's and more than this share of the groups has zero
-advantage.
-"""
+advantage."""
 EASIER = "easier examples, or a larger model"
 """Advice if SFT no longer makes progress."""
 MAX_TEACHER_ROLLOUTS = 4000
@@ -63,8 +61,7 @@ MAX_DISTINCT_SHARE = 0.5
 """If the share of distinct examples is below this value, a diagnosis of memorization says that examples repeat."""
 MAX_UNSEEN_SHARE = 0.5
 """If the share of held-out answers that are not in the training data is above this value, a diagnosis of memorization mentions
-it.
-"""
+it."""
 STUCK_AFTER = 0.1
 """After this share of the SFT steps, a reward at the level of the weakest policy means that SFT is stuck."""
 UNLEARNED_SHARE = 0.9
@@ -134,9 +131,7 @@ def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: floa
 
 
 def is_stuck(history: History, total: int, task: Task) -> bool:
-    """Return whether the reward of SFT is still at the level of the weakest policy after a tenth of the maximum number of
-    steps.
-    """
+    """Return whether SFT is still at the reward of the weakest policy after a tenth of the maximum number of steps."""
     is_measured = any(SAMPLED_REWARD in row for row in history)
     return is_measured and len(history) >= STUCK_AFTER * total and not task.has_learned(history)
 
@@ -179,9 +174,7 @@ def after_sft(
 
 
 def _cause(text: str, task: Task) -> list[Finding]:
-    """Return the cause of the model's guessing, if the teacher's rollouts show a cause; `text` describes how the guessing was
-    noticed.
-    """
+    """Return why the model guesses, if the teacher's rollouts show a cause; `text` describes how the guessing was noticed."""
     if task.hidden is not None and task.hidden > MIN_HIDDEN_SHARE:
         return [_hidden_state(f"{text}. ", task.hidden)]
     if task.merged:

@@ -23,8 +23,7 @@ SELECTION_SHARE = 1 / 3
 """Share of the held-out examples that select the weights if there are few examples; the table reports the other examples."""
 FEWEST_SPLIT = 30
 """With fewer held-out examples than this, selection and table both use all of them: very few examples would select weights at
-random.
-"""
+random."""
 TABLE_SEED = 1_000_003
 """Random seed of the results table; the evaluations during training use the seed of the run."""
 NOTED_SHARE = 0.01
@@ -154,9 +153,7 @@ def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], se
 def shared_note(
     metric: str | None, evaluations: Iterable[EvaluationConfig], table: Table, env_dir: str | None
 ) -> str | None:
-    """Return a note if many examples of the table have the same contents as examples that selected the weights; None if few
-    have.
-    """
+    """Return a note if many examples of the table have the contents of examples that selected the weights; None if few do."""
     for evaluation in evaluations:
         chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
         if not chooses or evaluation.kind != "rollouts" or evaluation.env != table.env:

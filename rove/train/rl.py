@@ -252,9 +252,7 @@ class _Loop:
         return row
 
     def end_step(self, row: Mapping[str, float], has_fallen: bool) -> None:
-        """Return to the best weights if the reward of this step fell. Save a checkpoint in this case, and whenever a checkpoint
-        is due.
-        """
+        """Return to the best weights if the reward of this step fell. Save a checkpoint then, and whenever one is due."""
         step = int(row["step"])
         if has_fallen:
             self.group.call_all(Learner.return_to, self.run.path / "checkpoints" / "best")

@@ -133,9 +133,7 @@ def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> 
 
 
 def _longest_extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
-    """Return the index of the longest branch that is a prefix of the prompt (of equal branches, the last); None if there is
-    none.
-    """
+    """Return the index of the longest branch that is a prefix of the prompt (of equal ones, the last); None if there is none."""
     longest: int | None = None
     for index, ids in enumerate(branches):
         length = len(ids)

@@ -32,8 +32,7 @@ RATE_TOLERANCE = 2.0
 """Rates outside the working range by more than this factor get a warning."""
 MAX_LEARNING_RATE = 1e-2
 """Maximum learning rate: AdamW changes every weight by about the learning rate per step, and weights are a few hundredths in
-size.
-"""
+size."""
 BIASED = ("top_p", "top_k", "min_p")
 """Sampling parameters that the trainer ignores when it computes probabilities."""
 

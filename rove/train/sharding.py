@@ -88,9 +88,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_weights(model: torch.nn.Module, into: Any | None) -> None:
-    """Copy the trained weights of a sharded model to the unsharded model `into`, which is None in processes that do not need
-    them.
-    """
+    """Copy the trained weights of a sharded model to the unsharded model `into`, which is None in processes without it."""
     targets = {} if into is None else trainable_parameters(into)
     for name, parameter in trainable_parameters(model).items():
         tensor = full_tensor(parameter.detach())

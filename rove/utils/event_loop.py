@@ -64,9 +64,7 @@ def _has_started(task: asyncio.Task[Any]) -> bool:
 
 
 def outside_event_loop(call: Callable[[], T]) -> T:
-    """Call a function that runs its own event loops; use a new thread if this thread already runs an event loop, as in a
-    notebook.
-    """
+    """Call a function that runs its own event loops; in a new thread if this one already runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
         has_loop = True

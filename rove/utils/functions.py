@@ -62,9 +62,7 @@ def read_docstring(text: str | None) -> tuple[str, Described]:
 
 
 def _heading(lines: Sequence[str], position: int) -> tuple[str, bool]:
-    """Return the name of the section that begins at a line ("" if there is none), and whether it is underlined as in NumPy's
-    style.
-    """
+    """Return the name of the section that begins at a line ("" if none does), and whether it is underlined in NumPy's style."""
     line = lines[position].lower()
     titles = _ARGUMENTS | _OTHER_SECTIONS
     if line.endswith(":") and line[:-1] in titles:

@@ -114,9 +114,7 @@ class _InertFormatter(logging.Formatter):
 
 
 def make_logs_inert() -> None:
-    """Escape control characters in log records: in all handlers of the root logger, and in Python's fallback if there is no
-    handler.
-    """
+    """Escape control characters in log records: in all handlers of the root logger, or else in Python's fallback."""
     handlers = list(logging.getLogger().handlers)
     if logging.lastResort is not None:
         handlers.append(logging.lastResort)

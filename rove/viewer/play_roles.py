@@ -94,9 +94,7 @@ class PlayRoles:
         """The roles that the environment queried, in order of first use."""
 
     def get(self, role: str, client: Client, /) -> Client:
-        """Return the client for a role: the person's, the client of the model named for the role, or the environment's own
-        client.
-        """
+        """Return the client for a role: the person's, the named model's, or the environment's own client."""
         # Nobody gets a role by surprise: a game without --model-role is as in evaluations (docs/decisions/viewer.md).
         self.used.setdefault(role)
         player = self.person(role) or next(

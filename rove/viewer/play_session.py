@@ -24,8 +24,7 @@ from rove.viewer.rollouts import shortened, tool_results
 
 PERSON_ROLES = ("opponent", "model", "none")
 """Roles of the person: playing against the model, playing in its place, or watching. Any other role is a model role that the
-environment queries (`rove.query`); it may be a pattern of names.
-"""
+environment queries (`rove.query`); it may be a pattern of names."""
 MAX_TEXT_CHARS = 20_000
 """Maximum characters shown of a text, and accepted as a move."""
 POLL_TIMEOUT_S = 20.0

@@ -81,9 +81,7 @@ def _main(rows: Rows, weights: Mapping[str, float]) -> list[str]:
 
 
 def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> list[str]:
-    """Return a sentence about whether a metric has changed between the first and the last steps; `better` is −1 if lower is
-    better.
-    """
+    """Return a sentence on whether a metric changed between the first and the last steps; `better` is −1 if lower is better."""
     values = [value for _, value in curve]
     if len(values) < 2:
         return [f"One step finished: {name} {number(values[0])}."]

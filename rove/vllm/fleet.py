@@ -78,8 +78,7 @@ class Fleet:
         """Part of the prefix cache's salt: other runs may have used the same servers."""
         self._updates = 0
         """Number of updates, part of the salt. The version would not do, because RL may return to earlier weights within a
-        step.
-        """
+        step."""
         self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 

@@ -51,8 +51,7 @@ PROGRAM = Path(__file__).with_name("fork_server_main.py")
 BOOT = "import sys; del sys.path[0]; import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Variables that limit numerical libraries to one thread: a fork does not copy threads, so their thread pools would hang in
-workers.
-"""
+workers."""
 
 
 class Workers:

@@ -110,8 +110,7 @@ SCHEMA = 1
 SEARCH = "/api/search"
 HUB_REFUSAL_STATUSES = (400, 401)
 """HTTP statuses with which a hub rejects a query or a token; any other error status means that a static server has no search
-API.
-"""
+API."""
 MAX_INDEX_BYTES = 64 << 20
 """Maximum size of the list of environments."""
 MAX_RELEASES_BYTES = 4 << 20

@@ -42,15 +42,13 @@ _DATA = re.compile(
     re.IGNORECASE,
 )
 """Pattern of the names of data files that are allowed next to the module. Packages for verifiers v0 install their
-pyproject.toml there.
-"""
+pyproject.toml there."""
 _METADATA = re.compile(
     r"METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|zip-safe|scm_[a-z_]+\.json|(licenses|license_files|sboms)/.+|"
     r"(?i:(licen[cs]e|copying|notice|authors|contributors)[^/]*)"
 )
 """Pattern of the files that are allowed in a `.dist-info` folder. Other files change what installers and importlib.metadata
-report.
-"""
+report."""
 _SECTION = re.compile(r"\[([^\[\]]*)\]")
 _ENTRY = re.compile(r"([A-Za-z0-9._-]+)[ \t]*=[ \t]*([A-Za-z0-9_.:]+)")
 

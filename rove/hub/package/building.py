@@ -263,9 +263,7 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
 
 
 def _inherited_variables(python: str | None) -> dict[str, str]:
-    """Return the environment variables of the worker; another interpreter must not get variables that configure this
-    interpreter.
-    """
+    """Return the environment variables of the worker; other interpreters must not get variables that configure this one."""
     excluded = () if python is None else INTERPRETER_VARIABLES
     return {name: value for name, value in os.environ.items() if name not in excluded}
 

@@ -9,8 +9,7 @@ from rove.hub.package.names import check_module, normalize_name
 
 TEMPLATES = Path(__file__).with_name("templates")
 """Folder with one template folder per kind, and `every` for files of all kinds. The templates are working packages named
-my-task.
-"""
+my-task."""
 
 
 def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:

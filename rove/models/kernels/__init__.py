@@ -139,9 +139,7 @@ def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
 
 
 def softmax_kernels(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Return the kernels of `softmax.c` for logits of this type; None if there are none. These kernels do not depend on the
-    heads.
-    """
+    """Return the kernels of `softmax.c` for logits of this type; None if there are none. They do not depend on the heads."""
     if dtype not in (torch.float32, torch.bfloat16):
         return None
     return load_kernels("softmax", 1, 16, dtype == torch.bfloat16)

@@ -15,8 +15,7 @@ from .host_calls import ANSWER, FAILED, QUESTION, REQUEST
 
 HOST_CALL_COST_S = 0.001
 """Seconds that each host call takes from the call's time limit, to bound the number of host calls. Its remaining time does not
-count.
-"""
+count."""
 
 
 class Clipped:

@@ -68,9 +68,8 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     def to_pandas(self) -> DataFrame:
         """Return a `pandas.DataFrame` with a row per finding, the most severe first.
 
-        Columns: severity, check, finding, rate, low, high, floor, remedy, prompt, completion. `low` and `high` are the limits
-            of the rate's
-        95% interval; nan without an interval.
+        Columns: severity, check, finding, rate, low, high, floor, remedy, prompt, completion. `low` and `high` are the limits of
+        the rate's 95% interval; nan without an interval.
 
         Raises:
             ConfigError: pandas is not installed.

@@ -27,15 +27,21 @@ from rove.utils.units import counted
 @click.command(epilog=examples("rove build", "rove build environments/my_task -o dist"))
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Parent folder of NAME-VERSION/.  [default: FOLDER/dist]"
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder in which to create NAME-VERSION/.  [default: FOLDER/dist]",
 )
 @click.option(
     "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics, or tools."
 )
-@click.option("--python", help="Interpreter that has the package's dependencies.  [default: this one]")
+@click.option(
+    "--python",
+    help="Python interpreter that has the package's dependencies.  [default: the interpreter that runs rove]",
+)
 @json_option
 def build_command(folder: Path, output: Path | None, no_play: bool, python: str | None, as_json: bool) -> None:
-    """Build the environment package in FOLDER (default: the current one): wheel, source archive and manifest.
+    """Build the environment package in FOLDER (default: the current folder): a wheel, a source archive, and a manifest.
 
     Builds are reproducible: the same files always produce a byte-identical package.
     """
@@ -83,9 +89,9 @@ def push_command(
     private: bool,
     as_json: bool,
 ) -> None:
-    """Build the environment package in FOLDER and publish it; --yes confirms.
+    """Build the environment package in FOLDER and publish it, after a question that --yes skips.
 
-    A published version never changes: raise `version` in pyproject.toml for the next one. With --with-run, rove also
+    A published version never changes: to publish changes, increase `version` in pyproject.toml. With --with-run, rove also
     publishes the statistics, the settings, and three rollouts of a run, with API keys masked. This also works for an existing
     version.
     """

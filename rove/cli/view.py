@@ -32,7 +32,7 @@ from rove.viewer.report import MAX_ROLLOUTS, markdown, stages_markdown, write_re
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; addresses beyond this machine are protected by a token.",
+    help="Address to listen on; if other machines can reach it, access requires a token.",
 )
 @click.option(
     "--port",
@@ -91,7 +91,7 @@ FILE = "report.html"
     type=in_range(NonNegativeInt),
     default=MAX_ROLLOUTS,
     show_default=True,
-    help="Maximum rollouts in the report.",
+    help="Maximum number of rollouts in the report.",
 )
 def report_command(run: Path, html: Path | None, as_markdown: bool, rollouts: int) -> None:
     """Write a report of the evaluation or training run in the folder RUN: one HTML file that can be read offline.

@@ -43,13 +43,12 @@ class ExternalEnvironment(NamedTuple):
     file: Path
     """File of the environment's module."""
     load: Callable[..., Environment]
-    """Called with a mapping of its arguments, and keywords of `rove.IsolatedEnv`."""
+    """Function that loads the environment; called with a mapping of its arguments, and with keywords of `rove.IsolatedEnv`."""
 
 
 external_finders: list[Callable[[str], ExternalEnvironment | None]] = []
-"""Consulted first for names like "owner/name" and "owner/name@version". `import rove` adds a finder for environments
-installed from a hub.
-"""
+"""Functions that are called first for names like "owner/name" and "owner/name@version". `import rove` adds a finder for
+environments installed from a hub."""
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
@@ -59,8 +58,9 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     `./environments`; the examples shipped with rove. In "owner/name@version", "name" is looked up in this way ("-" as
     "_"), unless one of the `finders` knows the full name as an environment installed from a hub. The path of an existing
     folder or Python file ("./environments/name") is that environment. A name that ends in
-    .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. An
-    object of another library may convert itself with a method `__rove_environment__`.
+    .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. If the
+    package's `load_environment` returns an object of another library with a method `__rove_environment__`, this method is
+    called to convert the object.
 
     A module of a folder is imported again if its files changed since its import, as after an edit in a notebook; for an
     installed module, a warning says that the old code is in use.
@@ -118,7 +118,7 @@ def find_external_environment(env_id: str, env_dir: str | Path | None = None) ->
 
 
 class ForeignEnvironment(Protocol):
-    """An environment of another library that converts itself."""
+    """An environment of another library with a method that converts it."""
 
     def __rove_environment__(self) -> Environment:
         """Return a rove environment."""
@@ -126,7 +126,7 @@ class ForeignEnvironment(Protocol):
 
 
 def as_environment(value: object, prefix: str = "this is") -> Environment:
-    """Return a rove environment unchanged, or convert an object that has `__rove_environment__`."""
+    """Return a rove environment unchanged; convert an object that has the method `__rove_environment__`."""
     convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
     env = value if convert is None else convert()
     if not isinstance(env, Environment):
@@ -146,7 +146,7 @@ def _source(file: Path) -> str:
 
 
 def project_file(file: Path) -> Path:
-    """Return the path of `pyproject.toml` for a module: in its folder, or one above in the layout NAME/NAME/__init__.py."""
+    """Return the path of `pyproject.toml` for a module: in its folder or, for NAME/NAME/__init__.py, in the parent folder."""
     folder = file.parent
     nested = file.name == "__init__.py" and folder.name == folder.parent.name
     return (folder.parent if nested else folder) / "pyproject.toml"
@@ -173,7 +173,7 @@ def environment_version(
     """Return name, version and code hash of the environment that `load_environment` would load.
 
     Args:
-        env_args: its arguments. The version of a file of questions includes whether rows are held out.
+        env_args: the environment's arguments. The version of a file of questions includes whether rows are held out.
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
@@ -244,9 +244,9 @@ def _check_version(env_id: str, file: Path, installed: str | None) -> None:
 
 
 def _note_replacement(name: str, env_dir: str | Path | None) -> None:
-    """Warn if a name means an unexpected file instead of rove's example or the file in ./environments.
+    """Warn if a name refers to an unexpected file instead of rove's example or the file in ./environments.
 
-    A module or an entry point of any installed package could otherwise silently replace an example of the same name.
+    Without the warning, a module or an entry point of any installed package could silently replace an example of the same name.
 
     A file in a folder that the caller names with `env_dir` is always expected.
     """
@@ -382,7 +382,7 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
 
 
 def _entry_point_module(name: str) -> str | None:
-    """Return the module that an entry point registers for a name; None without one."""
+    """Return the module that an entry point registers for a name; None if there is no such entry point."""
     points = _entry_points().get(name, [])
     modules = {point.module for point in points}
     if len(modules) > 1:
@@ -411,7 +411,7 @@ def _installed(name: str) -> Path | None:
 
 
 def _hidden_by_stdlib(name: str) -> Path | None:
-    """Return the file of an installed module that the standard library hides, as for a package named "math"."""
+    """Return the file of an installed module that the standard library hides, as it hides a package named "math"."""
     if name not in sys.stdlib_module_names:
         return None
     try:
@@ -470,9 +470,9 @@ def _discard_bytecode(file: Path) -> None:
 
 
 def _warn_if_changed(module: ModuleType, file: Path, digest: str) -> None:
-    """Warn if the files of an installed module changed since its import, as those of an editable installation can.
+    """Warn if the files of an installed module changed since its import, which is possible for an editable installation.
 
-    It is not imported again, because other code may have imported it too.
+    The module is not imported again, because other code may have imported it, too.
     """
     if vars(module).setdefault(DIGEST, digest) != digest:
         warnings.warn(

@@ -13,7 +13,7 @@ from rove.statistics.summary import Price
 
 
 class EvaluationOptions(TypedDict, total=False):
-    """How to run an evaluation; `rove.rollouts.evaluate.Options` has the ranges and the defaults."""
+    """Options for running an evaluation; `rove.rollouts.evaluate.Options` has their ranges and defaults."""
 
     num_examples: int
     """Number of rows from the start of the dataset; -1 = all (default)."""
@@ -26,7 +26,7 @@ class EvaluationOptions(TypedDict, total=False):
     max_concurrent: int | None
     """Maximum concurrent rollouts. Default: the client's recommendation."""
     max_scoring: int | None
-    """Maximum rollouts scored concurrently."""
+    """Maximum number of rollouts scored concurrently."""
     limits: Limits | Mapping[str, float]
     """Limits of one rollout."""
     price: Price | Mapping[str, float] | None
@@ -36,7 +36,7 @@ class EvaluationOptions(TypedDict, total=False):
     budget: float | None
     """Maximum cost of the whole run."""
     max_errors: float | None
-    """Stop when more rollouts failed than this count, or than this share if below 1."""
+    """Stop when more rollouts than this number have failed; a value below 1 is a share of the rollouts."""
     fail_fast: bool
     """Raise at the first failed rollout."""
     seed: int
@@ -54,7 +54,7 @@ class GenerateOptions(EvaluationOptions, total=False):
     """Keyword options of `rove.generate`."""
 
     on_record: Callable[[RolloutRecord], object] | None
-    """Called with every record, including those already in the folder, in no particular order."""
+    """Called with every record, including records that are already in the folder, in no particular order."""
 
 
 class EvaluateOptions(EvaluationOptions, total=False):

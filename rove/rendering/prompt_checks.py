@@ -45,7 +45,7 @@ def with_text_part(message: JsonMapping) -> JsonMapping:
 
 
 def check_text_parts(content: Sequence[Any]) -> None:
-    """Raise a `ConfigError` if a message has an image or another part that is no text."""
+    """Raise a `ConfigError` if a message has an image or another part that is not text."""
     for part in content:
         if not isinstance(part, str) and not is_mapping(part):
             raise ConfigError(f"a message has the part {short_repr(part)}; expected a text, or an object with a type")

@@ -49,9 +49,9 @@ from rove.rendering.turn_ends import TurnEnds, detect_closing, opening_after
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
-"""Key of an assistant message with tool calls: the original text of the model."""
+"""Key of an assistant message with tool calls; its value is the model's original text."""
 CACHE_SIZE = 1024
-"""Maximum entries per cache; group members repeat conversations."""
+"""Maximum number of entries per cache; a cache helps because group members repeat conversations."""
 MAX_CACHED_LENGTH = 4096
 """Maximum length of a cached value in bytes, characters or tokens."""
 
@@ -75,7 +75,7 @@ class Tokenizer(Protocol):
         ...
 
     def convert_ids_to_tokens(self, ids: object, /) -> Any:
-        """Return the vocabulary's name of an id."""
+        """Return the name of an id in the vocabulary."""
         ...
 
 
@@ -107,7 +107,7 @@ class Renderer:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end the model's turn; the one that the chat template writes there is always one of them."""
+        """Tokens that end the model's turn, always including the token that the chat template writes there."""
         return self._turn_ends.stop_ids
 
     @property
@@ -133,7 +133,7 @@ class Renderer:
 
     @property
     def template(self) -> str:
-        """The chat template, or all of them joined; "" if there is none."""
+        """The chat template, or all templates joined; "" if there is none."""
         template = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(template.values()) if isinstance(template, Mapping) else template
 
@@ -144,7 +144,7 @@ class Renderer:
 
     @property
     def tool_support(self) -> ToolSupport:
-        """What the chat template does with tools, found by rendering a call once."""
+        """What the chat template does with tools, determined once by rendering a call."""
         template = self.template
         if template not in self._tool_support:
             self._tool_support[template] = self._detect_tool_support(template)
@@ -284,8 +284,8 @@ class Renderer:
     def continuation_ids(self, prompt: str, text: str) -> list[int]:
         """Return the ids of a text that continues a prompt.
 
-        SentencePiece tokenizers put a space before a text of its own, and so write "Hello" differently at the start and after a
-        line break.
+        SentencePiece tokenizers put a space before a separate text, so they tokenize "Hello" differently at the start of a text
+        and after a line break.
         """
         if self._adds_space:
             prompt_ids, ids = self.encode(prompt), self.encode(prompt + text)
@@ -295,7 +295,7 @@ class Renderer:
 
     @cached_property
     def _adds_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text of its own."""
+        """Whether the tokenizer puts a space before a separate text."""
         return self.encode("\na")[len(self.encode("\n")) :] != self.encode("a")
 
     def special_token(self, text: str) -> int | None:
@@ -317,9 +317,9 @@ class Renderer:
         )
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token, which may be a part of a character and then has no text of its own.
+        """Return the bytes of a token. A token may be only a part of a character, so that it has no text.
 
-        Byte-level tokenizers write each byte of a token as one character; tokenizers with byte fallback call a byte "<0x0A>".
+        Byte-level tokenizers write each byte of a token as one character; tokenizers with byte fallback write a byte as "<0x0A>".
         """
         text = self.decode([id])
         if "\ufffd" not in text:
@@ -357,7 +357,9 @@ class Renderer:
         return self.encode(text)
 
     def _added_ids(self, text: str, previous: StepTokens) -> list[int] | None:
-        """Return the ids that a conversation adds to a turn and its prompt; None if it does not continue them."""
+        """Return the ids that a conversation adds to the prompt and response of the previous turn; None if it does not continue
+        them.
+        """
         previous_text = self.decode(previous.ids)
         if text.startswith(previous_text):
             return self.encode(text[len(previous_text) :])
@@ -393,7 +395,8 @@ class Renderer:
         Args:
             tools: Available tools in chat form. Without tools, calls are not parsed.
             prompt_length: Number of prompt tokens, so that equal calls of different turns get different ids.
-            is_cut: Whether the complete calls are kept if the last one is cut off.
+            is_cut: Whether the text was cut at its length limit. Its complete calls are then kept although the last call is cut
+                off.
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
@@ -470,7 +473,7 @@ class Renderer:
 
     @cached_property
     def _strips_spaces(self) -> bool:
-        """Whether some added tokens swallow the spaces after them, so that ids do not decode to the text they come from."""
+        """Whether some added tokens swallow the spaces after them, so that decoding a text's ids does not return the text."""
         return any(token.rstrip for token in getattr(self.tokenizer, "added_tokens_decoder", {}).values())
 
     def _as_rendered(self, message: Mapping[str, object], schemas: Schemas) -> JsonMapping:
@@ -552,8 +555,8 @@ class Renderer:
     def _unrendered(self, prompt: str, whole: str, message: Mapping[str, object]) -> str:
         """Return the text of a message whose rendering does not continue the prompt.
 
-        Nemotron 3 writes <think></think> for no reasoning, and DeepSeek-R1 nothing, although their prompts open it. DeepSeek-R1
-        also leaves out the reasoning of finished messages.
+        Without reasoning, Nemotron 3's template writes <think></think> and DeepSeek-R1's writes nothing, although their prompts
+        open a reasoning block. DeepSeek-R1's also leaves out the reasoning of finished messages.
         """
         opened = OPENED.search(prompt)
         if opened is not None and whole.startswith(prompt[: opened.start()]):
@@ -606,7 +609,8 @@ class IncrementalDetokenizer:
         self._on_text = on_text
         self._ids = list(prompt_ids[-8:])
         self._start = 0
-        """Index of the first id that is decoded: that of the piece reported last, so that the cost of a token stays constant."""
+        """Index of the first id that is decoded. It moves to the start of the piece reported last, so that the cost per token
+        stays constant."""
         self._reported = len(self._ids)
 
     @staticmethod

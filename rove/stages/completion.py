@@ -1,4 +1,4 @@
-"""What a complete run of a recipe leaves in its folder, so that repeating the command neither trains nor evaluates."""
+"""Record that all stages of a recipe are complete, so that repeating the command neither trains nor evaluates."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rove.train.config import TrainingConfig
 
 NOT_COMPARED = {"model", "env", "env_args", "data"}
-"""Settings whose content identifies a run: each stage compares it when it starts."""
+"""Settings that are not compared here: when a stage starts, it compares the content to which they refer."""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """What the rows of `results.json` were measured with."""
+    """The recipe and the versions with which the rows of `results.json` were measured."""
 
     identity: JsonObject
     notes: list[str]
@@ -69,9 +69,9 @@ def read_completion(recipe: Recipe) -> Completion | None:
 
 
 def check_stages(recipe: Recipe, evaluations: Mapping[Path, EvalConfig]) -> None:
-    """Check that the runs in the folder of a recipe have its settings, before the first of them continues.
+    """Check that the runs in a recipe's folder have the recipe's settings, before the first run continues.
 
-    Each stage checks this too, but the last stage starts only after the others have been repeated.
+    Each stage makes this check, too, but the last stage starts only after the other stages have been repeated.
 
     Args:
         recipe: The recipe.
@@ -107,7 +107,7 @@ def check_stages(recipe: Recipe, evaluations: Mapping[Path, EvalConfig]) -> None
 
 
 def _recorded(folder: Path) -> JsonObject:
-    """Return the settings of a run with results; empty without one."""
+    """Return the settings of a run with results; {} if there is no such run."""
     run = Run(folder)
     has_results = any((folder / name).exists() for name in ("rollouts.jsonl", "metrics.jsonl", "summary.json"))
     return run.config() if has_results and (folder / "config.toml").exists() else {}

@@ -1,4 +1,4 @@
-"""Diagnose training while it runs: why a stage does not improve the model."""
+"""Diagnose, while training runs, why a stage does not improve the model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rove.train.teacher_data import measure_token_classes, unseen_answers
 from rove.utils.files import atomic_write
 
 EXAMINE = "examine"
-"""Stage of the diagnoses before training."""
+"""Stage name of the diagnoses before training."""
 SAME_FALL_STEPS = 30
-"""A collapse within this many steps after a diagnosed sudden fall of the reward is the same fall."""
+"""A collapse within this many steps after a diagnosed sudden fall of the reward counts as the same fall."""
 
 
 def read_diagnoses(folder: Path) -> list[Diagnosis]:
-    """Return the diagnoses in the folder of all stages; none if it has no such file."""
+    """Return the diagnoses in the folder of all stages; [] if it has no file of diagnoses."""
     file = folder / DIAGNOSES
     if not file.exists():
         return []
@@ -105,7 +105,7 @@ class Diagnoser:
         self._report(stage.name, findings, len(history), len(history))
 
     def _with_data(self, task: Task) -> Task:
-        """Return the task with what the teacher's rollouts show, which are read only once."""
+        """Return the task, completed with facts from the teacher's rollouts, which are read only once."""
         if task.token_entropy is None:
             config = self.pipeline.recipe.sft
             assert config is not None
@@ -125,7 +125,7 @@ class Diagnoser:
             self._save()
 
     def print_all(self) -> None:
-        """Print the diagnoses of all stages, and which RL stages changed nothing."""
+        """Print the diagnoses of all stages, and the RL stages that changed nothing."""
         for diagnosis in self.diagnoses:
             self._print(diagnosis)
         for stage in self.pipeline.recipe.rl:
@@ -142,7 +142,7 @@ class Diagnoser:
         atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(rows))
 
     def _report(self, stage: str, findings: Sequence[Finding], step: int = 0, steps: int = 0) -> None:
-        """Print and store findings that are new, made after `step` of at most `steps` steps."""
+        """Print and store the new ones of these findings, which were made after `step` of at most `steps` steps."""
         steps_by_id = {diagnosis.id: diagnosis.step for diagnosis in self.diagnoses if diagnosis.stage == stage}
         reported = set(steps_by_id)
         sudden_fall = steps_by_id.get("learning_rate")

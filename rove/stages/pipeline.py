@@ -1,4 +1,4 @@
-"""The whole loop in stages: a model, data, SFT, RL, and a table of results. Each stage is a run and can be resumed."""
+"""The whole pipeline in stages: a model, data, SFT, RL, and a table of results. Each stage is a run and can be resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BASE = "base"
 SAMPLED = "at T = 1"
-"""End of the name of a row that repeats the row before it with sampling."""
+"""Suffix in the name of a row that repeats the row before it, but with sampling."""
 
 
 class Pipeline:
@@ -119,7 +119,7 @@ class Pipeline:
         return self.rows
 
     def _write_cards(self) -> None:
-        """Write the rows of the results table into the card of each trained model, up to the row of that model."""
+        """Write the rows of the results table, up to the row of the model, into the card of each trained model."""
         from rove.train.model_card import Measurement, write_card
 
         version = environment_version(self.recipe.env, self.recipe.env_dir, self.recipe.env_args)
@@ -169,7 +169,7 @@ class Pipeline:
         return str(result.model)
 
     def _run_rl(self, stage: RLStage, model: str) -> str:
-        """Run an RL stage from a model and measure the result; return its folder."""
+        """Run an RL stage from a model, and measure the trained model; return its folder."""
         from rove.stages.rl import run_rl
 
         folder = self.recipe.folder / stage.folder
@@ -181,7 +181,7 @@ class Pipeline:
         return str(result.model)
 
     def follow(self) -> None:
-        """Train together with the first process, stage by stage, as one of the other processes."""
+        """In a process other than the first, train together with the first process, stage by stage."""
         from rove.models.load import load_model
         from rove.train.rl import follow_rl
         from rove.train.sft import follow_sft
@@ -219,13 +219,13 @@ class Pipeline:
         return result.to_dict()
 
     def notes(self) -> list[str]:
-        """Return notes on stages whose weights are chosen by examples that the results table reports."""
+        """Return notes on stages whose weights are selected by examples that the results table reports."""
         if self._notes is None:
             self._notes = self._compare_examples()
         return self._notes
 
     def _compare_examples(self) -> list[str]:
-        """Return the notes; see `notes`."""
+        """Compare the examples, and return the notes that `notes` caches."""
         from rove.train.held_out import overlap_note, shared_note
 
         recipe = self.recipe
@@ -302,7 +302,7 @@ def results_table(recipe: Recipe, rows: list[ResultRow]) -> Table:
 
 
 def functions_without_column(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
-    """Return the reward functions that a table of rewards with intervals has no room for."""
+    """Return the reward functions for which a table of rewards with intervals has no room."""
     if not rows or not any("reward" in column.values for column in recipe.columns):
         return []
     shown = {value for column in recipe.columns for value in column.values}

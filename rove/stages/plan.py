@@ -49,7 +49,7 @@ def estimate_stages(recipe: Recipe, examination: Examination, pretrained: Loaded
 
 
 def read_estimate(folder: Path) -> Estimate | None:
-    """Return the estimate of a folder's recipe; None if there is none, or the recipe was edited."""
+    """Return the estimate of a folder's recipe; None if there is no estimate, or the recipe was edited."""
     if not (folder / ESTIMATE).exists() or not (folder / REQUEST).exists():
         return None
     made_for = msgspec.json.decode((folder / REQUEST).read_bytes())

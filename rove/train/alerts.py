@@ -1,7 +1,7 @@
 """Training alerts: findings about a run that goes wrong.
 
 An alert is a function of the metrics of all steps so far (oldest first) and of limits; it returns a finding while something is
-wrong, else None. Its name is the id of the finding. `new_alerts` applies it to earlier steps too, to report only what is new.
+wrong, else None. Its name is the id of the finding. `new_alerts` also applies it to earlier steps, to report only new findings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ History = Sequence[Mapping[str, float]]
 
 
 MAX_PLAUSIBLE_LOSS = 20.0
-"""Nats per token above which a loss is always divergence: a uniform guess among 250,000 tokens has 12.4."""
+"""Loss in nats per token above which training has certainly diverged: a uniform guess among 250,000 tokens has a loss of 12.4."""
 COLLAPSE_STEPS = 2
-"""Consecutive steps with only zero-advantage groups that count as a collapse."""
+"""Number of consecutive steps with only zero-advantage groups that count as a collapse."""
 MAX_CHANCE = 0.01
 """Events with at least this probability may be chance."""
 REPEAT_AFTER_STEPS = 20
-"""Steps before an alert is repeated; some values oscillate around their limit."""
+"""Number of steps before an alert is repeated; some values oscillate around their limit."""
 MIN_ENTROPY_CHANGE = 0.5
 """Entropy changes up to this many nats per token cause no alert: a model that was almost certain may well explore more."""
 
@@ -91,13 +91,13 @@ def _window_means(values: Sequence[float], window: int) -> list[float]:
 
 
 def _rate(history: History) -> str:
-    """Return the highest learning rate so far (during warmup less than the setting); "" if it was not recorded."""
+    """Return the highest learning rate so far as text (less than the setting during warmup); "" if none was recorded."""
     rates = _values(history, "optim/lr")
     return f" (up to {max(rates):g} so far)" if rates else ""
 
 
 def entropy_collapse(history: History, limits: AlertLimits) -> Finding | None:
-    """Check for low entropy, except in SFT, where certainty is wanted."""
+    """Check for low entropy, except in SFT, where low entropy is wanted."""
     if "reward/mean" not in history[-1]:
         return None
     means = _first_and_last(history, "entropy/all/mean", limits.window)
@@ -130,7 +130,7 @@ def ratio_drift(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def logprob_mismatch(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare the log-probabilities of sampler and trainer."""
+    """Compare the log-probabilities of the sampler and the trainer."""
     # A difference without older weights is an error in one of both: the gradient would be of another policy.
     kl = _last(history, "mismatch_kl/all/mean", limits.window)
     if kl is None or kl <= limits.mismatch_kl:
@@ -282,7 +282,7 @@ def _is_held_out_reward(name: str) -> bool:
 
 
 def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare the rewards on training examples with those on held-out examples."""
+    """Compare the rewards on training examples with the rewards on held-out examples."""
     last = history[-1]
     for name in sorted(filter(_is_held_out_reward, last)):
         measured = [index for index, row in enumerate(history) if name in row]
@@ -302,7 +302,7 @@ def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def grad_norm_spike(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare the last gradient norm with the median of the earlier ones."""
+    """Compare the last gradient norm with the median of the earlier gradient norms."""
     values = _values(history[-10 * limits.window :], "optim/grad_norm")
     if len(values) <= limits.window or "optim/grad_norm" not in history[-1]:
         return None
@@ -367,7 +367,7 @@ ALERTS: dict[str, Callable[[History, AlertLimits], Finding | None]] = {
 
 
 def new_alerts(history: History, limits: AlertLimits) -> list[Finding]:
-    """Return the alerts after the last step, except those that one of the `REPEAT_AFTER_STEPS` steps before it had."""
+    """Return the alerts after the last step, without alerts that one of the `REPEAT_AFTER_STEPS` steps before it already had."""
     if not history:
         return []
     alerts: list[Finding] = []

@@ -1,4 +1,4 @@
-"""The model that a training starts from, as its settings say."""
+"""Load the model that training starts from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rove.train.config import TrainingConfig
 
 
 def load_initial(config: TrainingConfig, device: str) -> LoadedModel:
-    """Load the initial model of a training."""
+    """Load the initial model that the settings name."""
     return load_model(
         config.model,
         device,

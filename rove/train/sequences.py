@@ -6,7 +6,7 @@ A rollout of two turns whose second prompt extends the first turn's tokens is on
     ids   1  2  7  8  3  9
     mask  0  0  1  1  0  1
 
-If the second prompt did not start with [1, 2, 7, 8], a second sequence would start there. A turn extends the longest
+If the second prompt did not start with [1, 2, 7, 8], it would start a second sequence. A turn extends the longest
 sequence that is a prefix of its prompt, so turns of other conversations in between (see `RLMEnv`, `AgentEnv`) do not
 matter.
 """
@@ -41,26 +41,26 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     logprobs: list[float]
     """The sampler's log-probabilities where the mask is true, else 0."""
     advantages: list[float]
-    """The advantage of each token, 0 where the mask is false."""
+    """The advantage of each token; 0 where the mask is false."""
     temperature: float = 1.0
     weight: float = 1.0
-    """Weight of its tokens' losses, relative to a mean over all tokens of the step."""
+    """Weight of the losses of the sequence's tokens, relative to a mean over all tokens of the step."""
     policy_version: int = 0
     """Oldest version of the weights that sampled a token of the sequence."""
     origin: Origin | None = None
-    """None if it does not come from a rollout."""
+    """The rollout that the sequence comes from; None if it does not come from a rollout."""
     version_spans: list[tuple[int, int]] = []
     """(version, number of sampled tokens) in order, if several versions sampled the tokens."""
 
     def truncated(self, length: int) -> TrainingSequence:
-        """Return the first `length` tokens of a sequence for SFT."""
+        """Return the sequence cut to its first `length` tokens, for SFT."""
         if len(self.ids) <= length:
             return self
         return _for_sft(self.ids[:length], self.mask[:length])
 
     @property
     def versions(self) -> list[tuple[int, int]]:
-        """(version of the weights, number of sampled tokens) in order."""
+        """Pairs (version of the weights, number of sampled tokens), in the order of the tokens."""
         return self.version_spans or [(self.policy_version, sum(self.mask))]
 
 
@@ -76,10 +76,10 @@ class _Branch(NamedTuple):
 
 
 def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[TrainingSequence]:
-    """Return the sequences of a rollout with exact tokens; every sampled token is in exactly one of them.
+    """Return the sequences of a rollout with exact tokens; every sampled token is in exactly one sequence.
 
     Args:
-        advantages: Advantage of each turn, or one for all turns.
+        advantages: Advantage of each turn, or a single advantage for all turns.
     """
     branches: list[_Branch] = []
     turn_advantages = advantages if isinstance(advantages, Sequence) else [advantages]
@@ -124,7 +124,7 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
 
 
 def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans of a sequence with those of its next turn; adjacent spans of the same version are joined."""
+    """Return the spans of a sequence followed by the spans of its next turn; adjacent spans of the same version are joined."""
     if not spans or spans[-1][0] != next_spans[0][0]:
         return spans + next_spans
     version, count = spans[-1]
@@ -133,7 +133,7 @@ def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> 
 
 
 def _longest_extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
-    """Return the index of the longest branch that is a prefix of the prompt (the latest among equals); None if there is none."""
+    """Return the index of the longest branch that is a prefix of the prompt (of equal ones, the last); None if there is none."""
     longest: int | None = None
     for index, ids in enumerate(branches):
         length = len(ids)

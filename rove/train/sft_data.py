@@ -46,7 +46,7 @@ class SFTData:
         self._source = source
         self._config = config
         self.run: Run | None = None
-        """The run; None if the data are messages."""
+        """The run that the data come from; None for messages."""
         self.name = "the data"
         self.dropped: Counter[str] = Counter()
         """Number of rollouts or rows that are not trained on, by reason."""
@@ -68,7 +68,7 @@ class SFTData:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of the content: a run continues only on the same data; the data's location does not matter."""
+        """A digest of the content. A run continues only on the same data, but the location of the data does not matter."""
         if self.run is not None:
             file = self.run.path / "rollouts.jsonl"
             return f"rollouts#{digest_files([file] if file.exists() else [])}"
@@ -104,7 +104,7 @@ class SFTData:
 
     @property
     def example_keys(self) -> set[str]:
-        """The keys of the examples that are trained or validated on."""
+        """The keys of the training and validation examples."""
         return {conversation.example_key for conversation in self.conversations}
 
     def _values(self) -> Iterator[RolloutRecord | Row]:
@@ -150,7 +150,7 @@ class TokenizedConversation(NamedTuple):
 
     conversation: Conversation
     sequences: list[TrainingSequence]
-    """Sequences with trained tokens, none longer than the limit."""
+    """Sequences with trained tokens; no sequence is longer than the limit."""
     truncated: int
     """Number of tokens beyond the limit; they are not trained on."""
 
@@ -162,7 +162,7 @@ def tokenize(
     context: int,
     on_progress: OnProgress = ignore,
 ) -> list[TokenizedConversation]:
-    """Return conversations as token sequences; those beyond the limit are truncated at the end, or have no sequences.
+    """Return conversations as token sequences; sequences beyond the limit are truncated, or their conversation has no sequences.
 
     As in TRL, a sequence without a trained token is left out.
     """
@@ -192,7 +192,7 @@ def sequence_limit(config: SFTConfig, context: int) -> int:
 
 
 def overlong_notices(tokenized: Sequence[TokenizedConversation], config: SFTConfig, context: int) -> list[str]:
-    """Return a sentence about the conversations beyond the limit, if there are any."""
+    """Return sentences about the conversations beyond the limit; [] if there are none."""
     tokens = [conversation.truncated for conversation in tokenized if conversation.truncated]
     if not tokens:
         return []
@@ -271,7 +271,7 @@ def split(
 ) -> tuple[list[list[TrainingSequence]], list[TrainingSequence]]:
     """Split conversations into training and validation data.
 
-    All conversations of an example are on the same side; if there is only one example, its conversations are split.
+    All conversations of an example are in the same part; if there is only one example, its conversations are split.
 
     Returns:
         The sequences of each training conversation, and all validation sequences.

@@ -39,17 +39,17 @@ from rove.viewer.verdict import training_verdict
 MAX_ROLLOUTS = 200
 """Default number of rollouts in a report."""
 MAX_EXAMPLES = 2000
-"""Examples listed, those with the lowest mean reward first."""
+"""Maximum number of examples that are listed, the examples with the lowest mean reward first."""
 MAX_TEXT_CHARS = 8_000
-"""Characters shown of one text."""
+"""Maximum characters shown of one text."""
 MAX_ROLLOUT_CHARS = 120_000
-"""Characters shown of a rollout, divided among its texts."""
+"""Maximum characters shown of a rollout, divided among its texts."""
 KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
 TABLE_HEAD = ("value", "mean", "95% interval", "weight")
 GROUP_STEPS = 10
-"""Last training steps whose groups are shown."""
+"""Number of last training steps whose groups are shown."""
 CONTROL_CHARS = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
-"""Characters that control terminals or change the text direction, for a regular expression."""
+"""Characters that control terminals or change the text direction, in the syntax of a regular expression."""
 OMITTED_FIELDS = ("tokens", "tools", "schema_version", "env_id", "temperature", "cut")
 """Fields of a rollout that a report omits."""
 
@@ -66,7 +66,7 @@ class RunReport:
         finished = run.summary()
         self.complete = finished is not None
         self.num_rollouts = 0
-        """Number of rollouts in the run folder, without superseded ones."""
+        """Number of rollouts in the run folder, without superseded rollouts."""
         self.summary: JsonObject = finished or {}
         if self.kind == "eval":
             try:
@@ -122,7 +122,7 @@ class RunReport:
 
     @property
     def when(self) -> str:
-        """When the run finished or was last written."""
+        """The time at which the run finished or was last written."""
         files = [self.run.path / name for name in ("summary.json", "rollouts.jsonl", "metrics.jsonl", "config.toml")]
         seconds = next(file.stat().st_mtime for file in files if file.exists())
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
@@ -141,9 +141,9 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
 
     Args:
         run: An evaluation or a training run, finished or not.
-        path: The file; an existing one is replaced.
-        rollouts: Maximum number of rollouts: failed ones, then those with the lowest and highest rewards; in training,
-            only those of the last step.
+        path: The file; an existing file is replaced.
+        rollouts: Maximum number of rollouts: first failed rollouts, then the rollouts with the lowest and the highest rewards;
+            for training runs, only rollouts of the last step.
     """
     report = RunReport(run)
     index = _open_index(run)
@@ -231,10 +231,10 @@ def _open_index(run: Run) -> Index:
 
 
 def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
-    """Return the lines of rollouts to show: failed ones, then those with the lowest rewards and, if not all fit, those
-    with the highest.
+    """Return the lines of rollouts to show: failed rollouts, then the rollouts with the lowest rewards and, if not all fit, the
+    rollouts with the highest rewards.
 
-    Failed rollouts take at most half of the places, unless there are too few others.
+    Failed rollouts take at most half of the places, unless there are too few other rollouts.
     """
     failed = [line for line, reward in rewards if reward is None]
     scored = [number for _, number in sorted((reward, line) for line, reward in rewards if reward is not None)]
@@ -430,7 +430,9 @@ def _histograms(index: Index) -> list[JsonObject]:
 
 
 def _examples(index: Index) -> tuple[list[JsonObject], int]:
-    """Return the examples with the lowest mean rewards, those with only failures first, and the number of omitted ones."""
+    """Return the examples with the lowest mean rewards, starting with examples that only have failures, and the number of
+    omitted examples.
+    """
     sql = (
         f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {TABLE_SCAN} "
         f"WHERE {CURRENT_ROLLOUTS} GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
@@ -474,7 +476,7 @@ def rollout_data(number: int, line: bytes, size: int) -> JsonObject:
     Args:
         number: Position of the rollout, for links to it.
         line: The rollout as in rollouts.jsonl, without the line's end.
-        size: Bytes of the line with its end.
+        size: Size of the line in bytes, including the line's end.
     """
     content = describe_rollout(line, max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
     shown_fields = {name: value for name, value in content.items() if name not in OMITTED_FIELDS}
@@ -491,12 +493,12 @@ def _last_versions(run: Run) -> dict[str, str]:
 
 METRICS_HEAD = ("measured", "first", "last", "best", "at step")
 MAIN_METRICS = (("reward/mean",), ("loss", "validation_loss"))
-"""Metrics shown with held-out rewards: those of RL, or those of SFT."""
+"""Metrics shown in addition to held-out rewards: the metrics of RL, or the metrics of SFT."""
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 METRIC_DIGITS = 6
-"""Significant digits of a metric."""
+"""Number of significant digits of a metric."""
 MAX_ALERTS = 100
-"""Alerts that are shown, the last ones."""
+"""Maximum number of alerts that are shown, the last alerts."""
 
 
 def training_data(
@@ -532,7 +534,7 @@ def training_data(
 
 
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the main metrics that the rows have, then the held-out rewards."""
+    """Return the names of the main metrics that the rows have, followed by the held-out rewards."""
     measured: set[str] = set().union(*rows)
     held_out = sorted(filter(HELD_OUT.fullmatch, measured))
     for names in MAIN_METRICS:
@@ -543,7 +545,7 @@ def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | None:
-    """Return a row of `METRICS_HEAD`; the best loss is the lowest."""
+    """Return a metric's row of the table with `METRICS_HEAD`; for a loss, the best value is the lowest."""
     points = [(value, row.get("step")) for row in rows if (value := finite(row.get(name))) is not None]
     if not points:
         return None

@@ -36,11 +36,11 @@ from rove.viewer.run_settings import describe_run, flat, masked
 from rove.viewer.stages import environment_of, kept_model, reward_of
 
 SEARCH_DEPTH = 6
-"""Depth of the search for runs: `rl/evaluations/NAME/STEP` is four deep."""
+"""Maximum depth of the search for runs: `rl/evaluations/NAME/STEP` has a depth of four."""
 RUNNING_WINDOW_S = 30.0
-"""Without visible locks, a run counts as running for this time after its last write."""
+"""Seconds for which a run counts as running after its last write if locks are not visible."""
 SPARKLINE_POINTS = 48
-"""Maximum points of a small curve."""
+"""Maximum number of points of a small curve."""
 SKIPPED_FOLDERS = {"checkpoints", "final", "tensorboard", "wandb", "tokens"}
 """Folders of a run that contain no runs."""
 
@@ -57,15 +57,15 @@ READ_FILES = (
 """Files of a run that are read; with `annotate`, tags and notes are also written."""
 
 MIN_PREPARED_ROLLOUTS = 20_000
-"""Number of rollouts from which a run's columns are read in advance."""
+"""Minimum number of rollouts in a run whose columns are read in advance."""
 PREPARE_PAUSE_S = 0.01
-"""Pause between columns, during which waiting requests can use the index."""
+"""Pause between columns in seconds, during which waiting requests can use the index."""
 MAX_ROW_VALUES = 200
 """Maximum number of settings, and of metrics, of a run that the table of runs can show."""
 MAX_TROUBLE_CHARS = 300
-"""Characters shown of an error in a run's files."""
+"""Maximum characters shown of an error in a run's files."""
 MAX_REASON_CHARS = 600
-"""Characters shown of a stop reason, which may contain the end of a log."""
+"""Maximum characters shown of a stop reason, which may contain the end of a log."""
 
 
 class RunStore:
@@ -114,7 +114,7 @@ class RunStore:
         return index
 
     def run(self, name: str) -> Run:
-        """Return the run of that name."""
+        """Return the run with this name."""
         path = self._path(name)
         if path is None:
             raise ConfigError(f"no run '{name[:200]}' here; {nearest(name[:200], self.names())}")
@@ -191,7 +191,7 @@ class RunStore:
     # summaries
 
     def run_summary(self, name: str) -> JsonObject:
-        """Return a row of the table of runs; `trouble` says which of its files cannot be read."""
+        """Return a row of the table of runs; `trouble` says which of the run's files cannot be read."""
         if utf8_text(name) != name:
             return _unreadable(name, ConfigError("the folder name is not UTF-8; rename the folder"))
         try:

@@ -16,7 +16,7 @@ from rove.statistics.format import limits
 from rove.viewer.html import finite
 
 MEASUREMENT = re.compile(r"/evaluations/")
-"""Runs with this in their names are evaluations made by a training run."""
+"""Pattern in the names of runs that are evaluations made by a training run."""
 
 
 def inside_training(names: Iterable[str], train_names: Iterable[str]) -> set[str]:

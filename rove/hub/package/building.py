@@ -173,7 +173,7 @@ def measure(
     """Load the environment of a module and run its scripted policies.
 
     Args:
-        python: Interpreter with the package's dependencies (default: this one).
+        python: Interpreter with the package's dependencies (default: the current interpreter).
     """
     ours = [path for path in sys.path if path] if python is None else [rove_only_folder().name]
     workers = Workers(
@@ -223,7 +223,7 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
     Args:
         output: Output folder (default: `dist` in `folder`).
         run_policies: If False, the environment is not loaded; the manifest then contains only what the source declares.
-        python: Interpreter with the environment's dependencies (default: this one).
+        python: Interpreter with the environment's dependencies (default: the current interpreter).
 
     Example:
         >>> package = build(Path("environments/my_task"))
@@ -263,7 +263,7 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
 
 
 def _inherited_variables(python: str | None) -> dict[str, str]:
-    """Return the environment variables of the worker; another interpreter must not get the variables that configure this one."""
+    """Return the environment variables of the worker; other interpreters must not get variables that configure this one."""
     excluded = () if python is None else INTERPRETER_VARIABLES
     return {name: value for name, value in os.environ.items() if name not in excluded}
 

@@ -1,4 +1,4 @@
-"""Record what an environment's worker does outside its process, and send requests of its judges to the audit's judge."""
+"""Record what an environment's worker does outside its own process, and redirect its requests to judges to the audit's judge."""
 
 from __future__ import annotations
 

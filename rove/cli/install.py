@@ -303,7 +303,7 @@ def _installed_table(environments: Sequence[Installed]) -> Table:
 @click.argument("names", nargs=-1, required=True, metavar="OWNER/NAME...")
 @click.pass_context
 def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Uninstall environments and their virtual environments, after a question that --yes skips. Runs are kept."""
+    """Uninstall environments and their virtual environments, after a confirmation (not with --yes). Runs are kept."""
     console = console_for(False)
     references = [parse_reference(name) for name in names]
     for reference in references:

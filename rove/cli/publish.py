@@ -89,7 +89,7 @@ def push_command(
     private: bool,
     as_json: bool,
 ) -> None:
-    """Build the environment package in FOLDER and publish it, after a question that --yes skips.
+    """Build the environment package in FOLDER and publish it, after a confirmation (not with --yes).
 
     A published version never changes: to publish changes, increase `version` in pyproject.toml. With --with-run, rove also
     publishes the statistics, the settings, and three rollouts of a run, with API keys masked. This also works for an existing

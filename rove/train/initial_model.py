@@ -26,7 +26,7 @@ def load_initial(config: TrainingConfig, device: str) -> LoadedModel:
 
 
 def check_template(config: TrainingConfig, check: Callable[[Renderer], None]) -> None:
-    """Check the settings of the chat template, and that it renders what the model has to read, without reading weights.
+    """Without loading the weights, check the settings of the chat template and whether it can render what the model must read.
 
     Args:
         check: Raises a `ConfigError` if the model cannot read the data or the environment.

@@ -84,7 +84,7 @@ def adapter_dropout(model: torch.nn.Module, seed: int) -> Generator[None]:
 
 
 DECIMALS = 6
-"""Number of decimals of recorded log-probabilities; ratios are then exact to 1e-6."""
+"""Number of decimals of recorded log-probabilities; ratios of probabilities are then exact to about 1e-6."""
 
 
 class TokenStats:

@@ -119,8 +119,8 @@ def is_unedited(message: JsonMapping, text: str, tool_calls: list[JsonObject]) -
 def sampling_fields(sampling: SamplingParams) -> JsonObject:
     """Return sampling parameters under the names of (chat) completions APIs; some are None.
 
-    Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ in
-    it.
+    Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is left out because the chat
+    completions API and the completions API define it differently.
     """
     bias = sampling.logit_bias
     return {

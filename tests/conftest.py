@@ -27,11 +27,13 @@ settings.load_profile("rove")
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is broad is slow. An eighth of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
-    `make test-slow` has it.
+    """What is broad is slow, and what is marked slow is not broad, whatever the other parameters of the test say. An eighth of
+    the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as `make test-slow` has it.
     """
     for item in items:
-        if item.get_closest_marker("broad"):
+        if item.get_closest_marker("slow"):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "broad"]
+        elif item.get_closest_marker("broad"):
             item.add_marker("slow")
     if os.environ.get("ROVE_EXAMPLES") == "all":
         return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from tiers import each_row
+from tiers import each_row, first_quick, some_broad, some_quick
 
 
 @each_row(("number", "square"), [(2, 4), (3, 9), (-1, 1)])
@@ -27,3 +29,24 @@ def test_all_failing_rows_are_reported() -> None:
         ["row 1: {'text': 'b'}"],
         ["row 2: {'text': 'c'}"],
     ]
+
+
+def tiers(cases: list[Any]) -> list[str]:
+    """Return the tier of each case: "" for quick ones."""
+    return [case.marks[0].name if hasattr(case, "marks") else "" for case in cases]
+
+
+def test_the_cases_of_a_table_are_divided_into_tiers() -> None:
+    assert tiers(first_quick("abcd")) == ["", "broad", "slow", "slow"]
+    assert tiers(first_quick("abcd", 2, broad=0)) == ["", "", "slow", "slow"]
+    assert tiers(first_quick("abcd", broad=None)) == ["", "broad", "broad", "broad"]
+    assert tiers(some_quick("abcdef", 3)) == ["", "broad", "broad", "", "broad", "broad"]
+    assert tiers(some_quick("abcdef", 4, broad_every=4)) == ["", "broad", "slow", "slow", "", "broad"]
+    assert tiers(some_broad("abcd", 3)) == ["broad", "slow", "slow", "broad"]
+    assert first_quick([(1, 2), (3, 4)])[1].values == (3, 4)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("case", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_slow_case_of_a_broad_test_is_not_broad(case: int, request: pytest.FixtureRequest) -> None:
+    assert (request.node.get_closest_marker("broad") is None) == (case == 2)

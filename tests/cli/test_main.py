@@ -377,8 +377,8 @@ def test_text_like_markup_is_printed_literally(rove: Rove, tmp_path: Path):
     ("kind", "rows", "tools"),
     [
         ("", (100, 100), set()),
-        ("--multi-turn", (80, 20), set()),
-        ("--tools", (100, 100), {"price_calls", "multiply_calls"}),
+        pytest.param("--multi-turn", (80, 20), set(), marks=pytest.mark.broad),
+        pytest.param("--tools", (100, 100), {"price_calls", "multiply_calls"}, marks=pytest.mark.broad),
         pytest.param("--mcp", (100, 100), {"find_calls"}, marks=pytest.mark.broad),
     ],
 )
@@ -423,6 +423,7 @@ def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
 MOVES = "".join(f"{square}\n" for square in range(9)) * 5
 
 
+@pytest.mark.broad
 def test_a_person_plays_against_a_model(rove: Rove):
     done = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES)
     assert done.status == 0
@@ -553,7 +554,7 @@ def test_a_failed_start_leaves_no_run_folder(rove: Rove, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "arch", ["llama", *[pytest.param(arch, marks=pytest.mark.broad) for arch in ("qwen3", "lfm2")]]
+    "arch", ["llama", pytest.param("lfm2", marks=pytest.mark.broad), pytest.param("qwen3", marks=pytest.mark.slow)]
 )
 def test_a_new_model_produces_valid_rollouts_without_wins(rove: Rove, arch: str):
     created = rove("model", "new", "--env", "tictactoe", "--arch", arch, "--games", "20", "-o", "models/mine", "--json")

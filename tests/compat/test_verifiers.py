@@ -899,7 +899,7 @@ async def test_an_unreadable_reference_answer_scores_zero() -> None:
     assert await score_unreadable_answer() == (0.0, None)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed")
 async def test_an_unreadable_reference_answer_is_an_error_when_fixed() -> None:
     assert await score_unreadable_answer() == (None, "Error")
@@ -948,7 +948,7 @@ async def test_the_python_tool_is_persistent(contained: None) -> None:
     assert record.tools[0]["function"]["parameters"]["required"] == ["code"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_mcp_servers_are_restarted_for_the_next_run() -> None:
     servers = [{"name": "test", "command": sys.executable, "args": [str(SERVER), "stdio"]}]
     env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)

@@ -483,6 +483,7 @@ def test_study_page_commands(tmp_path: Path) -> None:
     assert plots == {Path(plot).name for plot in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
 
 
+@pytest.mark.broad
 def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
     [block] = blocks("benchmarks/reports/recipe_study.md", "bash")
     [python, script, plots], [*_, setting] = commands(block)
@@ -495,7 +496,7 @@ def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.png")} == set(re.findall(r"\(study/(.*?)\)", page))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_commands_of_rove_train_write_recipes(tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     rows = [json.dumps({"question": f"{a} + 1?", "answer": str(a + 1)}) for a in range(200)]

@@ -108,11 +108,13 @@ QUICK = {"environments/double_check/README.md"}
 """Pages that every test run executes; the others, which start more processes, are for `make test-broad` and `make test-slow`."""
 SLOW = {
     "docs/guides/choose_hyperparameters.md",
+    "docs/guides/debug_a_reward.md",
     "docs/guides/memory.md",
     "docs/guides/migrate_from_trl.md",
     "docs/guides/migrate_from_verifiers_v0.md",
     "docs/guides/reward_does_not_rise.md",
     "docs/guides/share_an_environment.md",
+    "docs/guides/train_on_messages.md",
     "docs/tutorials/3_sft.md",
     "docs/tutorials/4_rl.md",
     "docs/tutorials/5_pretrained.md",

@@ -107,7 +107,7 @@ def test_the_readme_has_a_command_and_names_arguments_scores_and_policies(name):
         assert f"`{term}`" in readme, term
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES, 3))
+@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=None))
 def test_prompts_are_valid(name):
     for example in vf.load_environment(name, num_examples=20).get_dataset():
         roles = [message.role for message in example["prompt"]]
@@ -115,7 +115,7 @@ def test_prompts_are_valid(name):
         assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES, 4))
+@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=None))
 def test_the_seed_determines_the_examples(name):
     def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
         return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
@@ -135,7 +135,7 @@ def test_the_examples_are_the_same_in_another_process(name):
     assert process.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
 
 
-@pytest.mark.parametrize("num_examples", first_quick([2, 50]))
+@pytest.mark.parametrize("num_examples", first_quick([2, 50], broad=0))
 @pytest.mark.parametrize(("name", "player"), POLICIES)
 def test_every_scripted_policy_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
     env = vf.load_environment(name, num_examples=num_examples)
@@ -151,7 +151,7 @@ def test_every_scripted_policy_keeps_the_format_and_gets_a_reward_in_range(name,
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "garbage",
-    first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99], 2),
+    first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99]),
 )
 def test_garbage_gets_a_low_reward_and_no_error(name, garbage):
     env = vf.load_environment(name, num_examples=20)
@@ -300,7 +300,7 @@ def problems(**options) -> Any:
     return vf.load_environment("math_python", **{"unsafe": True, **options})
 
 
-@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5], 2))
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5]))
 def test_math_python_answers_match_programs_that_compute_them_directly(level):
     env = problems(num_examples=12, min_level=level, max_level=level)
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
@@ -400,7 +400,7 @@ def test_lookup_shows_no_room_before_a_lookup_call():
     assert "state" not in definitions and not any(room in definitions for room in rooms)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_lookup_policies_have_the_documented_success_rates():
     env = vf.load_environment("lookup", num_examples=2000)
     for record in roll(env, says(env.policies["solver"])):
@@ -528,6 +528,7 @@ def test_the_optimal_policy_never_loses(random_move_prob):
         assert totals["drawn"] == 600
 
 
+@pytest.mark.broad
 def test_random_moves_never_beat_the_perfect_opponent():
     env = game(max_random_move_prob=0.0)
     totals = collections.Counter()
@@ -570,6 +571,7 @@ def test_the_opponent_chooses_uniformly():
     assert 400 < sides < 600
 
 
+@pytest.mark.broad
 def test_the_opponent_replies_equally_to_all_group_members():
     """Within an example the same board always gets the same reply, so group members differ only by the model's moves."""
     replies: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
@@ -746,7 +748,7 @@ def test_needle_policies_find_the_hidden_facts(level, player):
         assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_needle_guesses_get_low_rewards():
     env = needle(num_examples=60)
     records = roll(env, says(env.policies["novice"]))

@@ -204,6 +204,7 @@ def test_hostile_sql_in_rollouts_gets_no_reward_and_no_error():
         assert (record.reward, values(record)["errors_reported"]) == (0, 1)
 
 
+@pytest.mark.broad
 def test_all_reference_queries_stay_far_below_the_step_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queries, "MAX_STEPS", queries.MAX_STEPS // 10)
     assert len(questions.make_rows(200, "limits", range(1, 6))) == 200

@@ -260,7 +260,7 @@ async def test_a_command_string_runs_in_a_shell_and_its_output_is_in_the_state()
     assert state["agent_result"] == state["agent_output"].strip()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_a_failing_program_is_an_agent_error():
     record = await run_one(env_of(command=[*PROGRAM, "crash"]))
     assert record.error is not None and record.scores is None

@@ -162,6 +162,7 @@ def test_an_invalid_context_fails_the_rollout(options: Any, kind: str, message: 
     assert env.backend.is_clean or env.backend.opened == []
 
 
+@pytest.mark.broad
 def test_the_context_is_available_again_after_a_restart():
     env = env_of("abc", timeout_per_command_seconds=0.4)
     notice = "[the sandbox was restarted: variables are gone]\n[`context` and `answer` are as in the beginning]"
@@ -188,6 +189,7 @@ def test_an_invalid_answer_is_reported_to_the_model(code: str):
     assert record.reward == 1.0
 
 
+@pytest.mark.broad
 def test_code_can_only_answer_with_the_answer_variable():
     record = play(
         env_of(), "_set_answer('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
@@ -534,7 +536,7 @@ class Asking(vf.RLMEnv):
         return [vf.UserMessage(await self.python("len(llm_batch(['you', 'say']))", state))]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_rl_trains_sub_calls_if_configured(tmp_path: Path):
     trained = {}
     for sub in (False, True):
@@ -624,7 +626,7 @@ def test_rollouts_work_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     assert log.count('["run"') == log.count('["rm"') == 1
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_two_hundred_concurrent_rollouts_leave_no_resources():
     script = ["len(llm_batch([context[i:i + 500] for i in range(0, 2000, 500)]))", "llm('a')", READY.format("49")]
     play(env_of(backend=None, unsafe=True), *script)
@@ -637,7 +639,7 @@ def test_two_hundred_concurrent_rollouts_leave_no_resources():
     assert nothing_new(held_before)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_benchmark_runs_and_leaves_no_resources():
     script = Path(__file__).resolve().parents[2] / "benchmarks/recursion.py"
     arguments = ["--calls", "50", "--rollouts", "4", "--batch", "5", "--concurrency", "2", "--rounds", "1"]

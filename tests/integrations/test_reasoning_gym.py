@@ -189,7 +189,7 @@ def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path) -
     assert marker.exists() and str(os.getpid()) not in marker.read_text().split()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(answer_correctly))

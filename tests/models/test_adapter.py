@@ -316,6 +316,7 @@ def save_peft_adapter(folder: Path, tied: bool, **settings: Any) -> torch.Tensor
     return logits(wrapped)
 
 
+@pytest.mark.broad
 def test_an_adapter_of_plain_peft_may_change_embeddings_and_head(tmp_path: Path):
     rows: dict[str, tuple[bool, dict[str, Any]]] = {
         "low rank": (False, {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),

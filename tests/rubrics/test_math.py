@@ -104,7 +104,7 @@ def test_a_response_that_cannot_be_compared_in_time_earns_0() -> None:
     assert fine.reward == 1.0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_right_answer_that_cannot_be_compared_in_time_is_an_error() -> None:
     [slow] = graded_records([(HOSTILE["a tower of powers"], r"\boxed{12}")], timeout_seconds=0.5)
     assert slow.scores is None and slow.error is not None
@@ -174,7 +174,7 @@ def test_workers_are_reused_and_work_in_another_event_loop() -> None:
     pool.close()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_comparison() -> None:
     pool = MathPool(1, 600.0)
 

@@ -126,6 +126,7 @@ def test_evaluations_use_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: s
     assert 0.0 in temperatures
 
 
+@pytest.mark.broad
 def test_asynchronous_collection_uses_older_weights(tmp_path: Path, fake: FakeVLLM):
     run = tmp_path / "run"
     train(run, vllm_settings(fake.url, steps=3, max_off_policy_steps=1, checkpoint_every=99))
@@ -185,6 +186,7 @@ def test_a_rejected_adapter_is_merged_into_full_weights(
     assert not list((run / "vllm").glob("weights-*"))
 
 
+@pytest.mark.broad
 def test_adapter_layers_that_a_server_ignores_are_detected(
     tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ):

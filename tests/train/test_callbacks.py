@@ -53,6 +53,7 @@ def test_an_alert_is_reported_once_and_saved(tmp_path: Path):
     assert [msgspec.convert(row, Finding) for row in Run(tmp_path).alerts()] == alerts
 
 
+@pytest.mark.broad
 def test_the_default_limits_cause_no_alerts(tmp_path: Path):
     assert train_with_callbacks(tmp_path, settings()) == ([], [])
     assert not (tmp_path / "alerts.jsonl").exists()

@@ -154,6 +154,7 @@ def test_an_agent_that_sets_its_own_temperature_is_rejected(tmp_path: Path, step
     assert {record.temperature for record in rollouts_of(tmp_path / "run")} == {1.0}
 
 
+@pytest.mark.broad
 def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
     config = settings(steps=8, filter__hard_threshold=0.0, filter__easy_threshold=1.0)
     train(tmp_path, config, Moody())
@@ -164,6 +165,7 @@ def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
     assert sum(metric_values(tmp_path, "examples/skipped")[4:]) >= 8
 
 
+@pytest.mark.broad
 def test_skipped_examples_are_tried_again_after_the_difficulty_window(tmp_path: Path):
     train(tmp_path, settings(steps=12, filter__hard_threshold=0.0, filter__difficulty_window=5, max_tokens=2), Moody())
     first, later = examples_by_step(tmp_path)[4:5], examples_by_step(tmp_path)[5:]
@@ -185,6 +187,7 @@ def test_a_column_determines_the_examples_of_a_step(tmp_path: Path, options: dic
     assert levels == ([[0, 1, 2, 3]] * 4 if mixes else [[0] * 4, [1] * 4, [2] * 4, [3] * 4])
 
 
+@pytest.mark.broad
 def test_the_number_of_quantiles_changes_the_order(tmp_path: Path):
     for bins in (2, 4):
         options = {"curriculum__stratify": "level", "curriculum__stratify_bins": bins}

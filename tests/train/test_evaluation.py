@@ -199,6 +199,7 @@ def patch_rewards(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> 
     monkeypatch.setattr(module.HeldOutEvaluations, "_rollouts", evaluate)
 
 
+@pytest.mark.broad
 def test_training_stops_when_evaluations_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
     patch_rewards(monkeypatch, {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.9})
     tables = [table(every=1), table(name="rare", every=99)]
@@ -238,6 +239,7 @@ def test_a_fall_restores_the_best_weights_and_lowers_the_learning_rate(
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 4
 
 
+@pytest.mark.broad
 def test_after_a_fall_a_synced_reference_is_reset_to_the_best_model(
     tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -272,6 +274,7 @@ def test_a_killed_run_with_falls_ends_with_the_same_weights(
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
+@pytest.mark.broad
 def test_the_initial_weights_can_be_the_best(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
     patch_rewards(monkeypatch, {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4, 4: 0.4, 5: 0.4})
     library = Fake("wandb")

@@ -80,6 +80,7 @@ def test_a_killed_run_ends_with_exactly_the_same_adapter(tmp_path: Path, kind: s
     assert rollouts_of(tmp_path / "killed") == rollouts_of(tmp_path / "whole")
 
 
+@pytest.mark.broad
 def test_rollouts_are_sampled_with_the_trained_adapter(tmp_path: Path):
     train(tmp_path, settings(**LORA, temperature=1.25), two_turns())
     for m in metrics_of(tmp_path):
@@ -186,7 +187,7 @@ def test_the_kl_penalty_limits_the_change_of_the_adapter(tmp_path: Path):
     assert norms[1] < norms[0]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3"]))
 def test_packing_and_micro_batches_do_not_change_the_gradient(arch: str):
     config, gradients = settings(**LORA), []
     for size, pack in ((1000, True), (40, True), (1000, False), (40, False)):

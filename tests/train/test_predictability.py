@@ -112,6 +112,7 @@ def test_prompts_are_related_detects_single_token_dependencies(answer: Any, expe
     assert prompts_are_related(sequences[:400]) is None
 
 
+@pytest.mark.broad
 def test_unrelated_prompts_are_rarely_called_related():
     rng = random.Random(1)
     results = [

@@ -137,6 +137,7 @@ def test_every_step_trains_on_policy(tmp_path: Path):
         assert record.temperature == 1.25
 
 
+@pytest.mark.broad
 def test_mismatch_metrics_come_from_the_first_of_several_updates(tmp_path: Path):
     train(tmp_path, settings(num_iterations=2), two_turns())
     for m in metrics_of(tmp_path):
@@ -152,6 +153,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.broad
 def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Path):
     initial, distances = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
     for penalty in (0.0, 10.0):
@@ -185,6 +187,7 @@ def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, more: dic
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
+@pytest.mark.broad
 def test_the_reference_equals_the_model_at_the_last_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     matches: list[list[bool]] = []  # by step: whether the reference equals each version so far
     versions: list[torch.Tensor] = []
@@ -238,6 +241,7 @@ def test_token_stats_of_some_rollouts_are_saved_without_changing_training(uninte
     assert metrics_of(tmp_path) == metrics_of(uninterrupted)
 
 
+@pytest.mark.broad
 def test_a_step_killed_between_sampling_and_training_is_sampled_again(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -64,6 +64,7 @@ def test_a_module_that_does_not_load(workers: Workers, trouble: str, kind: type[
         broken.start()
 
 
+@pytest.mark.broad
 def test_processes_end_when_nothing_refers_to_them(workers: Workers) -> None:
     async def go() -> int:
         dropped = Workers(MODULE)

@@ -223,6 +223,7 @@ def test_a_damaged_record_does_not_hide_other_environments(
     assert "a/x and install it again" in caplog.text
 
 
+@pytest.mark.broad
 def test_load_environment_finds_installed_environments_of_the_requested_version(shelf: Path) -> None:
     code = """
 import rove

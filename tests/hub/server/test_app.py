@@ -181,6 +181,7 @@ async def test_head_and_range_requests_of_a_wheel(asking: Asking, tmp_path: Path
     await asking.ask("GET", "/acme/my-sums/1.0/manifest.json")
 
 
+@pytest.mark.broad
 async def test_download_counts_survive_a_restart(tmp_path: Path):
     async with hub(tmp_path / "hub") as asking:
         await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 gc.set_threshold(*GC_THRESHOLDS)  # as every command does
+gc.disable()  # until all tests are collected: nothing that an import makes is garbage
 
 # Whether a busy machine draws inputs slowly says nothing about what is tested.
 settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,6 +49,7 @@ def pytest_collection_finish() -> None:
     """Exclude what exists from garbage collection: thousands of tests, torch and other libraries. Commands such as `rove train`
     and `rove eval` collect garbage several times, and each time would scan all of it.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -139,7 +139,7 @@ async def test_hedging(grade: Any, is_found: bool) -> None:
 
 
 @pytest.mark.parametrize("check", [check_hedging, check_monotonicity, check_own_answer])
-@pytest.mark.parametrize("scorer", [scorers.numeric, scorers.exact])
+@pytest.mark.parametrize("scorer", first_quick([scorers.numeric, scorers.exact]))
 async def test_the_scorers_of_rove_have_no_defect(check: Any, scorer: Any) -> None:
     assert await findings(check, sums(scorer)) == []
 

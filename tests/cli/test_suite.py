@@ -367,6 +367,7 @@ model = "scripted:knows"
     assert repeated.out.count(" stopped│") == 3
 
 
+@pytest.mark.broad
 def test_an_evaluation_without_scored_rollouts_is_a_failure(rove: Rove, tmp_path: Path):
     environment(tmp_path / "environments", "fragile", FRAGILE)
     suite('env = "fragile"\n[sweep]\nmodel = ["scripted:fails", "scripted:knows"]')

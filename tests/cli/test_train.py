@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 import tomli_w
-from commands import Rove, contents, environment, in_its_own, in_this_process
+from commands import Rove, contents, environment, in_this_process
 
+from rove.cli.main import main
 from rove.core.config import convert
 from rove.runs.run import Run
 from rove.stages.completion import read_completion, write_completion
@@ -62,10 +66,14 @@ def first_dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of `rove train parity --dry-run`, which measures the policies and the machine for seconds."""
     folder = tmp_path_factory.mktemp("dry_run")
     environment(folder / "environments", "parity", PARITY)
-    done = in_its_own(folder, "train", "parity", "--dry-run", "--run-dir", "mine")
-    output, errors = done.communicate()
-    assert done.returncode == 0, errors
-    return folder / "mine", output
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["rove", "train", "parity", "--dry-run", "--run-dir", "mine"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 0
+    return folder / "mine", output.getvalue()
 
 
 @pytest.fixture
@@ -235,6 +243,7 @@ def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dr
     assert "warning: rl1: the results table uses examples that also chose the weights" in done.out
 
 
+@pytest.mark.broad
 def test_a_recipe_of_an_earlier_version_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
     environment(Path("environments"), "small_space", PARITY.replace("randrange(10**6)", "randrange(20)"))
     copy = Path("copy.toml")
@@ -304,6 +313,7 @@ def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
     assert values["data"]["num_examples"] == 45
 
 
+@pytest.mark.broad
 def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(rove: Rove) -> None:
     rows = [{"question": f"{n % 40} + 1?", "answer": n % 40 + 1} for n in range(50)]
     Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

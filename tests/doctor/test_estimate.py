@@ -61,6 +61,7 @@ async def test_the_setup_time_of_evaluations_is_included() -> None:
     assert (await estimate(backoff, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))).initial > 100.0
 
 
+@pytest.mark.broad
 async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

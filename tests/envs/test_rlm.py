@@ -217,6 +217,7 @@ def test_sub_models_are_queried_from_code_and_recorded_separately():
     assert (metrics(record)["sub_calls"], metrics(record)["sub_tokens"], metrics(record)["num_turns"]) == (3, 6, 2)
 
 
+@pytest.mark.broad
 def test_a_batch_runs_concurrently_and_returns_in_order():
     active = most = 0
 
@@ -560,6 +561,7 @@ def test_rl_trains_sub_calls_if_configured(tmp_path: Path):
     assert trained[True] > 2 * trained[False]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("options", first_quick([{}, {"train_sub_calls": True}]))
 def test_rescoring_sees_sub_model_replies(tmp_path: Path, options: Any):
     script = ["x = llm_batch(['a', 'b', 'c'])", "y = llm('d')", READY.format("y")]

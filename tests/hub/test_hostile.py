@@ -490,7 +490,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", some_quick(PACKAGES, 4, broad_every=8))
+@pytest.mark.parametrize("case", some_quick(PACKAGES, 8, broad_every=8))
 def test_a_hostile_package_is_refused(room: Room, case: str):
     change, status, words = PACKAGES[case]
     response = room.hub.run(room.hub.asking.upload(f"acme/{NAME}/1.0", change(room.parts)))

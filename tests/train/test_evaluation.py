@@ -81,6 +81,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, envs: str) -> Path:
     return path
 
 
+@pytest.mark.broad
 def test_evaluations_run_every_n_steps_and_after_the_last_step(uninterrupted: Path):
     rewards = metric_by_step(uninterrupted, REWARD)
     assert list(rewards) == [2, 4, 5]
@@ -387,6 +388,7 @@ def exhaustive_table(**fields: Any) -> EvaluationConfig:
 MISSED_METRIC = "eval/flip/missed"
 
 
+@pytest.mark.broad
 def test_exhaustive_evaluation_computes_exact_metrics(tmp_path: Path, games: str):
     train(tmp_path, with_evaluations(games, exhaustive_table(), keep_best=MISSED_METRIC), two_turns())
     metrics = {

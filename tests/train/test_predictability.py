@@ -94,6 +94,7 @@ def exchange(prompt: list[int], response: list[int]) -> TrainingSequence:
     return TrainingSequence([*prompt, *response], mask, [0.0] * len(mask), [0.0] * len(mask))
 
 
+@pytest.mark.broad
 @each_row(
     ("answer", "expected"),
     [

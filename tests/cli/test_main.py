@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
+from tiers import first_quick
 
 from rove.cli.main import GC_THRESHOLDS, cli
 from rove.envs.dataset import example_key
@@ -407,7 +408,7 @@ def test_a_new_environment_works_immediately(rove: Rove, kind: str, rows: tuple[
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("kind", ["", "--multi-turn", "--tools", "--mcp"])
+@pytest.mark.parametrize("kind", first_quick(["", "--multi-turn", "--tools", "--mcp"], broad=0))
 def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
     assert rove("init", "my-task", *[kind][: len(kind)]).status == 0
     # The settings of the repository around the package do not apply to its tests.

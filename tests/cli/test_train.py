@@ -234,7 +234,7 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
         assert {record.example_id for record in table.rollouts()} == set(range(20, 60))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dry_run: Path) -> None:
     values = tomllib.loads((dry_run / "recipe.toml").read_text())
     values["evaluation"] |= {"env_args": values["rl"][0]["evaluation"][0]["env_args"], "seed": 0}
@@ -243,7 +243,7 @@ def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dr
     assert "warning: rl1: the results table uses examples that also chose the weights" in done.out
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_recipe_of_an_earlier_version_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
     environment(Path("environments"), "small_space", PARITY.replace("randrange(10**6)", "randrange(20)"))
     copy = Path("copy.toml")
@@ -313,7 +313,7 @@ def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
     assert values["data"]["num_examples"] == 45
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(rove: Rove) -> None:
     rows = [{"question": f"{n % 40} + 1?", "answer": n % 40 + 1} for n in range(50)]
     Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -325,7 +325,7 @@ def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(ro
     )
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_folder_with_questions_held_out_by_position_is_not_continued(rove: Rove) -> None:
     rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(20)]
     Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -361,14 +361,14 @@ def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove, dry
     assert "was made with env_args = {}, but env_args is {'num_examples': 20} now; give another run_dir" in done.err
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_other_arguments_have_another_default_folder(rove: Rove) -> None:
     assert rove("train", "parity", "--dry-run").status == 0
     assert rove("train", "parity", "--dry-run", "-a", '{"num_examples": 20}').status == 0
     assert len(list(Path("runs").iterdir())) == 2
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
     Path("environments").rename("elsewhere")
     assert "give that folder with --env-dir" in rove("train", "parity", "--dry-run").err

@@ -207,7 +207,7 @@ def test_a_complete_run_is_not_trained_again(rove: Rove, inputs: Path, command):
     assert contents_after[final][1] == contents_before[final][1]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_another_setting_in_the_same_folder_is_refused_except_checkpoint_retention(rove: Rove, inputs: Path):
     assert rove(*rl(inputs, "--run-dir", "runs/mine")).status == 0
     contents_before = contents(Path("runs/mine"))
@@ -353,7 +353,7 @@ every = 1
 """
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, inputs: Path):
     Path("watched.toml").write_text(EVALUATION_AND_ALERTS)
     done = rove(*rl(inputs, "@", "watched.toml", "--run-dir", "runs/mine"))

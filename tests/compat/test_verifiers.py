@@ -894,7 +894,7 @@ async def score_unreadable_answer() -> Any:
     return record.reward, record.error and record.error.type
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_an_unreadable_reference_answer_scores_zero() -> None:
     assert await score_unreadable_answer() == (0.0, None)
 

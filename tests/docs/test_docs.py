@@ -230,7 +230,7 @@ def test_sandbox_page_examples_and_commands(contained: None, tmp_path: Path) -> 
             assert "reward" in run(command, tmp_path).stdout
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_recursion_page_examples_and_commands(contained: None, tmp_path: Path) -> None:
     check_examples("docs/recursion.md", 20)
     for block in blocks("docs/recursion.md", "bash"):
@@ -259,7 +259,7 @@ def test_evaluation_page_shows_the_error_for_a_changed_setting(example_runs: Pat
     assert (done.returncode, done.stderr) == (1, refusal)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_judging_page_examples_print_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_examples("docs/judging.md", 40)
@@ -483,7 +483,7 @@ def test_study_page_commands(tmp_path: Path) -> None:
     assert plots == {Path(plot).name for plot in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
     [block] = blocks("benchmarks/reports/recipe_study.md", "bash")
     [python, script, plots], [*_, setting] = commands(block)

@@ -109,6 +109,7 @@ QUICK = {"environments/double_check/README.md"}
 SLOW = {
     "docs/guides/choose_hyperparameters.md",
     "docs/guides/debug_a_reward.md",
+    "docs/guides/judges.md",
     "docs/guides/memory.md",
     "docs/guides/migrate_from_trl.md",
     "docs/guides/migrate_from_verifiers_v0.md",
@@ -120,8 +121,9 @@ SLOW = {
     "docs/tutorials/5_pretrained.md",
     "docs/tutorials/6_scale.md",
     "docs/tutorials/7_reward_hole.md",
-}
-"""Pages whose test takes more than 20 seconds."""
+    *(f"environments/{name}/README.md" for name in example_environments() if name not in ("tictactoe", "sql_agent")),
+} - QUICK
+"""Pages whose test takes long, and READMEs with the same kinds of commands as those of other environments."""
 EXISTING_PAGES = sorted(
     file.relative_to(ROOT).as_posix()
     for pattern in ("docs/first_hour/*.md", "docs/tutorials/*.md", "docs/guides/*.md", "environments/*/README.md")

@@ -115,7 +115,7 @@ def test_prompts_are_valid(name):
         assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=None))
+@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=2))
 def test_the_seed_determines_the_examples(name):
     def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
         return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
@@ -516,7 +516,7 @@ def test_earlier_wins_and_later_losses_have_higher_values():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0]))
+@pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0], broad=0))
 def test_the_optimal_policy_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
     totals = collections.Counter()
@@ -585,7 +585,7 @@ def test_the_opponent_replies_equally_to_all_group_members():
     assert len(replies) > 1000
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_opponent_starts_half_of_the_games():
     env = game(num_examples=1000)
     started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
@@ -738,7 +738,7 @@ def test_needle_facts_each_occur_once_in_the_text(level):
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4]))
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4], broad=0))
 @pytest.mark.parametrize("player", ["solver", "recursive"])
 def test_needle_policies_find_the_hidden_facts(level, player):
     env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)

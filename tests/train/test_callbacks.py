@@ -70,7 +70,7 @@ def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
     assert [(a["step"], a["id"]) for a in Run(tmp_path).alerts()] == [(2, "length_growth"), (2, "grad_norm_spike")]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_rollout_is_shown_every_n_steps(tmp_path: Path):
     _, shown = train_with_callbacks(tmp_path, settings(show_every=2))
     assert [(step, record.step) for step, record in shown] == [(2, 2), (4, 4)]

@@ -8,6 +8,7 @@ import openai
 import pytest
 from fakes import record_of
 from made import record
+from tiers import first_quick
 
 import rove as vf
 from rove.core.errors import ConfigError, RunError
@@ -219,7 +220,13 @@ ALL_OPTIONS = {
 @pytest.mark.broad
 @pytest.mark.parametrize(
     "options",
-    [ALL_OPTIONS, {"curriculum__column": "level", "filter__dynamic_sampling_rounds": 1, "filter__easy_threshold": 1.0}],
+    first_quick(
+        [
+            ALL_OPTIONS,
+            {"curriculum__column": "level", "filter__dynamic_sampling_rounds": 1, "filter__easy_threshold": 1.0},
+        ],
+        broad=0,
+    ),
 )
 def test_a_killed_run_draws_the_same_examples_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
     config = settings(steps=7, **options)

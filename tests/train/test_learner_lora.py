@@ -66,7 +66,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.broad
 @pytest.mark.usefixtures("bf16_products")
-@pytest.mark.parametrize("kind", first_quick(KINDS))
+@pytest.mark.parametrize("kind", first_quick(KINDS, broad=0))
 def test_a_killed_run_ends_with_exactly_the_same_adapter(tmp_path: Path, kind: str):
     config = settings(**LORA, **KINDS[kind])
     train(tmp_path / "whole", config, two_turns())
@@ -251,7 +251,7 @@ def test_without_dropout_the_random_state_is_not_isolated():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("more", first_quick([{}, {"lora__dropout": 0.3}]), ids=["plain", "dropout"])
+@pytest.mark.parametrize("more", first_quick([{}, {"lora__dropout": 0.3}], broad=0), ids=["plain", "dropout"])
 def test_sft_reduces_the_loss_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
     config = sft_settings(lora__rank=4, learning_rate=3e-2, epochs=6, **more)
     train_sft(tmp_path / "whole", config, lawful())

@@ -114,7 +114,7 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("loss", ["cispo", "grpo"])
+@pytest.mark.parametrize("loss", first_quick(["cispo", "grpo"], broad=0))
 def test_the_reward_rises(tmp_path: Path, loss: str):
     train(
         tmp_path,
@@ -174,7 +174,9 @@ def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Pa
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("more", first_quick([{}, {"max_off_policy_steps": 1}]), ids=["in step", "playing ahead"])
+@pytest.mark.parametrize(
+    "more", first_quick([{}, {"max_off_policy_steps": 1}], broad=0), ids=["in step", "playing ahead"]
+)
 def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
     """The checkpoint of step 3 has the reference of step 2; the checkpoint of step 6 has the reference synced in that step."""
     config = settings(loss__kl_penalty=1.0, loss__sync_reference_every=2, steps=7, checkpoint_every=3, **more)

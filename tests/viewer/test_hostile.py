@@ -151,7 +151,7 @@ def replace_file(path: Path, kind: str, victim: Path) -> None:
         path.symlink_to("/dev/zero")
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+@pytest.mark.parametrize("kind", some_broad(["link", "pipe", "folder", "device"], 3))
 @pytest.mark.parametrize("name", RUN_FILES)
 @pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
 def test_only_regular_files_of_a_run_folder_are_opened(tmp_path: Path, victim: Path, name: str, kind: str, made: str):
@@ -175,7 +175,7 @@ def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str
     assert check_listed(run.path)["status"] == "unreadable"
 
 
-@pytest.mark.parametrize("garbage", some_broad(GARBAGE, 4))
+@pytest.mark.parametrize("garbage", some_broad(GARBAGE, 8))
 @pytest.mark.parametrize("name", RUN_FILES)
 @pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
 def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str, garbage: str, made: str):

@@ -88,7 +88,7 @@ def mean_reward(env: rove.Environment) -> float:
     return env.evaluate_sync(client, num_examples=2).reward.mean
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_two_environments_with_the_same_module_name_stay_separate(shelf: Path, finders: None) -> None:
     alice, bob = rove.load_environment("alice/doubling"), rove.load_environment("bob/doubling@1.0", seed=5)
     assert (mean_reward(alice), mean_reward(bob)) == (1.0, 0.5)

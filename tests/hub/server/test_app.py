@@ -252,7 +252,7 @@ async def test_unknown_projects_redirect_to_the_fallback_unless_private_ones_exi
         assert (await asking.ask("GET", "/zeta/simple/msgspec/")).status == 302
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_fifty_uploads_and_five_hundred_downloads_run_concurrently(tmp_path: Path):
     """No request fails and no file is incomplete under concurrent load."""
     async with hub(tmp_path / "hub") as asking:

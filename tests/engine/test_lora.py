@@ -161,7 +161,7 @@ def test_adapters_in_one_batch_generate_the_same_as_each_alone(family: str, nati
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("native", first_quick([True, False]))
+@pytest.mark.parametrize("native", first_quick([True, False], broad=0))
 async def test_preempted_requests_resume_with_their_adapter(native: bool):
     _, models, _ = model_with_adapters("qwen3")
     engine = engine_with("qwen3", native=native, cache_bytes=384 * 512)  # keys and values of 384 positions

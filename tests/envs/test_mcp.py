@@ -171,7 +171,7 @@ def test_images_become_content_parts_and_long_texts_are_truncated() -> None:
     assert long == "x" * 10 + "\n… 15 more characters"
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_results_of_several_megabytes_are_received() -> None:
     env = env_of(command(), max_chars=10_000_000)
     [long] = told(play(env, calls(call("long", {"chars": 3_000_000}))))
@@ -353,7 +353,7 @@ def test_restarts_are_bounded() -> None:
     assert "is not restarted: 1 consecutive restarts failed" in errors[-1]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_rollout_fails_if_its_own_server_exits() -> None:
     record = play(env_of(command(), scope="rollout"), calls(call("die"), call("wait", {"seconds": 30}, "2")), ADD)
     assert record.error is not None

@@ -259,7 +259,7 @@ def test_invalid_calls_are_reported_and_do_not_use_the_budget(code: str, error: 
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("train", first_quick([False, True]))
+@pytest.mark.parametrize("train", first_quick([False, True], broad=0))
 def test_calls_beyond_the_budget_raise_in_the_code_without_ending_the_rollout(train: bool):
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
     code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
@@ -402,7 +402,7 @@ def halve_recursively(messages: vf.Messages, state: vf.State, rng: random.Random
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("train", first_quick([False, True]))
+@pytest.mark.parametrize("train", first_quick([False, True], broad=0))
 def test_sub_models_can_have_their_own_sandbox_and_sub_models(train: bool):
     backends = [Counting() for _ in range(3)]
     env = env_of("x" * 4444, backend=backends[0], sub_backends=backends[1:], max_depth=3, train_sub_calls=train)
@@ -451,7 +451,7 @@ def test_a_deep_sub_model_stops_by_plain_text_by_its_answer_or_by_its_turn_limit
     assert metrics(record)["sub_calls"] == 1 + 1 + 3 and env.backends[1].is_clean
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_nested_sub_models_do_not_deadlock_when_all_sandboxes_are_in_use():
     env = vf.RLMEnv(
         dataset=[{"question": str(n), "info": {"context": "x" * 64}} for n in range(6)],
@@ -562,7 +562,7 @@ def test_rl_trains_sub_calls_if_configured(tmp_path: Path):
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("options", first_quick([{}, {"train_sub_calls": True}]))
+@pytest.mark.parametrize("options", first_quick([{}, {"train_sub_calls": True}], broad=0))
 def test_rescoring_sees_sub_model_replies(tmp_path: Path, options: Any):
     script = ["x = llm_batch(['a', 'b', 'c'])", "y = llm('d')", READY.format("y")]
     with vf.Run(tmp_path / "run") as run:
@@ -577,7 +577,7 @@ def test_rescoring_sees_sub_model_replies(tmp_path: Path, options: Any):
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("train", first_quick([False, True]))
+@pytest.mark.parametrize("train", first_quick([False, True], broad=0))
 def test_rescoring_matches_deep_sub_calls_in_any_order(tmp_path: Path, train: bool):
     def total(state: vf.State) -> float:
         return float(state["final_answer"])
@@ -591,7 +591,7 @@ def test_rescoring_matches_deep_sub_calls_in_any_order(tmp_path: Path, train: bo
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("train", first_quick([False, True]))
+@pytest.mark.parametrize("train", first_quick([False, True], broad=0))
 def test_a_cancelled_rollout_keeps_its_steps_and_frees_its_resources(train: bool):
     async def sub(messages: Any) -> str:
         if messages[0]["content"] == "slow":

@@ -260,7 +260,7 @@ def test_output_random_state_and_working_directory_stay_in_the_worker(tmp_path: 
     assert (random.getstate(), os.getcwd()) == (state, folder)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_stdout_of_the_command_contains_only_json(tmp_path: Path) -> None:
     package(tmp_path, at_import="print('garbage', flush=True)", in_response="print('garbage', flush=True)")
     command = [sys.executable, "-m", "rove.cli.main", "eval", "--isolated", "talk", "-m", "scripted:echo"]
@@ -479,7 +479,7 @@ def test_a_virtual_environment_is_created_from_pip_arguments(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["here"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_stand_in_distributions_satisfy_dependencies(tmp_path: Path) -> None:
     """They also satisfy indirect dependencies on any version in their range; newer requirements are errors."""
     for version in ("1.0", "1.5", "2.0"):

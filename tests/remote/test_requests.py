@@ -169,7 +169,7 @@ def test_tokens_of_sub_models_are_recorded_exactly(tmp_path: Path) -> None:
     assert all(steps[3].ids[: len(steps[2].ids)] == steps[2].ids for steps in results[0])  # The conversation continues.
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_needle_environment_with_sub_models_runs_isolated() -> None:
     arguments = {"num_examples": 2, "length": 15_000, "max_turns": 2}
     for trained in (False, True):

@@ -144,7 +144,7 @@ def test_a_right_answer_that_cannot_be_parsed_is_an_error(pool: MathPool) -> Non
         asyncio.run(pool.equal(" ", "7"))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_work_with_file_descriptors_above_1023() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
@@ -158,7 +158,7 @@ def test_workers_work_with_file_descriptors_above_1023() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_are_reused_and_work_in_another_event_loop() -> None:
     pool = MathPool(2, 0.5)
 

@@ -60,7 +60,7 @@ def test_the_default_limits_cause_no_alerts(tmp_path: Path):
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]]))
+@pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]], broad=0))
 def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
     config = settings(alerts=SENSITIVE_LIMITS)
     for kill_at in kills:

@@ -118,7 +118,7 @@ def test_evaluations_do_not_change_the_trained_weights(uninterrupted: Path, tmp_
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]]))
+@pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]], broad=0))
 def test_a_killed_run_ends_with_the_same_weights_and_measurements(
     uninterrupted: Path, tmp_path: Path, envs: str, kills: list[int]
 ):

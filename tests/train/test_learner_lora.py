@@ -137,7 +137,7 @@ def test_a_saved_adapter_gives_the_same_logits_as_the_trained_model(tmp_path: Pa
 
 @pytest.mark.broad
 @pytest.mark.usefixtures("bf16_products")
-@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
+@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"], broad=0))
 def test_only_the_adapter_weights_are_sent_to_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     sent: list[Any] = []
     original_update = Engine.update_weights
@@ -153,7 +153,7 @@ def test_only_the_adapter_weights_are_sent_to_the_engine(tmp_path: Path, monkeyp
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("every", first_quick([None, 2]))
+@pytest.mark.parametrize("every", first_quick([None, 2], broad=0))
 def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None):
     """Log-probabilities equal those of the base model exactly or, with syncs, those of the model at the last sync."""
     update, matches, versions = Learner.update, [], [tiny_model().model]

@@ -163,7 +163,7 @@ def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Pat
     assert distances[1] < distances[0]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Path):
     config = settings(loss__kl_penalty=1.0, num_iterations=2)
     train(tmp_path / "whole", config, two_turns())

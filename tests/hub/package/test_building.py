@@ -146,7 +146,7 @@ def test_the_manifest_describes_the_built_package(tmp_path: Path):
     assert (built.folder / "README.md").read_text() == package.wheel.readme
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_manifest_lists_the_tools_of_an_mcp_server(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path, "mcp"))
     assert built.manifest.tools == ["find"]
@@ -157,7 +157,7 @@ def test_the_manifest_lists_the_tools_of_an_mcp_server(tmp_path: Path):
     assert built.warnings == []
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_package_for_verifiers_v0_is_built_unchanged(tmp_path: Path):
     (tmp_path / "v0_sums.py").write_text(V0_PACKAGE)
     (tmp_path / "pyproject.toml").write_text(V0_PROJECT)

@@ -115,7 +115,7 @@ def test_prompts_are_valid(name):
         assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=2))
+@pytest.mark.parametrize("name", first_quick(NAMES, broad=3))
 def test_the_seed_determines_the_examples(name):
     def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
         return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
@@ -607,7 +607,7 @@ def test_consecutive_games_cover_every_difficulty_bucket_once(num_groups, first_
                 assert low + bucket * width - 1e-9 <= chance <= low + (bucket + 1) * width + 1e-9
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("times", first_quick([2, 1, 3], broad=None))
 @pytest.mark.parametrize("move", ["X", "9", "-1", "01", "²", "", "taken"])
 def test_invalid_moves_have_one_penalty_and_the_game_continues(move, times):
     env = game(num_examples=20)

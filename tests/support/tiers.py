@@ -22,6 +22,10 @@ def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Che
     cases = [dict(zip(columns, row if len(columns) > 1 else (row,), strict=True)) for row in rows]
 
     def decorate(check: Check) -> Check:
+        def report(errors: list[BaseException]) -> None:
+            if errors:
+                raise BaseExceptionGroup(f"{len(errors)} of {len(cases)} rows failed", errors)
+
         @functools.wraps(check)
         def test(**fixtures: Any) -> None:
             errors: list[BaseException] = []
@@ -31,13 +35,24 @@ def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Che
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"row {number}: {case!r}")
                     errors.append(error)
-            if errors:
-                raise BaseExceptionGroup(f"{len(errors)} of {len(cases)} rows failed", errors)
+            report(errors)
+
+        @functools.wraps(check)
+        async def async_test(**fixtures: Any) -> None:
+            errors: list[BaseException] = []
+            for number, case in enumerate(cases):
+                try:
+                    await check(**fixtures, **case)
+                except (Exception, pytest.fail.Exception) as error:
+                    error.add_note(f"row {number}: {case!r}")
+                    errors.append(error)
+            report(errors)
 
         signature = inspect.signature(check)
         fixtures = [parameter for name, parameter in signature.parameters.items() if name not in columns]
-        test.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
-        return test
+        chosen: Check = async_test if inspect.iscoroutinefunction(check) else test
+        chosen.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return chosen
 
     return decorate
 

@@ -157,6 +157,7 @@ async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
     assert "'retraction'" in finding.text and "maybe" in finding.completion
 
 
+@pytest.mark.broad
 async def test_a_time_budget_that_is_used_up_before_the_first_check_is_a_finding(tmp_path: Path) -> None:
     report = await audited(tmp_path, HONEST, AuditOptions(only=("hedging",), seconds=0.01))
     assert ["before the first check" in finding.text for finding in report.findings] == [True]

@@ -121,7 +121,7 @@ def test_stored_reports_are_compared_by_the_command(rove: Rove) -> None:
     assert (wrong.status, "ends in .md or .json" in wrong.err) == (2, True)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_two_versions_are_audited_and_compared(rove: Rove) -> None:
     options = ("--only", "blind-reply", "-n", "20")
     done = rove("audit", "--compare", "v1/sums", "v2/sums", *options, "-o", "fix.json")

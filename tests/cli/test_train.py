@@ -113,7 +113,7 @@ def test_a_dry_run_writes_and_prints_the_recipe(first_dry_run: tuple[Path, str])
     assert "rollouts of scripted:right" in output and "of memory" in output  # in the table of stages
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_dry_run_shows_an_edited_or_a_given_recipe(rove: Rove, dry_run: Path) -> None:
     recipe = dry_run / "recipe.toml"
     values = tomllib.loads(recipe.read_text())

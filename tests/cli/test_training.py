@@ -478,7 +478,7 @@ def test_a_run_with_only_zero_advantage_groups_is_reported(tmp_path: Path):
     assert "nothing was learned: in every step all groups had zero advantage" in out.getvalue()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, inputs: Path):
     words = rl(inputs, "--run-dir", "runs/rl")
     assert rove(*words).status == 0

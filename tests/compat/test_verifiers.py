@@ -311,7 +311,7 @@ def test_compat_flag_replaces_an_installed_library(installed_library: Path, comm
     assert result.status == 0, result.err
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "m")
     options = ("--steps", "3", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl", "--env-dir", str(PACKAGES))
@@ -960,7 +960,7 @@ async def test_mcp_servers_are_restarted_for_the_next_run() -> None:
         assert record.reward == 1.0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_a_forked_worker_starts_its_own_mcp_servers(tmp_path: Path) -> None:
     (tmp_path / "adding").mkdir()
     (tmp_path / "adding" / "adding.py").write_text(ADDING_PACKAGE.format(server=str(SERVER)))

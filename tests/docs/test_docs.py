@@ -132,7 +132,7 @@ def example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_evaluation_page_commands(example_runs: Path) -> None:
     outputs = [
         run(command, example_runs).stdout

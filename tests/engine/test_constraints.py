@@ -105,6 +105,7 @@ def test_a_constrained_text_may_end_with_the_end_token_wherever_it_is_complete(l
     assert len(texts) > 1
 
 
+@pytest.mark.broad
 def test_filters_penalties_and_min_tokens_do_not_break_the_constraint(loaded: Any):
     hard = SamplingParams(
         top_k=1,
@@ -240,7 +241,7 @@ TOOLS = [
 ]
 FORMAT_CASES = [pytest.param(call_format, id=call_format.name) for call_format in ALL_FORMATS]
 SEEDED_FORMATS = [
-    *some_quick([(call_format, 0) for call_format in ALL_FORMATS], 5),
+    *some_quick([(call_format, 0) for call_format in ALL_FORMATS], 10),
     *[pytest.param(call_format, seed, marks=pytest.mark.slow) for call_format in ALL_FORMATS for seed in (1, 2)],
 ]
 

@@ -254,6 +254,7 @@ async def test_group_members_with_equal_turns_all_get_a_generation():
         assert_same(generation, expected)
 
 
+@pytest.mark.broad
 async def test_requests_beyond_max_batch_wait():
     loaded = tiny_model()
     engine = engine_of(loaded, max_batch=3)

@@ -322,6 +322,7 @@ def test_math_python_guesses_use_no_sandbox_and_get_low_rewards():
     assert {scores_of(record)["sandbox_ready_wait_time"] for record in records} == {0.0}
 
 
+@pytest.mark.broad
 def test_math_python_lets_a_model_retry_after_errors():
     def persistent(messages, state, rng):
         program = state["info"]["program"]
@@ -764,6 +765,7 @@ def test_needle_has_all_levels_and_the_requested_length():
     assert abs(len(text_and_facts(example)[0]) - 200_000) < 2000
 
 
+@pytest.mark.broad
 def test_needle_sub_calls_can_be_trained():
     env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
     for record in roll(env, says(env.policies["recursive"])):

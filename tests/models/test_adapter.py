@@ -289,6 +289,7 @@ def test_the_engine_accepts_adapter_weights_or_all_weights():
     assert torch.equal(logits(engine.model), logits(loaded.model))
 
 
+@pytest.mark.broad
 def test_the_base_of_an_adapter_can_be_an_adapter(tmp_path: Path):
     """For example SFT with one adapter and RL with the next: the base of each folder is the previous one."""
     save_with_adapter(tmp_path, tiny_model())

@@ -249,6 +249,7 @@ def test_a_package_that_does_not_load_is_a_config_error(tmp_path: Path, code: st
         IsolatedEnv("talk", env_dir=package(tmp_path, at_import=code), start_seconds=1.0 if "True" in code else 60.0)
 
 
+@pytest.mark.broad
 def test_output_random_state_and_working_directory_stay_in_the_worker(tmp_path: Path) -> None:
     noise = r"print('{\"id\": 1}' * 1000); os.write(1, b'\x00\xff' * 5000); os.write(2, b'\x07'); random.seed(0); os.chdir('/')"
     package(tmp_path / "noisy", at_import=noise, in_response=noise, in_reward=noise, in_setup=noise)
@@ -281,6 +282,7 @@ def test_stdout_of_the_command_contains_only_json(tmp_path: Path) -> None:
     assert "already has 6 rollouts" in second_run.stderr  # The run's identity is the same without isolation.
 
 
+@pytest.mark.broad
 def test_errors_of_the_client_are_preserved(tmp_path: Path) -> None:
     class Failing(Echo):
         async def respond(self, request: Request) -> Response:
@@ -367,6 +369,7 @@ def test_packages_for_verifiers_v0_run_isolated(
     assert (result["failed"], result["scored"]) == (1, 0), completed.err
 
 
+@pytest.mark.broad
 def test_calls_outside_of_the_trajectory_are_recorded_separately(tmp_path: Path) -> None:
     """The user simulators of verifiers v0 packages make such calls."""
     code = "await self.asked(state, messages)"

@@ -194,6 +194,7 @@ def test_turns_that_the_environment_omits_are_not_recorded(tmp_path: Path) -> No
     assert results[0] == results[1] and all(len(record[2][2]) == 2 for record in results[0])
 
 
+@pytest.mark.broad
 def test_cancelling_a_sub_call_cancels_its_model_request(tmp_path: Path) -> None:
     """The pending response is cancelled with the sub-call, so it costs nothing more."""
     wait = "asyncio.wait([asyncio.ensure_future(self.sub(state, turn, 'never'))], timeout=0.1)"

@@ -47,7 +47,7 @@ def call_pattern(renderer: Renderer, count: int) -> str:
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text).replace("7", "[0-9]").replace("Z", "( hello| hells){8}")
 
 
-@pytest.mark.parametrize("name", some_broad(ALL, 5))
+@pytest.mark.parametrize("name", some_broad(ALL, 10))
 def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     loaded = model_of(ALL[name])
     renderer = loaded.renderer

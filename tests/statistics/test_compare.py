@@ -281,6 +281,7 @@ def test_a_comparison_survives_json():
 # Simulations
 
 
+@pytest.mark.broad
 def test_equal_runs_are_called_different_in_5_of_100_cases():
     rng, wrong, cases = np.random.default_rng(3), 0, 500
     for _ in range(cases):

@@ -111,6 +111,7 @@ def test_each_evaluation_is_saved_as_a_run_on_the_evaluation_rows(uninterrupted:
         assert summary["reward"]["mean"] == reward
 
 
+@pytest.mark.broad
 def test_evaluations_do_not_change_the_trained_weights(uninterrupted: Path, tmp_path: Path):
     train(tmp_path, settings(), two_turns())
     last = "checkpoints/5/model.safetensors"

@@ -225,6 +225,7 @@ def test_a_killed_run_ends_with_exactly_the_same_weights(uninterrupted: Path, tm
     assert tokens_of(tmp_path) == tokens_of(uninterrupted)
 
 
+@pytest.mark.broad
 def test_token_stats_of_some_rollouts_are_saved_without_changing_training(uninterrupted: Path, tmp_path: Path):
     records = {(r.step, r.example_key, r.rollout_index): r for r in rollouts_of(uninterrupted)}
     for step, rollouts in enumerate(tokens_of(uninterrupted), start=1):
@@ -278,6 +279,7 @@ def test_old_checkpoints_are_deleted(uninterrupted: Path):
     assert sorted(p.name for p in (uninterrupted / "checkpoints").iterdir()) == ["4", "5"]
 
 
+@pytest.mark.broad
 def test_another_seed_gives_other_weights(uninterrupted: Path, tmp_path: Path):
     train(tmp_path, settings(seed=1), two_turns())
     assert weights_of(tmp_path) != weights_of(uninterrupted)

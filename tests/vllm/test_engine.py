@@ -314,6 +314,7 @@ def test_requests_of_an_unreachable_server_go_to_the_others(
             engine.update_weights(2, write_weights(tmp_path))
 
 
+@pytest.mark.broad
 def test_an_external_server_that_was_restarted_gets_its_weights_again(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -159,6 +159,7 @@ async def test_search_by_words_tag_owner_and_compatibility(tmp_path: Path):
             assert (await asking.ask("GET", f"/api/search?{invalid}")).status == 400
 
 
+@pytest.mark.broad
 async def test_equal_results_are_stored_once(asking: Asking, tmp_path: Path):
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
     runs = "/api/environments/acme/my-sums/1.0/runs"
@@ -170,6 +171,7 @@ async def test_equal_results_are_stored_once(asking: Asking, tmp_path: Path):
     assert await asking.get(f"/acme/my-sums/1.0/runs/{listed['id']}.json") == result
 
 
+@pytest.mark.broad
 async def test_head_and_range_requests_of_a_wheel(asking: Asking, tmp_path: Path):
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
     wheel = "/acme/my-sums/1.0/my_sums-1.0-py3-none-any.whl"

@@ -270,7 +270,6 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.broad
 def test_the_command(rove: Rove) -> None:
     checks = ("--only", "blind-reply", "--only", "blind-game")
     outputs = ("-o", "audit.sarif", "-o", "audit.md", "-o", "audit.json")
@@ -307,6 +306,7 @@ def test_wrong_arguments(rove: Rove, args: tuple[str, ...], message: str) -> Non
     assert (done.status, message in done.err) == (2, True), done.err
 
 
+@pytest.mark.broad
 def test_an_environment_is_given_by_the_path_of_its_module(rove: Rove) -> None:
     done = rove("audit", "environments/sums/sums.py", "--only", "load", "-n", "5", "--json")
     assert (done.status, json.loads(done.out)["env"]) == (0, "sums"), done.err

@@ -424,7 +424,6 @@ def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
 MOVES = "".join(f"{square}\n" for square in range(9)) * 5
 
 
-@pytest.mark.broad
 def test_a_person_plays_against_a_model(rove: Rove):
     done = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES)
     assert done.status == 0

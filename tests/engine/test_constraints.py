@@ -241,7 +241,7 @@ TOOLS = [
 ]
 FORMAT_CASES = [pytest.param(call_format, id=call_format.name) for call_format in ALL_FORMATS]
 SEEDED_FORMATS = [
-    *some_quick([(call_format, 0) for call_format in ALL_FORMATS], 10),
+    *some_quick([(call_format, 0) for call_format in ALL_FORMATS], 5),
     *[pytest.param(call_format, seed, marks=pytest.mark.slow) for call_format in ALL_FORMATS for seed in (1, 2)],
 ]
 

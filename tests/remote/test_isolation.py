@@ -128,7 +128,6 @@ def test_isolated_rollouts_equal_local_ones(name: str) -> None:
         assert list(map(facts, records[0])) == list(map(facts, records[1]))
 
 
-@pytest.mark.broad
 def test_isolated_groups_and_their_rewards_equal_local_ones(tmp_path: Path) -> None:
     group_code = (
         "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 7 + len(states) for state in states]\n"
@@ -318,7 +317,6 @@ def test_the_time_limit_of_an_environment_applies_in_a_worker(tmp_path: Path) ->
     assert records[2].scores is not None and records[2].completion == [vf.AssistantMessage("m1")]
 
 
-@pytest.mark.broad
 def test_a_nondeterministic_environment_cannot_be_replayed(tmp_path: Path) -> None:
     """Rollout 2 crashes while all are running; the messages of the others depend on the process."""
     code = f"if number == 2 and turns == 2: {CRASH}\n        number = os.getpid()"

@@ -75,7 +75,6 @@ def worker() -> ModuleType:
     return math_worker
 
 
-@pytest.mark.broad
 @each_row(("answer", "response", "is_equal"), CASES)
 def test_units_ratios_punctuation_and_small_values_are_compared(
     worker: ModuleType, answer: str, response: str, is_equal: bool

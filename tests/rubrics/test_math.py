@@ -104,7 +104,7 @@ def test_a_response_that_cannot_be_compared_in_time_earns_0() -> None:
     assert fine.reward == 1.0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_right_answer_that_cannot_be_compared_in_time_is_an_error() -> None:
     [slow] = graded_records([(HOSTILE["a tower of powers"], r"\boxed{12}")], timeout_seconds=0.5)
     assert slow.scores is None and slow.error is not None
@@ -144,7 +144,7 @@ def test_a_right_answer_that_cannot_be_parsed_is_an_error(pool: MathPool) -> Non
         asyncio.run(pool.equal(" ", "7"))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_work_with_file_descriptors_above_1023() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
@@ -158,7 +158,7 @@ def test_workers_work_with_file_descriptors_above_1023() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_are_reused_and_work_in_another_event_loop() -> None:
     pool = MathPool(2, 0.5)
 
@@ -174,7 +174,7 @@ def test_workers_are_reused_and_work_in_another_event_loop() -> None:
     pool.close()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_comparison() -> None:
     pool = MathPool(1, 600.0)
 

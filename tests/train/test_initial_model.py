@@ -56,6 +56,7 @@ def test_messages_need_a_template_and_the_error_comes_before_the_run(base: str):
     assert not Path("runs").exists()
 
 
+@pytest.mark.broad
 def test_a_base_model_trains_on_raw_texts_without_a_template(base: str):
     result = rove.rl(base, environment(message_type="completion"), **SIZES)
     record = next(iter(result.run.finished()))

@@ -17,7 +17,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from made import made_run, record
 from made_training import made_training
-from tiers import some_quick
+from tiers import some_broad, some_quick
 
 from rove.core.errors import Error, RunError
 from rove.envs.multi_turn import SingleTurnEnv
@@ -152,10 +152,9 @@ def replace_file(path: Path, kind: str, victim: Path) -> None:
         path.symlink_to("/dev/zero")
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+@pytest.mark.parametrize("kind", some_broad(["link", "pipe", "folder", "device"], 3))
 @pytest.mark.parametrize("name", RUN_FILES)
-@pytest.mark.parametrize("made", ["eval", "rl"])
+@pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
 def test_only_regular_files_of_a_run_folder_are_opened(tmp_path: Path, victim: Path, name: str, kind: str, made: str):
     make_full_run(tmp_path / "runs/good")
     run = make_full_run(tmp_path / "runs/bad", made)
@@ -177,10 +176,9 @@ def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str
     assert check_listed(run.path)["status"] == "unreadable"
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("garbage", some_broad(GARBAGE, 8))
 @pytest.mark.parametrize("name", RUN_FILES)
-@pytest.mark.parametrize("made", ["eval", "rl"])
+@pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
 def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str, garbage: str, made: str):
     make_full_run(tmp_path / "runs/good")
     run = make_full_run(tmp_path / "runs/bad", made)
@@ -189,7 +187,7 @@ def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str,
     check_listed(run.path)
 
 
-@pytest.mark.parametrize("name", some_quick(CONFIGS, 4))
+@pytest.mark.parametrize("name", some_quick(CONFIGS, 4, broad_every=8))
 def test_invalid_settings_are_errors_that_name_the_file(tmp_path: Path, name: str):
     make_full_run(tmp_path / "runs/good")
     run = make_full_run(tmp_path / "runs/bad")

@@ -316,6 +316,7 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",
+        "equal_best": "shortest",
         "patience": RL_PATIENCE,
         "mixed_precision": True,
         "bf16_sampling": True,

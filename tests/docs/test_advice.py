@@ -100,12 +100,13 @@ def options(settings: set[str]) -> set[str]:
 
 
 def test_advice_names_settings_and_options_that_exist(settings: set[str], options: set[str]):
-    others = {"tool-call-parser", "enable-auto-tool-choice"}  # options of vLLM
+    of_vllm = {"--tool-call-parser", "--enable-auto-tool-choice"}
+    existing = settings | options | NOT_SETTINGS | of_vllm | registry().keys()
     wrong = {
         f"{origin}: {name}"
         for origin, text in advice().items()
         for name in {*NAME.findall(text), *OPTION.findall(text)}
-        if name not in settings | NOT_SETTINGS | options and name.removeprefix("--") not in others
+        if name not in existing
     }
     assert not wrong
 

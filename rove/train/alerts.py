@@ -105,7 +105,7 @@ def entropy_collapse(history: History, limits: AlertLimits) -> Finding | None:
     if means is None:
         return None
     first, last = means
-    if last >= limits.entropy_share * first:
+    if last >= limits.entropy_share * first or _held_out_is_well(history):
         return None
     return Finding("entropy_collapse", f"{last:.3g} nats per token, {first:.3g} in the first steps")
 
@@ -191,7 +191,7 @@ def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | No
     if share is None or share <= limits.zero_advantage_groups or _reward_crash(history) is not None:
         return None
     # The other groups are enough while the held-out reward rises: it rose from 0.945 to 0.995 with 18% of the groups.
-    if _held_out_rises(history):
+    if _held_out_is_well(history):
         return None
     text = f"{share:.0%} of the groups have equal rewards and no effect"
     rewards = _first_and_last(history, "reward/mean", limits.window)
@@ -216,7 +216,7 @@ def zero_advantage_groups(history: History, limits: AlertLimits) -> Finding | No
 def policy_collapse(history: History, limits: AlertLimits) -> Finding | None:
     """Compare single steps, to find an update that was far too large."""
     text = _entropy_crash(history, limits) or _reward_crash(history)
-    if text is None or _held_out_rises(history):
+    if text is None or _held_out_is_well(history, if_unknown=False):
         return None
     return Finding("policy_collapse", f"{text}; the learning rate{_rate(history)} is probably too high")
 
@@ -308,18 +308,25 @@ def _is_held_out_reward(name: str) -> bool:
     return name.startswith("eval/") and name.endswith("/reward/mean")
 
 
-def _held_out_rises(history: History) -> bool:
-    """Return whether a held-out reward was as good as its best in the newest measurement, and better than in the first one.
+def _held_out_is_well(history: History, if_unknown: bool = True) -> bool:
+    """Return whether a held-out reward has risen since the first measurement, and has not fallen since its best one.
 
-    A measurement that is as good has the best reward in its 95% interval.
+    A measurement has not fallen if its 95% interval reaches that of the best.
+
+    Args:
+        if_unknown: Result before the second measurement of a run with held-out evaluations.
     """
     for name in sorted(set(chain.from_iterable(history))):
         if not _is_held_out_reward(name):
             continue
         measured = [row for row in history if name in row]
-        rewards = [row[name] for row in measured]
-        high = measured[-1].get(f"{name.removesuffix('mean')}interval_high", rewards[-1])
-        if rewards[-1] > rewards[0] and high >= max(rewards):
+        if len(measured) < 2:
+            return if_unknown
+        prefix = name.removesuffix("mean")
+        best = max(measured, key=lambda row: row[name])
+        newest = measured[-1]
+        high = newest.get(f"{prefix}interval_high", newest[name])
+        if newest[name] > measured[0][name] and high >= best.get(f"{prefix}interval_low", best[name]):
             return True
     return False
 
@@ -335,7 +342,8 @@ def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:
         reward = _last(history, "reward/mean", limits.window)
         if later_measurements < limits.held_out_measurements or reward_at_best is None or reward is None:
             continue
-        if reward - reward_at_best > limits.held_out_gain:
+        # Rewards below the held-out one are no sign of memorized examples: the policy explores at a temperature above 1.
+        if reward - reward_at_best > limits.held_out_gain and reward > last[name]:
             text = (
                 f"since step {history[best]['step']:g} the reward in training has risen from {reward_at_best:.3g} to "
                 f"{reward:.3g}, {name} has not ({history[best][name]:.3g} then, {last[name]:.3g} now)"

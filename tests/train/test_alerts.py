@@ -301,6 +301,20 @@ def test_zero_advantage_groups_are_no_alert_while_the_held_out_reward_rises():
     assert ALERTS["zero_advantage_groups"](falling, LIMITS) is not None
 
 
+def test_rewards_below_the_held_out_reward_show_no_memorization():
+    rewards = {"reward__mean": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}
+    flat = [{**row, HELD_OUT: 0.75} for row in history(**rewards)]
+    assert ALERTS["held_out_flat"](flat[:-1], LIMITS) is None
+    assert ALERTS["held_out_flat"]([{**row, HELD_OUT: 0.5} for row in flat], LIMITS) is not None
+
+
+def test_low_entropy_is_no_alert_while_the_held_out_reward_rises():
+    rows = history(entropy__all__mean=[1.0, 1.0, 0.05, 0.05], reward__mean=[0.5] * 4)
+    assert ALERTS["entropy_collapse"](rows, LIMITS) is not None
+    rising = [{**row, HELD_OUT: 0.5 + 0.1 * row["step"]} for row in rows]
+    assert ALERTS["entropy_collapse"](rising, LIMITS) is None
+
+
 def test_a_collapse_is_refuted_by_a_rising_held_out_reward():
     rows = history(reward__mean=[0.5] * 4 + [0.1] * 2, groups__zero_spread=[0.0] * 4 + [8.0] * 2, groups__all=[8.0] * 6)
     assert ALERTS["policy_collapse"](rows, LIMITS) is not None

@@ -72,7 +72,7 @@ class Scale(msgspec.Struct, frozen=True):
         return {"entropy_bonus": self.entropy_bonus, "entropy_target": ENTROPY_TARGET}
 
 
-NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, kl_penalty=0.01)
+NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, kl_penalty=0.03)
 """New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 """Pretrained models below 50 M parameters."""

@@ -297,18 +297,17 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
         title += "; in %"
     if conditions:
         title += "; " + ", then ".join(conditions)
-        # One column for lengths: the last condition, which is greedy, shows what the model itself prefers to write.
-        title += f"; tokens per rollout and truncated rollouts: {conditions[-1]}"
+    # One column for lengths: the last condition, which is greedy, shows what the model itself prefers to write.
+    title += f"; tokens per rollout, truncated rollouts: {conditions[-1]}" if conditions else ""
     table = TextTable(title=title, width=98)
-    table.add_column("model")
+    table.add_column("model", overflow="fold")  # a cut name of a policy could not be used
     for column in recipe.columns:
         table.add_column(column.title, justify="right")
     table.add_column("tokens", justify="right")
-    table.add_column("truncated", justify="right")
     for row in rows:
         cells = [_cell(row.conditions[column.condition], column) for column in recipe.columns]
         summary = row.conditions[recipe.conditions[-1].name]
-        table.add_row(row.name, *cells, _tokens(row, summary), _truncated(summary))
+        table.add_row(row.name, *cells, f"{_tokens(row, summary)}\n{_truncated(summary)}")
     if recipe.baseline:
         table.add_section()
         table.add_row(styled(("published baseline", "dim")))

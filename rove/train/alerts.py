@@ -165,7 +165,7 @@ def length_growth(history: History, limits: AlertLimits) -> Finding | None:
     return Finding(
         "length_growth",
         f"{text}, and the reward has not risen with them: {rewards}",
-        remedy="set loss.kl_penalty = 0.01 and loss.entropy_bonus = 0, or let a reward function read the whole response",
+        remedy="set loss.kl_penalty = 0.03 and loss.entropy_bonus = 0, or let a reward function read the whole response",
         cause="no reward function reads the additional tokens",
     )
 

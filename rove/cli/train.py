@@ -41,6 +41,7 @@ HACKING = "hacking"
 
 def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, as_json: bool, console: Console) -> None:
     """Print a recipe and the table of its stages."""
+    from rove.stages.diagnoser import EXAMINE, examined_diagnoses
     from rove.stages.plan import plan_table, read_estimate
     from rove.stages.preparation import estimate_recipe
 
@@ -49,8 +50,12 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
     console.print(plan_table(recipe, estimate))
     for note in pipeline.notes():
         pipeline.reporter.warning(note)
+    diagnoses = examined_diagnoses(recipe.folder)
+    for diagnosis in diagnoses:
+        pipeline.reporter.note(f"diagnosis of {EXAMINE}: {diagnosis}", important=True)
     if as_json:
-        print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
+        values = {"recipe": str(path), "estimate": estimate, "diagnoses": diagnoses}
+        print_json(msgspec.to_builtins(values))
     hint(console, "start with this recipe: the same command without --dry-run")
 
 

@@ -158,7 +158,8 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         sft_step += _evaluation_seconds(sft.evaluation, rollout_seconds, work)
         training_conversations = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
-    rl_step = rl.batch_size * rollout_seconds + TRAINED_SHARE * trained * token
+    passes = 1 + FORWARD_SHARE if rl.loss.kl_penalty else 1.0  # the reference model computes the tokens, too
+    rl_step = rl.batch_size * rollout_seconds + TRAINED_SHARE * passes * trained * token
     rl_step += _evaluation_seconds(rl.evaluation, rollout_seconds, work)
     initial = 0.0
     if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation

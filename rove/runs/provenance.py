@@ -37,6 +37,7 @@ HARMLESS = {
     "arch",
     "backend",
     "column",
+    "equal_best",
     "keep_best",
     "metric",
     "model",

@@ -61,9 +61,18 @@ class Scale(msgspec.Struct, frozen=True):
     """Maximum number of groups in an RL step, if rollouts are short."""
     temperature: float = 1.0
     """Sampling temperature of RL: above 1, good models make enough errors to learn from (benchmarks/reports/recipe_study.md)."""
+    kl_penalty: float = 0.0
+    """Weight of the KL divergence from the model before RL; see docs/decisions/unrewarded_tokens.md."""
+
+    @property
+    def loss(self) -> JsonObject:
+        """The table `loss` of RL."""
+        if self.kl_penalty:
+            return {"kl_penalty": self.kl_penalty}
+        return {"entropy_bonus": self.entropy_bonus, "entropy_target": ENTROPY_TARGET}
 
 
-NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128, temperature=1.15)
+NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, kl_penalty=0.03)
 """Settings for new models of half a million parameters; SFT takes at most about five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 """Settings for pretrained models with fewer than 50 M parameters."""
@@ -312,10 +321,11 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "learning_rate": scale.rl_rate,
         "final_lr_fraction": 0.3,
         "lr_backoff": LR_BACKOFF,
-        "loss": {"entropy_bonus": scale.entropy_bonus, "entropy_target": ENTROPY_TARGET},
+        "loss": scale.loss,
         "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",
+        "equal_best": "shortest",
         "patience": RL_PATIENCE,
         "mixed_precision": True,
         "bf16_sampling": True,

@@ -16,6 +16,7 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.runs.run import Run
 from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder
+from rove.stages.clients import SCRIPTED
 from rove.stages.completion import check_stages, read_completion, write_completion
 from rove.stages.evaluation import EvalConfig, run_eval
 from rove.stages.models import run_model_new, show_model
@@ -287,12 +288,17 @@ def results_table(recipe: Recipe, rows: list[ResultRow]) -> Table:
         title += "; in %"
     if conditions:
         title += "; " + ", then ".join(conditions)
+    # One column for lengths: the last condition, which is greedy, shows what the model itself prefers to write.
+    title += f"; tokens per rollout, truncated rollouts: {conditions[-1]}" if conditions else ""
     table = TextTable(title=title, width=98)
-    table.add_column("model")
+    table.add_column("model", overflow="fold")  # a cut name of a policy could not be used
     for column in recipe.columns:
         table.add_column(column.title, justify="right")
+    table.add_column("tokens", justify="right")
     for row in rows:
-        table.add_row(row.name, *(_cell(row.conditions[column.condition], column) for column in recipe.columns))
+        cells = [_cell(row.conditions[column.condition], column) for column in recipe.columns]
+        summary = row.conditions[recipe.conditions[-1].name]
+        table.add_row(row.name, *cells, f"{_tokens(row, summary)}\n{_truncated(summary)}")
     if recipe.baseline:
         table.add_section()
         table.add_row(styled(("published baseline", "dim")))
@@ -317,6 +323,19 @@ def _cell(summary: JsonObject, column: Column) -> str:
     if not column.interval:
         return "/".join(percent(value.get("mean")) for value in values)
     return " / ".join(_mean_with_interval(value) for value in values)
+
+
+def _tokens(row: ResultRow, summary: JsonMapping) -> str:
+    """Return the mean number of tokens in the responses of a rollout; "–" for a scripted policy, which has no tokenizer."""
+    tokens = summary.get("tokens_per_rollout", {}).get("completion")
+    if tokens is None or row.model.startswith(SCRIPTED):
+        return "–"
+    return f"{tokens:.1f}"
+
+
+def _truncated(summary: JsonMapping) -> str:
+    share = summary.get("truncation_share")
+    return "–" if share is None else f"{percent(share)}%"
 
 
 def _mean_with_interval(value: JsonMapping) -> str:

@@ -301,6 +301,9 @@ def check_evaluations(evaluations: Sequence[EvaluationConfig], run: Isolation = 
         names.add(evaluation.label)
 
 
+EQUAL_BEST = ("last", "shortest")
+
+
 class Goal(msgspec.Struct, frozen=True):
     """The metric that selects the best weights, and when training stops early."""
 
@@ -311,6 +314,15 @@ class Goal(msgspec.Struct, frozen=True):
     never stops."""
     target: float | None = None
     """Stop when the metric is at least this value (for a loss: at most)."""
+    equal_best: str = "last"
+    """Which of several measurements with the best value is selected; see `RLConfig.equal_best`."""
+
+    @property
+    def length_metric(self) -> str | None:
+        """The mean length of the responses in the evaluation that measures the metric; None for a loss."""
+        if self.metric is None or not self.metric.startswith("eval/"):
+            return None
+        return "/".join([*self.metric.split("/")[:2], "length/mean"])
 
     @property
     def lower_is_better(self) -> bool:
@@ -466,6 +478,9 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     """Number of steps over which the learning rate rises linearly to its peak."""
     final_lr_fraction: Fraction = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
+    equal_best: str = "last"
+    """Which weights to keep if several evaluations have the best value of `keep_best`: "last" keeps the last of them, "shortest"
+    keeps those with the shortest responses, and of these the first."""
     lr_backoff: InnerFraction | None = None
     """Factor for the learning rate after the reward `keep_best` falls; training then continues from the best weights.
     The reward has fallen if it is at least 10% below the best reward so far and the 95% intervals do not overlap. By default,
@@ -513,6 +528,11 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     """Number of steps between two rollouts that are printed; 0 prints none."""
 
     @property
+    def goal(self) -> Goal:
+        """The metric that selects the best weights, and when training stops early."""
+        return Goal(self.keep_best, self.patience, self.target, self.equal_best)
+
+    @property
     def groups(self) -> int:
         """Number of groups per step."""
         return self.batch_size // self.rollouts_per_example
@@ -552,6 +572,13 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
             )
         if self.truncated not in ("keep", "zero", "mask"):
             raise ConfigError(f"truncated is '{self.truncated}'; expected keep, zero or mask")
+        if self.equal_best not in EQUAL_BEST:
+            raise ConfigError(f"equal_best is '{self.equal_best}'; {nearest(self.equal_best, EQUAL_BEST)}")
+        if self.equal_best != "last" and self.keep_best is None:
+            raise ConfigError(
+                f"equal_best is '{self.equal_best}', but keep_best is not set, so the last weights are kept; set keep_best to a "
+                "metric like eval/NAME/reward/mean"
+            )
         self._check_shared()
         self.loss.check()
         check_estimator(self.advantage_estimator)

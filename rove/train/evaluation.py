@@ -52,22 +52,29 @@ class Best(NamedTuple):
 
 
 def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
-    """Return the last of the best measurements; None if there is none yet.
+    """Return the best measurement; None if there is none yet.
 
-    With few rollouts, measurements are often equal. Among equal measurements, the last weights are better on average, because
-    they were trained longer.
+    With few rollouts, measurements are often equal. By default, the last of these counts: while training makes progress, weights
+    that were trained longer are better on average. With "shortest", the first with the shortest responses counts: tokens
+    that no reward function reads drift (docs/decisions/unrewarded_tokens.md).
     """
     best: Best | None = None
+    best_length = math.inf
     for row in history:
         value = row.get(goal.metric) if goal.metric is not None else None
         if value is None:
             continue
+        length = row.get(goal.length_metric or "", math.inf)
         # Only a strictly better value starts the count of measurements without progress again.
         if best is None or not goal.is_as_good(best.value, value):
             best = Best(int(row["step"]), value, 0)
-        else:
-            step = int(row["step"]) if value == best.value else best.step
-            best = Best(step, best.value, best.since + 1)
+            best_length = length
+            continue
+        replaces_best = value == best.value and (goal.equal_best == "last" or length < best_length)
+        step = int(row["step"]) if replaces_best else best.step
+        best = Best(step, best.value, best.since + 1)
+        if replaces_best:
+            best_length = length
     return best
 
 

@@ -493,8 +493,10 @@ def _last_versions(run: Run) -> dict[str, str]:
 
 METRICS_HEAD = ("measured", "first", "last", "best", "at step")
 MAIN_METRICS = (("reward/mean",), ("loss", "validation_loss"))
-"""Metrics shown in addition to held-out rewards: the metrics of RL, or the metrics of SFT."""
+"""Metrics shown with those of held-out evaluations: those of RL, or those of SFT."""
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
+HELD_OUT_LENGTH = re.compile(r"eval/(.+)/(length/mean|truncated)")
+"""Held-out metrics of responses, which show whether a reward rises with their length."""
 METRIC_DIGITS = 6
 """Number of significant digits of a metric."""
 MAX_ALERTS = 100
@@ -536,7 +538,7 @@ def training_data(
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of the main metrics that the rows have, followed by the held-out rewards."""
     measured: set[str] = set().union(*rows)
-    held_out = sorted(filter(HELD_OUT.fullmatch, measured))
+    held_out = sorted(filter(HELD_OUT.fullmatch, measured)) + sorted(filter(HELD_OUT_LENGTH.fullmatch, measured))
     for names in MAIN_METRICS:
         main = [name for name in names if name in measured]
         if main:
@@ -556,6 +558,10 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
     if held_out:
         title = f"{held_out[1]} (held out)"
     first, last = points[0][0], points[-1][0]
+    length = HELD_OUT_LENGTH.fullmatch(name)
+    if length:
+        unit = "tokens" if length[2] == "length/mean" else "truncated"
+        return f"{length[1]} {unit} (held out)", shown(first), shown(last), shown(None), shown(None)
     return title, shown(first), shown(last), shown(best), shown(step)
 
 

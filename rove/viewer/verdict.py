@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from rove.core.findings import Finding
 from rove.core.plain import JsonMapping
 from rove.runs.metrics import SECONDS
-from rove.statistics.format import duration, number, signed
+from rove.statistics.format import duration, number, percent, signed
 from rove.utils.units import counted
 
 MAX_WINDOW = 10
@@ -146,7 +146,20 @@ def _held_out(rows: Rows) -> list[str]:
         ended = f"ended at {number(curve[-1][1])}{limits}"
         began = f"began at {number(curve[0][1])}"
         sentences.append(f"Held-out reward of {match[1]}: {began}, {ended}; best {number(best)} at step {step}.")
+        sentences += _held_out_responses(rows, match[1])
     return sentences
+
+
+def _held_out_responses(rows: Rows, evaluation: str) -> list[str]:
+    """Return a sentence about the lengths of an evaluation's responses, and which of its rollouts were truncated."""
+    lengths = _curve(rows, f"eval/{evaluation}/length/mean")
+    if len(lengths) < 2:
+        return []
+    sentence = f"Its responses went from {number(lengths[0][1], 1)} to {number(lengths[-1][1], 1)} tokens per rollout"
+    truncated = _curve(rows, f"eval/{evaluation}/truncated")
+    if truncated:
+        sentence += f", truncated rollouts from {percent(truncated[0][1])}% to {percent(truncated[-1][1])}%"
+    return [f"{sentence}."]
 
 
 def _policy(rows: Rows) -> list[str]:

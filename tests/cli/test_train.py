@@ -103,6 +103,15 @@ def recipe_in(folder: Path) -> Recipe:
     return convert(RecipeFile, values).complete("parity", folder)
 
 
+def test_a_dry_run_prints_the_diagnoses_of_the_environment(rove: Rove, dry_run: Path) -> None:
+    evidence = json.loads((dry_run / "evidence.json").read_text())
+    evidence["diagnoses"] = [{"id": "hidden_state", "text": "the policy sees more than the model"}]
+    (dry_run / "evidence.json").write_text(json.dumps(evidence))
+    done = rove("train", "parity", "--dry-run", "--run-dir", str(dry_run), "--json")
+    assert "diagnosis of examine: hidden_state: the policy sees more than the model." in " ".join(done.err.split())
+    assert json.loads(done.out)["diagnoses"][0]["id"] == "hidden_state"
+
+
 def test_a_dry_run_writes_and_prints_the_recipe(first_dry_run: tuple[Path, str]) -> None:
     folder, output = first_dry_run
     recipe = (folder / "recipe.toml").read_text()
@@ -402,7 +411,29 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     diagnoser.after_step(folder / "rl1", {"step": 11, "eval/sampled/reward/mean": 0.5}, 99)
     assert no_progress in diagnoser.diagnoses
     diagnoser.after_step(folder / "rl1", {"step": 12, "eval/sampled/reward/mean": 0.9}, 99)
-    assert [diagnosis.id for diagnosis in diagnoser.diagnoses] == ["saturated"]
+    assert diagnoser.diagnoses == []  # more was left to learn
+
+
+@pytest.mark.parametrize(("best_step", "expected"), [(10, []), (40, ["drift"])])
+def test_drift_is_withdrawn_if_the_kept_weights_are_from_before_it(
+    dry_run: Path, best_step: int, expected: list[str]
+) -> None:
+    stage = dry_run / "rl1"
+    stage.mkdir()
+    diagnoser = Diagnoser(Pipeline(recipe_in(dry_run), ConsoleReporter(), SINGLE_PROCESS))
+    rows = [
+        {"step": step, "eval/sampled/reward/mean": 0.9, "eval/sampled/length/mean": length}
+        for step, length in enumerate([10.0, 10.5, 20.0, 22.0, 24.0])
+    ]
+    rows = [{**row, "step": 10 * row["step"]} for row in rows]
+    for number, row in enumerate(rows, start=1):
+        (stage / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows[:number]))
+        diagnoser.after_step(stage, row, 99)
+    assert [diagnosis.id for diagnosis in diagnoser.diagnoses] == ["drift"]
+    best = {"metric": "eval/sampled/reward/mean", "value": 0.9, "step": best_step}
+    (stage / "summary.json").write_text(json.dumps({"steps": 40, "best": best}))
+    diagnoser.after_stage(stage)
+    assert [diagnosis.id for diagnosis in diagnoser.diagnoses] == expected
 
 
 @pytest.mark.parametrize("best_step", [0, 10])

@@ -452,6 +452,19 @@ def test_best_of_returns_the_last_of_equal_values_and_counts_from_the_first():
     assert best_of(rows(1.0), Goal()) is None
 
 
+def test_of_equal_measurements_the_shortest_responses_can_be_kept():
+    length = "eval/easy/length/mean"
+    history = rows(0.5, 1.0, 1.0, 1.0, 0.9, metric="eval/easy/reward/mean")
+    for row, value in zip(history, [9.0, 11.0, 10.0, 10.0, 8.0], strict=True):
+        row[length] = value
+    goal = Goal("eval/easy/reward/mean", equal_best="shortest")
+    assert best_of(history, goal) == Best(3, 1.0, 3)
+    assert best_of(history[:2], goal) == Best(2, 1.0, 0)
+    assert best_of(history, Goal("eval/easy/reward/mean")) == Best(4, 1.0, 3)
+    # Without measured lengths, the first of equal measurements is kept.
+    assert best_of(rows(1.0, 1.0, metric="eval/easy/reward/mean"), goal) == Best(1, 1.0, 1)
+
+
 def test_count_falls_counts_significant_drops():
     def count(*values: float | None, half_width: float = 0.0) -> int:
         history = [

@@ -274,7 +274,7 @@ def complete_run(folder: Path) -> None:
     summary = {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3}, "functions": {}}
     rows = [ResultRow("base", str(folder / "model"), {"sampled": summary, "greedy": summary})]
     (folder / "results.json").write_bytes(msgspec.json.encode(rows))
-    write_completion(recipe, ["sft: a note about the table"])
+    write_completion(recipe, ["sft: a note about the table"], "took 1.0 minutes")
 
 
 def test_a_complete_run_shows_its_table_without_repeating_a_stage(rove: Rove, dry_run: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from made import made_run, record
 from made_training import made_training
-from tiers import some_broad, some_quick
+from tiers import first_quick, some_broad, some_quick
 
 from rove.core.errors import Error, RunError
 from rove.envs.multi_turn import SingleTurnEnv
@@ -392,7 +392,9 @@ TRAIN_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["results.json", "complete.json", "diagnoses.json", "recipe.toml", "rl1/summary.json"])
+@pytest.mark.parametrize(
+    "name", first_quick(["results.json", "complete.json", "diagnoses.json", "rl1/summary.json", "recipe.toml"])
+)
 def test_damaged_files_of_a_training_cause_only_rove_errors(tmp_path: Path, name: str):
     make_full_run(tmp_path / "runs/good")
     folder = made_training(tmp_path / "runs/bad")

@@ -33,15 +33,25 @@ from rove.utils.units import counted
     "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics, or tools."
 )
 @click.option("--python", help="Interpreter that has the package's dependencies.  [default: this one]")
+@click.option(
+    "--verifiers-v1",
+    is_flag=True,
+    help="Also write NAME_v1.whl, which makes it a taskset of verifiers 0.4 (vf-eval, prime-rl).",
+)
 @json_option
-def build_command(folder: Path, output: Path | None, no_play: bool, python: str | None, as_json: bool) -> None:
+def build_command(
+    folder: Path, output: Path | None, no_play: bool, python: str | None, verifiers_v1: bool, as_json: bool
+) -> None:
     """Build the environment package in FOLDER (default: the current one): wheel, source archive and manifest.
 
     Builds are reproducible: the same files always produce a byte-identical package.
     """
-    built = build(folder, output, not no_play, python)
+    built = build(folder, output, not no_play, python, verifiers_v1)
     if as_json:
-        print_json({"folder": str(built.folder), "manifest": built.manifest, "warnings": built.warnings})
+        report = {"folder": str(built.folder), "manifest": built.manifest, "warnings": built.warnings}
+        if built.verifiers_v1 is not None:
+            report["verifiers_v1"] = str(built.verifiers_v1)
+        print_json(report)
         return
     console = console_for(False)
     manifest = built.manifest
@@ -50,6 +60,8 @@ def build_command(folder: Path, output: Path | None, no_play: bool, python: str 
     console.print(details_table(manifest, title, [*files, ("content", manifest.content)]))
     print_warnings(console, built.warnings)
     console.print(f"\nbuilt {built.folder}", soft_wrap=True, markup=False)
+    if built.verifiers_v1 is not None:
+        console.print(f"built {built.verifiers_v1}", soft_wrap=True, markup=False)
     hint(console, "publish it: rove push" + ("" if folder == Path() else f" {folder}"))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Unpack
 
+from msgspec.structs import replace
+
 from rove.core.config import convert
 from rove.core.errors import ConfigError, nearest
 from rove.core.model_roles import RoleClients
@@ -33,6 +35,7 @@ async def run_rollouts(
     on_record: Callable[[RolloutRecord], object] | None = None,
     model_roles: RoleClients | None = None,
     for_training: bool = False,
+    first_index: int = 0,
     **options: Unpack[RolloutOptions],
 ) -> list[RolloutRecord]:
     """Run and score rollouts of these rows, and return their records.
@@ -58,6 +61,7 @@ async def run_rollouts(
         model_roles: Clients by role that replace the environment's clients, such as {"judge": client}.
         for_training: Fail rollouts whose agent uses sampling parameters for which the recorded log-probabilities cannot be
             trained on.
+        first_index: Position of the first rollout of each row in its group, if another call has run the rollouts before it.
         options: See `rove.envs.options.RolloutOptions`.
 
     Returns:
@@ -73,7 +77,10 @@ async def run_rollouts(
     settings = convert(Options, {name: value for name, value in options.items() if value is not None})
     settings.check_price()
     env = as_environment(env)
-    groups = list(plan(_examples(env, rows), settings.rollouts_per_example, settings.seed))
+    groups = [
+        [replace(job, index=first_index + job.index) for job in group]
+        for group in plan(_examples(env, rows), settings.rollouts_per_example, settings.seed)
+    ]
     rollouts = run_groups(
         env,
         as_model_client(client),
@@ -105,6 +112,7 @@ def run_rollouts_sync(
     on_record: Callable[[RolloutRecord], object] | None = None,
     model_roles: RoleClients | None = None,
     for_training: bool = False,
+    first_index: int = 0,
     **options: Unpack[RolloutOptions],
 ) -> list[RolloutRecord]:
     """Call `run_rollouts` from synchronous code, also in a notebook."""
@@ -118,6 +126,7 @@ def run_rollouts_sync(
                 on_record=on_record,
                 model_roles=model_roles,
                 for_training=for_training,
+                first_index=first_index,
                 **options,
             )
         )

@@ -17,6 +17,7 @@ from toys import Quiz, right, rows, says
 import rove as vf
 from rove.core.errors import ConfigError
 from rove.integrations.trl import Rollouts, rubric_from_trl
+from rove.integrations.trl_tools import ToolEnvironments
 from rove.models.from_scratch import train_tokenizer
 from rove.models.load import load_model
 from rove.stages.reporter import SilentReporter
@@ -24,6 +25,18 @@ from rove.stages.reporter import SilentReporter
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
 MAX_LOGPROB_DIFFERENCE = 1e-4
 GROUP = 4
+OPTIONS: dict[str, Any] = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 2 * GROUP,
+    "num_generations": GROUP,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +50,7 @@ def trainer_for(rollouts: Rollouts, model: Path, folder: Path, **settings: Any) 
     """Return a `GRPOTrainer` on the CPU with 2 steps."""
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-    options: dict[str, Any] = {
-        "max_steps": 2,
-        "per_device_train_batch_size": 2 * GROUP,
-        "num_generations": GROUP,
-        "max_completion_length": 96,
-        "learning_rate": 1e-3,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_tqdm": True,
-        **settings,
-    }
+    options = {**OPTIONS, "max_completion_length": 96, "learning_rate": 1e-3, **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TRL calls rollout_func experimental
         return GRPOTrainer(
@@ -214,3 +213,41 @@ def test_what_trl_cannot_do_is_refused() -> None:
         Rollouts(vf.SingleTurnEnv(dataset=[{"prompt": "a"}], message_type="completion"))
     with pytest.raises(ConfigError, match="is not a row of this environment"):
         Rollouts(Quiz(1))._position([{"role": "user", "content": "?"}])
+
+
+def test_tools_are_methods_that_run_a_rollout() -> None:
+    environments = ToolEnvironments("lookup", {"num_examples": 4})
+    data = environments.dataset
+    environment: Any = environments()
+    [row] = [data[index] for index in (1,)]
+    info = environments.rows[1]["info"]
+    assert (row["rove_row"], row["prompt"][0]["role"]) == (1, "system")
+    environment.reset(**row)
+    assert environment.lookup(who=info["who"]) == info["rooms"][info["who"]]
+    assert "no person" in environment.lookup(who="nobody")
+    assert environment.answer(room=info["rooms"][info["who"]]) == "Answer submitted."
+    assert environment.lookup(who=info["who"]) == "The task has ended."
+    assert environment.get_reward() == 1.0
+    environment.reset(**row)
+    assert environment.get_reward() == 0.0  # the model has said something else than a call
+    with pytest.raises(ConfigError, match="has no tools, which TRL's environment_factory needs; use Rollouts"):
+        ToolEnvironments(Quiz(1))
+
+
+@needs_trl
+@pytest.mark.slow
+def test_trl_trains_with_an_environment_factory(model: Path, tmp_path: Path) -> None:
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    environments = ToolEnvironments("lookup", {"num_examples": 4})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TRL calls environment_factory experimental
+        trainer = GRPOTrainer(
+            str(model),
+            args=GRPOConfig(str(tmp_path), max_completion_length=32, learning_rate=1e-3, **{**OPTIONS, "max_steps": 1}),
+            train_dataset=environments.dataset,
+            environment_factory=environments,
+        )
+    trainer.train()
+    [log] = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert log["reward"] == 0.0 and log["rewards/lookup/mean"] == 0.0

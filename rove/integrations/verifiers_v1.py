@@ -25,7 +25,7 @@ from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, Error, InfraError, LimitReachedError
 from rove.core.messages import SystemMessage, text_of
 from rove.core.plain import JsonObject, Row
-from rove.core.protocols import Client, Request, Response
+from rove.core.protocols import Client, Limits, Request, Response
 from rove.core.records import ErrorInfo, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
@@ -179,7 +179,8 @@ class RoveHarness(vf.Harness[vf.HarnessConfig]):
         if not isinstance(data, RoveTaskData):
             raise TypeError(f"rove's harness cannot run a {type(data).__name__}; expected a task of a rove environment")
         model = _InterceptedModel(trace, endpoint, secret)
-        trace.state.rollout = asyncio.create_task(self._run(ctx, model, data))
+        seconds = trace.agent.config.timeout.rollout or data.timeout.agent
+        trace.state.rollout = asyncio.create_task(self._run(ctx, model, data, Limits(timeout_seconds=seconds)))
         # The agent's time limit cancels this method. The rollout goes on: its next request is refused, and it is scored.
         record = await asyncio.shield(trace.state.rollout)
         _raise_error_of(record)
@@ -187,7 +188,9 @@ class RoveHarness(vf.Harness[vf.HarnessConfig]):
         trace.stop(TRUNCATED_CONDITIONS.get(condition, condition))
         return vf.ProgramResult(0, "", "")
 
-    async def _run(self, ctx: vf.ModelContext, model: _InterceptedModel, data: RoveTaskData) -> RolloutRecord:
+    async def _run(
+        self, ctx: vf.ModelContext, model: _InterceptedModel, data: RoveTaskData, limits: Limits
+    ) -> RolloutRecord:
         arguments = json.dumps(data.environment_args, sort_keys=True)
         roles = _RoleClients(ctx, model, data.model_roles)
         try:
@@ -197,6 +200,7 @@ class RoveHarness(vf.Harness[vf.HarnessConfig]):
                 model,
                 ctx.model,
                 model_roles=roles,
+                limits=limits,
                 seed=data.seed,
                 first_index=_next_index(data.environment, arguments, data.example_key),
             )

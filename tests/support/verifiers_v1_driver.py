@@ -11,14 +11,16 @@ import asyncio
 import json
 import multiprocessing
 import os
+import queue
 import sys
+import threading
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 from verifiers.v1.cli.eval.main import main as vf_eval  # pyright: ignore[reportMissingImports]
-from verifiers.v1.serve import EnvClient, env_config_data, serve_env  # pyright: ignore[reportMissingImports]
+from verifiers.v1.serve import EnvClient, EnvServer, env_config_data, serve_env  # pyright: ignore[reportMissingImports]
 
 KEY_VARIABLE = "ROVE_NO_KEY"
 MODEL = "scripted"
@@ -64,8 +66,21 @@ class Server:
         self.process.join(START_TIMEOUT_S)
 
 
+class ThreadServer:
+    """The same server in a thread of this process, which saves the seconds in which a process imports verifiers."""
+
+    def __init__(self, config: Any):
+        addresses: queue.Queue[str] = queue.Queue()
+        options = {"config": config, "address": "tcp://127.0.0.1:0", "address_queue": addresses}
+        threading.Thread(target=EnvServer.run_server, kwargs=options, daemon=True).start()
+        self.address = addresses.get(True, START_TIMEOUT_S)
+
+    def end(self, kill: bool = False) -> None:
+        """Leave the thread to the end of the process."""
+
+
 async def run_tasks(
-    server: Server, tasks: list[vf.Task], url: str, kill_after: int | None = None
+    server: Server | ThreadServer, tasks: list[vf.Task], url: str, kill_after: int | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the traces of tasks by key; with `kill_after`, kill the server once so many are finished."""
     endpoint = vf.EvalClientConfig(base_url=url, api_key_var=KEY_VARIABLE)
@@ -99,14 +114,14 @@ async def run_tasks(
 def serve_and_run(run: dict[str, Any], url: str) -> list[dict[str, Any]]:
     """Return the traces of an environment server, whose tasks a client sends, as prime-rl does.
 
-    With `kill_after`, the server is killed in the middle; another one runs the tasks that are left.
+    With `kill_after`, the server is a process that is killed in the middle; another one runs the tasks that are left.
     """
     config = vf.resolve_env_config({"taskset": {"id": run["taskset"], **run["taskset_config"]}, **run.get("env", {})})
     tasks = list(vf.load_taskset(config.taskset).select(vf.SelectConfig(limit=run["limit"])))
     traces: dict[str, dict[str, Any]] = {}
     if run.get("kill_after"):
         traces = asyncio.run(run_tasks(Server(config), tasks, url, run["kill_after"]))
-    server = Server(config)
+    server = Server(config) if run.get("kill_after") else ThreadServer(config)
     try:
         missing = [task for task in tasks if task.key not in traces]
         traces |= asyncio.run(run_tasks(server, missing, url))

@@ -37,6 +37,9 @@ REQUEST_TIMEOUT_S = 86_400.0
 """Time limit of a model request. verifiers limits the whole rollout; a request that is sent again could be recorded twice."""
 MAX_CONCURRENT_REQUESTS = 64
 """Concurrent model requests of one rollout."""
+GRACE_S = 10.0
+"""Time after the agent's time limit until rove interrupts the environment's own code. At the limit itself, verifiers closes the
+connection of a request in progress; rove's limit would take this for a failure of the endpoint, and the rollout would fail."""
 TRUNCATED_CONDITIONS = {
     "max_total_completion_tokens_reached": "max_output_tokens",
     "prompt_too_long": "max_input_tokens",
@@ -180,7 +183,8 @@ class RoveHarness(vf.Harness[vf.HarnessConfig]):
             raise TypeError(f"rove's harness cannot run a {type(data).__name__}; expected a task of a rove environment")
         model = _InterceptedModel(trace, endpoint, secret)
         seconds = trace.agent.config.timeout.rollout or data.timeout.agent
-        trace.state.rollout = asyncio.create_task(self._run(ctx, model, data, Limits(timeout_seconds=seconds)))
+        limits = Limits(timeout_seconds=None if seconds is None else seconds + GRACE_S)
+        trace.state.rollout = asyncio.create_task(self._run(ctx, model, data, limits))
         # The agent's time limit cancels this method. The rollout goes on: its next request is refused, and it is scored.
         record = await asyncio.shield(trace.state.rollout)
         _raise_error_of(record)

@@ -39,15 +39,25 @@ from rove.utils.units import counted
     "--python",
     help="Python interpreter that has the package's dependencies.  [default: the interpreter that runs rove]",
 )
+@click.option(
+    "--verifiers-v1",
+    is_flag=True,
+    help="Also write a wheel NAME_v1, which is a taskset for verifiers 0.4 (vf-eval, prime-rl).",
+)
 @json_option
-def build_command(folder: Path, output: Path | None, no_play: bool, python: str | None, as_json: bool) -> None:
+def build_command(
+    folder: Path, output: Path | None, no_play: bool, python: str | None, verifiers_v1: bool, as_json: bool
+) -> None:
     """Build the environment package in FOLDER (default: the current folder): a wheel, a source archive, and a manifest.
 
     Builds are reproducible: the same files always produce a byte-identical package.
     """
-    built = build(folder, output, not no_play, python)
+    built = build(folder, output, not no_play, python, verifiers_v1)
     if as_json:
-        print_json({"folder": str(built.folder), "manifest": built.manifest, "warnings": built.warnings})
+        report = {"folder": str(built.folder), "manifest": built.manifest, "warnings": built.warnings}
+        if built.verifiers_v1 is not None:
+            report["verifiers_v1"] = str(built.verifiers_v1)
+        print_json(report)
         return
     console = console_for(False)
     manifest = built.manifest
@@ -56,6 +66,8 @@ def build_command(folder: Path, output: Path | None, no_play: bool, python: str 
     console.print(details_table(manifest, title, [*files, ("content", manifest.content)]))
     print_warnings(console, built.warnings)
     console.print(f"\nbuilt {built.folder}", soft_wrap=True, markup=False)
+    if built.verifiers_v1 is not None:
+        console.print(f"built {built.verifiers_v1}", soft_wrap=True, markup=False)
     hint(console, "publish it: rove push" + ("" if folder == Path() else f" {folder}"))
 
 

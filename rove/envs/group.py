@@ -186,6 +186,12 @@ class _MemberRubric(Rubric):
         """Whether a member or this rubric needs whole groups."""
         return super().has_group_rewards or any(env.scoring_rubric.has_group_rewards for env in self.group.envs)
 
+    @property
+    def group_reward_names(self) -> list[str]:
+        """Names of the functions of members and of this rubric that need whole groups."""
+        member_names = chain.from_iterable(env.scoring_rubric.group_reward_names for env in self.group.envs)
+        return [*member_names, *super().group_reward_names]
+
     async def score_rollout(self, state: State) -> Scores:
         """Score a rollout with the rubric of its member; see `Rubric.score_rollout`."""
         group_scores = await super().score_rollout(state)

@@ -42,6 +42,22 @@ CHAT_TEMPLATE = (
 )
 """Chat template that only appends: the rendering of a conversation starts with the rendering of every prefix of the conversation.
 Tools and calls are written in the Hermes format."""
+RESPONSE_TEMPLATE: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|end\|>\s*", "content": "text"},
+    },
+}
+"""How transformers 5.13 and later parse a response in the format of `CHAT_TEMPLATE`. TRL refuses tools without it, because it
+knows only published chat templates."""
 
 WORDS = Regex(r"</?\w+>|\s(?=</?\w+>)| ?\p{L}+| ?\p{N}(?!\p{N})|\p{N}| ?[^\s\p{L}\p{N}]|\s")
 """Pattern that splits texts into whole tags, words, single digits, and single other characters. Each part includes the space
@@ -114,6 +130,7 @@ def train_tokenizer(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, extra_special_tokens=special[2:]
     )
     fast.chat_template = CHAT_TEMPLATE
+    fast.response_template = RESPONSE_TEMPLATE
     return fast
 
 

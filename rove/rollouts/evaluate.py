@@ -85,6 +85,11 @@ class Options(Settings, frozen=True, kw_only=True):
         super().__post_init__()
         SamplingParams.from_args(self.sampling_args)
 
+    def check_price(self) -> None:
+        """Check that a limit of the cost comes with a price."""
+        if self.price is None and (self.budget is not None or self.limits.max_cost is not None):
+            raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+
     @property
     def last_example(self) -> int:
         """The number of rows of the dataset up to the last row that is evaluated; -1 = all."""
@@ -105,8 +110,7 @@ class _Evaluation:
         self.model = model
         self.options = options
         self.run = run
-        if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
-            raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+        options.check_price()
         # Used tokens include those of failed attempts in earlier sessions, which were paid for as well.
         lines, used = run.ledger() if run is not None else ({}, Usage())
         self.finished_lines = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
@@ -360,6 +364,15 @@ def run_identity(env: Environment, client: Client | None, model: str, options: O
     }
 
 
+def as_model_client(client: AnyClient) -> Client:
+    """Return a rove client for an `openai.AsyncOpenAI` object; a rove client is returned as it is."""
+    if isinstance(client, Client):
+        return client
+    from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need
+
+    return as_client(client)
+
+
 @contextmanager
 def _opened(env: Environment, client: AnyClient, model: str, arguments: EvaluationOptions) -> Generator[_Evaluation]:
     values: dict[str, object] = {**arguments}
@@ -371,10 +384,7 @@ def _opened(env: Environment, client: AnyClient, model: str, arguments: Evaluati
             f"unknown setting '{name}'; it is a sampling parameter: sampling_args={{'{name}': {values[name]!r}}}"
         )
     options = convert(Options, {name: value for name, value in values.items() if value is not None})
-    if not isinstance(client, Client):
-        from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need
-
-        client = as_client(client)
+    client = as_model_client(client)
     if run is None or isinstance(run, Run):
         yield _Evaluation(env, client, model, options, run)
         return

@@ -27,7 +27,7 @@ from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import CollectionSettings
 from rove.train.curriculum import Difficulty, ExampleOrder, StepExamples
 from rove.train.losses import token_weights
-from rove.train.sequences import TrainingSequence, sequences_from_record
+from rove.train.sequences import TrainingSequence, rewards_by_turn, sequences_from_record
 
 DRAWN = "examples/drawn"
 """Metric: number of examples drawn from the dataset so far, including skipped ones; the next step continues after them."""
@@ -232,10 +232,7 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
         return [[factor * (record.reward or 0.0)] for record, factor in zip(group, factors, strict=True)]
     earned: list[list[float]] = []
     for record, factor in zip(group, factors, strict=True):
-        turns = [step.reward or 0.0 for step in record.steps]
-        if turns:
-            turns[-1] += record.reward or 0.0
-        earned.append([factor * reward for reward in turns])
+        earned.append([factor * reward for reward in rewards_by_turn(record)])
     return earned
 
 

@@ -1,5 +1,7 @@
 """Token sequences from rollouts, with a mask of the trained tokens.
 
+`rove rl` and other trainers use the same function, `sequences_from_record`; docs/trainers.md states what is exact.
+
 A rollout of two turns whose second prompt extends the first turn's tokens is one sequence. With first prompt [1, 2], sampled [7,
 8], and second prompt [1, 2, 7, 8, 3], sampled [9]:
 
@@ -21,6 +23,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord
 from rove.rendering.renderer import Renderer
+from rove.train.conversations import conversations_of
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -30,6 +33,8 @@ class Origin(msgspec.Struct, frozen=True):
     rollout_index: int
     turns: list[tuple[int, int]]
     """(turn number, number of sampled tokens) in the order of the tokens."""
+    rewards: list[float] = []
+    """The reward of each of these turns, see `rewards_by_turn`; [] if the rollout failed."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):
@@ -75,12 +80,34 @@ class _Branch(NamedTuple):
     turns: list[tuple[int, int]]
 
 
-def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[TrainingSequence]:
-    """Return the sequences of a rollout with exact tokens; every sampled token is in exactly one sequence.
+def sequences_from_record(
+    record: RolloutRecord, advantages: float | Sequence[float] = 1.0, renderer: Renderer | None = None
+) -> list[TrainingSequence]:
+    """Return the token sequences of a rollout, with masks, log-probabilities and the rewards of turns.
+
+    Every sampled token is in exactly one sequence, and the mask is true on sampled tokens only. The ids are those that the
+    model was shown and that it sampled, and the log-probabilities are those of the sampler: nothing is tokenized again. A
+    sequence is one branch of the rollout, which is usually the whole rollout. A turn whose prompt does not extend the tokens
+    of an earlier turn starts a new sequence; so do other conversations of an agent.
+
+    A record without tokens, such as one from an endpoint that returns only text, needs a `renderer`. Its messages are then
+    tokenized again with the model's chat template, as for SFT. Such sequences may differ from what the model sampled; their
+    log-probabilities are 0, and `origin` is None.
+
+    Example:
+        >>> for sequence in rove.sequences_from_record(record, advantages=0.5):
+        ...     train_on(sequence.ids, sequence.mask, sequence.logprobs, sequence.advantages)
 
     Args:
-        advantages: Advantage of each turn, or a single advantage for all turns.
+        record: A rollout. `origin.rewards` has the rewards of its turns.
+        advantages: Advantage of each turn, or one for all turns.
+        renderer: Renderer of the model, such as `rove.load_model(folder).renderer`, for records without tokens.
+
+    Raises:
+        ConfigError: The record has no tokens, and there is no renderer; or there is one, and an advantage per turn.
     """
+    if renderer is not None and any(step.tokens is None for step in record.steps):
+        return _retokenized(record, advantages, renderer)
     branches: list[_Branch] = []
     turn_advantages = advantages if isinstance(advantages, Sequence) else [advantages]
     if len(turn_advantages) == 1:
@@ -116,11 +143,44 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
             # Greedy sampling counts as 1: probabilities at temperature 0 have no gradient.
             record.temperature or 1.0,
             policy_version=min(version for version, _ in branch.versions),
-            origin=Origin(record.example_key, record.rollout_index, branch.turns),
+            origin=_origin(record, branch.turns),
             version_spans=branch.versions if len(branch.versions) > 1 else [],
         )
         for branch in branches
     ]
+
+
+def rewards_by_turn(record: RolloutRecord) -> list[float]:
+    """Return the reward of each turn of a scored rollout; the rollout's own reward is earned in its last turn."""
+    rewards = [step.reward or 0.0 for step in record.steps]
+    if rewards:
+        rewards[-1] += record.reward or 0.0
+    return rewards
+
+
+def _origin(record: RolloutRecord, turns: list[tuple[int, int]]) -> Origin:
+    if record.scores is None:  # a failure is never a reward of 0
+        return Origin(record.example_key, record.rollout_index, turns)
+    rewards = rewards_by_turn(record)
+    return Origin(record.example_key, record.rollout_index, turns, [rewards[turn] for turn, _ in turns])
+
+
+def _retokenized(
+    record: RolloutRecord, advantages: float | Sequence[float], renderer: Renderer
+) -> list[TrainingSequence]:
+    if isinstance(advantages, Sequence):
+        raise ConfigError(
+            f"advantages is a list of {len(advantages)} numbers, but the record has no tokens, so its turns cannot be told "
+            "apart; expected one number for all turns"
+        )
+    sequences: list[TrainingSequence] = []
+    for conversation in conversations_of(record):
+        for sequence in sequences_from_messages(
+            renderer, conversation.messages, conversation.tools, conversation.sampled_messages
+        ):
+            weighted = [advantages * trained for trained in sequence.advantages]
+            sequences.append(msgspec.structs.replace(sequence, advantages=weighted))
+    return sequences
 
 
 def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

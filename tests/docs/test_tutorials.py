@@ -77,6 +77,7 @@ PAGES = {
         Page("docs/guides/budget.md"),
         Page("docs/guides/judges.md"),
         Page("docs/guides/export_data.md"),
+        Page("docs/guides/other_trainers.md"),
         Page("docs/guides/train_on_messages.md"),
         Page("docs/guides/share_an_environment.md"),
         Page("docs/guides/play.md"),

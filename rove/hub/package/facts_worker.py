@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from rove import Environment, ScriptedClient, compat, generate, load_environment
+from rove.integrations.verifiers_export import group_rewards_of
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
 
@@ -29,6 +30,8 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
         "policies": scores,
         "network": bool(contacted),
         "sandbox": "SandboxEnv" in base_classes,
+        "group_rewards": group_rewards_of(env),
+        "message_type": env.message_type,
     }
 
 

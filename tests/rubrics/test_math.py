@@ -63,7 +63,7 @@ HOSTILE = {
 }
 
 
-SECONDS = 2.0
+SECONDS = 3.0
 """Time limit of a comparison: an easy one takes milliseconds, but half a second was too short on a busy machine."""
 
 
@@ -87,7 +87,7 @@ def test_hostile_expressions_are_wrong_or_time_out(
         try:
             assert not asyncio.run(pool.equal("12", text)), name
         except InfraError as error:
-            assert "did not end within 2 s" in str(error) and len(str(error)) < 400
+            assert "did not end within 3 s" in str(error) and len(str(error)) < 400
             timed_out.append(name)
         assert time.monotonic() - began < 10 * SECONDS
         assert asyncio.run(pool.equal("1/2", "0.5"))

@@ -19,7 +19,7 @@ from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder
 from rove.stages.clients import SCRIPTED
 from rove.stages.completion import check_stages, read_completion, write_completion
 from rove.stages.evaluation import EvalConfig, run_eval
-from rove.stages.models import run_model_new, show_model
+from rove.stages.models import model_text, run_model_new
 from rove.stages.recipe import FULL, Column, Recipe, RLStage
 from rove.stages.reporter import Reporter
 from rove.statistics.format import interval, percent
@@ -90,7 +90,7 @@ class Pipeline:
         (recipe.folder / COMPLETE).unlink(missing_ok=True)
         if recipe.new_model is not None and not (Path(recipe.model) / "config.json").exists():
             say("Create a new model with random weights")
-            show_model(recipe.new_model, run_model_new(recipe.new_model), self.reporter)
+            self.reporter.note(model_text(recipe.new_model, run_model_new(recipe.new_model)))
         else:
             say(f"Start from the model {recipe.model}")
         if recipe.data is not None:

@@ -199,7 +199,11 @@ def stages_markdown(folder: TrainFolder) -> str:
 
 def _stages_markdown(content: JsonMapping) -> str:
     lines = [*content["verdict"], *content["notes"], *(f"diagnosis: {text}" for text in content["diagnoses"])]
-    lines += content["mistakes"]["summary"] if content["mistakes"] else []
+    lines += [
+        f"{stage['title']}: {stage['size']}, not complete" for stage in content["stages"] if not stage["is_complete"]
+    ]
+    mistakes = content["mistakes"] or {"summary": []}
+    lines += [f"{mistakes['source']}: {sentence}" for sentence in mistakes["summary"]]
     repeat = f"Repeat: {_code(content['repeat'])}\n" if content["repeat"] else ""
     table = summary_markdown(content["title"], {"head": content["head"], "values": content["values"], "counts": []})
     return utf8_text("\n".join([table.rstrip(), "", *(f"- {_plain(line)}" for line in lines), "", repeat]))

@@ -269,6 +269,7 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "name": name,
         "title": _title(name),
         "size": size,
+        "is_complete": bool(summary),
         "ended": masked(str(summary.get("stopped") or ("complete" if summary else "not complete"))),
         "kept": kept if summary and metrics else shown(None),
         "alerts": [alert["line"] for alert in alerts[-3:]],
@@ -324,6 +325,7 @@ def _mistakes(
     mistakes = index.cached(("mistakes", str(before), stamp), described)
     return {
         **mistakes,
+        "source": f"{kept.row.name}, {kept.condition}" if kept.condition else kept.row.name,
         "folder": after.relative_to(folder.path).as_posix(),
         "earlier": first.name if has_before else "",
     }

@@ -22,7 +22,7 @@ export function stagesView({ notes, diagnoses, stages, mistakes, training, next 
   ];
 }
 
-function mistakesView({ summary, questions, replies, fields, folder, earlier }, target) {
+function mistakesView({ source, summary, questions, replies, fields, folder, earlier }, target) {
   const mean = (group) => number(group.mean);
   const before = earlier && [earlier, (group) => (group.before === null ? NONE : number(group.before))];
   const share = ["of the lost reward", (group) => `${Math.round(group.lost * 100)}%`];
@@ -31,6 +31,7 @@ function mistakesView({ summary, questions, replies, fields, folder, earlier }, 
   const table = (title, groups, ...more) => groups.length > 0 && [el("h3", {}, title), grid([named("value"), ...more, count, before, ["reward", mean], share], groups, "plain narrowly")];
   return [
     el("h2", {}, "What does it still get wrong?"),
+    el("p", { class: "note" }, `Rollouts of the row ${source}:`),
     summary.map((sentence) => el("p", {}, sentence)),
     table("By question", questions, ["expected answer", (group) => group.answer || NONE], ["reply", (group) => group.reply || NONE]),
     Object.entries(fields).map(([name, groups]) => table(`By ${name}`, groups)),

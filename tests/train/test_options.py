@@ -400,7 +400,8 @@ def test_every_setting_has_a_case():
             "skip_examples",
             "chat_template",
             "template_args",
-        }  # tests/models, tests/rollouts/test_evaluate.py and tests/train/test_initial_model.py
+            "equal_best",
+        }  # tests/models, tests/rollouts/test_evaluate.py, tests/train/test_initial_model.py and tests/train/test_evaluation.py
         assert set(cases) == {*setting_names(config)} - tested_elsewhere, config.__name__
     assert {name for _, _, _, lenient in ALERT_CASES.values() for name in lenient} <= set(ALERT_LIMITS)
     assert set(ALERT_LIMITS) == set(AlertLimits.__struct_fields__)

@@ -205,13 +205,13 @@ def check_model_type(name: str | Path, config: Path) -> None:
 
 def _is_causal(model_type: str, values: JsonMapping) -> bool:
     """Return whether a model continues a text, by its `config.json`; types that transformers does not know are left to it."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     auto_map = values.get("auto_map")
     if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map:
         return True
-    if model_type in CONFIG_MAPPING_NAMES and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type in CONFIG_MAPPING and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return False
     # transformers also has the decoders alone of BERT, BART and Whisper. Of another model's weights, they would sample nonsense.
     architectures = values.get("architectures")

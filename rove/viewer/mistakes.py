@@ -240,9 +240,11 @@ def _labels(values: Sequence[str | float]) -> _Labels | None:
     edges = sorted(set(quantiles(numbers, n=NUM_RANGES, method="inclusive")))
     edges = [edge for edge in edges if edge < numbers[-1]]
     limits = [numbers[0], *edges, numbers[-1]]
-    order = [f"{number(low)} to {number(high)}" for low, high in pairwise(limits)]
+    order = [f"{_value_text(low)} to {_value_text(high)}" for low, high in pairwise(limits)]
     return _Labels(order, edges) if edges else None
 
 
 def _value_text(value: str | float) -> str:
-    return number(value) if isinstance(value, float) else value
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if float(value).is_integer() else number(value)

@@ -227,8 +227,9 @@ def _table(folder: TrainFolder, rows: Sequence[ResultRow], open_index: OpenIndex
             main = _difference(folder, above, row, condition, open_index) if above is not None and is_compared else None
             usage = summary.get("tokens_per_rollout")
             # Scripted policies have no tokenizer.
-            has_tokens = isinstance(usage, dict) and not row.model.startswith("scripted:")
-            tokens = finite(usage.get("completion")) if has_tokens else None
+            tokens = None
+            if isinstance(usage, dict) and not row.model.startswith("scripted:"):
+                tokens = finite(usage.get("completion"))
             truncated = finite(summary.get("truncation_share"))
             table.append(
                 (

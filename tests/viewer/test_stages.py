@@ -51,7 +51,7 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore):
     assert [group["name"] for group in mistakes["questions"]] == ["question 57", "question 58", "question 59"]
     assert mistakes["replies"][0]["name"] == "no idea"
     assert list(mistakes["fields"]) == ["level"]
-    assert mistakes["summary"][1] == "level = 2.000: mean reward 1.050 in 20 rollouts, 1.200 in the others."
+    assert mistakes["summary"][1] == "level = 2: mean reward 1.050 in 20 rollouts, 1.200 in the others."
     # Did replies get longer, or cut off?
     assert [row[5:] for row in page["values"]] == [("5.0", "0.0%")] * 3
     # What was diagnosed, which weights are kept, what did it cost, how do I repeat it, and what next?

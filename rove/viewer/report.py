@@ -199,9 +199,10 @@ def stages_markdown(folder: TrainFolder) -> str:
 
 def _stages_markdown(content: JsonMapping) -> str:
     lines = [*content["verdict"], *content["notes"], *(f"diagnosis: {text}" for text in content["diagnoses"])]
-    lines += [
-        f"{stage['title']}: {stage['size']}, not complete" for stage in content["stages"] if not stage["is_complete"]
-    ]
+    for stage in content["stages"]:
+        kept = "" if stage["kept"] == shown(None) else f", kept: {stage['kept']}"
+        lines.append(f"{stage['title']}: {stage['size']}, {stage['ended']}{kept}")
+    lines += [f"{words}: {value}" for value, words in content["cards"] if words.startswith(("cost", "time"))]
     mistakes = content["mistakes"] or {"summary": []}
     lines += [f"{mistakes['source']}: {sentence}" for sentence in mistakes["summary"]]
     repeat = f"Repeat: {_code(content['repeat'])}\n" if content["repeat"] else ""

@@ -55,14 +55,14 @@ def reward_of(row: ResultRow, condition: str) -> JsonObject:
 
 
 def kept_model(rows: Sequence[ResultRow]) -> Kept | None:
-    """Return the last trained model, with its greedy evaluation if there is one; None before the first training stage."""
+    """Return the last trained model under its first condition; None before the first training stage."""
     trained = [row for row in rows if row.is_trained and row.conditions]
     if not trained:
         return None
     # The row of the last stage, which a row with another temperature may repeat.
     row = next(row for row in trained if row.model == trained[-1].model)
-    condition = "greedy" if "greedy" in row.conditions else next(iter(row.conditions))
-    return Kept(row, condition)
+    # The first condition is the one for which RL is made, such as sampling at T = 1.
+    return Kept(row, next(iter(row.conditions)))
 
 
 def environment_of(folder: TrainFolder) -> str:
@@ -136,17 +136,18 @@ def _verdict(folder: TrainFolder, rows: Sequence[ResultRow], open_index: OpenInd
     if kept is None:
         return ["No training stage has been evaluated yet."]
     base = next((row for row in rows if row.name == "base"), None)
-    trained = [row for row in rows if row.is_trained and kept.condition in row.conditions]
+    trained = [row for row in rows if row.is_trained]
     # A row with another temperature repeats a model; its first row is the one to compare.
     stages = list({row.model: row for row in reversed(trained)}.values())[::-1]
-    pairs = [(base, kept.row)] if base is not None and kept.condition in base.conditions else []
+    pairs = [] if base is None else [(base, kept.row)]
     pairs += pairwise(stages)
     sentences: list[str] = []
     for before, after in pairs:
-        change = _change(folder, before, after, kept.condition, open_index)
-        if change is not None:
-            where = f" ({kept.condition})" if kept.condition else ""
-            sentences.append(f"From {before.name} to {after.name}, the reward{where} {change}.")
+        for condition in after.conditions:
+            change = _change(folder, before, after, condition, open_index)
+            if change is not None:
+                where = f" ({condition})" if condition else ""
+                sentences.append(f"From {before.name} to {after.name}, the reward{where} {change}.")
     return sentences or [f"{kept.row.name}: reward {number(kept.reward.get('mean'))}."]
 
 
@@ -199,7 +200,7 @@ def _cards(
         condition = f", {kept.condition}" if kept.condition else ""
         cards.append((number(kept.reward.get("mean")), f"reward of the kept model ({kept.row.name}{condition})"))
     stages = [name for name, values in metrics.items() if values]
-    steps = [f"{name}: {len(metrics[name]):,}" for name in stages]
+    steps = [f"{_title(name)}: {_num_steps(metrics[name]):,}" for name in stages]
     if steps:
         cards.append((", ".join(steps), "training steps"))
     seconds = sum(row.get(SECONDS) or 0.0 for values in metrics.values() for row in values)
@@ -260,9 +261,9 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         kept = f"step {best.get('step')}, {best.get('metric')} {number(finite(best.get('value')))}"
     rollouts = summary.get("rollouts")
     planned = config.get("steps")
-    size = f"{len(metrics):,} steps" if metrics else shown(None)
+    size = f"{_num_steps(metrics):,} steps" if metrics else shown(None)
     if metrics and isinstance(planned, int):
-        size = f"{len(metrics):,} of {planned:,} steps"
+        size = f"{_num_steps(metrics):,} of {planned:,} steps"
     elif not metrics and isinstance(rollouts, int):
         size = counted(rollouts, "rollout")
     alerts, _ = alert_rows(stage.path)
@@ -275,6 +276,12 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "kept": kept if summary and metrics else shown(None),
         "alerts": [alert["line"] for alert in alerts[-3:]],
     }
+
+
+def _num_steps(metrics: Sequence[JsonMapping]) -> int:
+    """Return the number of steps taken; a row of step 0 is a measurement before the first step."""
+    step = metrics[-1].get("step")
+    return int(step) if isinstance(step, (int, float)) else len(metrics)
 
 
 def _title(stage: str) -> str:

@@ -218,6 +218,8 @@ def prepare(
         )
     name = request.folder_name(seed)
     folder = Path(run_dir) if run_dir else RUNS / (f"{name}-smoke" if smoke else name)
+    if (folder / "config.toml").exists():
+        raise ConfigError(f"{folder} is the folder of a single run; give another run_dir for the stages of rove train")
     path = Path(file) if file else folder / RECIPE
     if file and not path.is_file():
         raise ConfigError(f"the recipe {path} does not exist; leave it out, and rove chooses one")

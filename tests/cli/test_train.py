@@ -112,6 +112,14 @@ def test_a_dry_run_prints_the_diagnoses_of_the_environment(rove: Rove, dry_run: 
     assert json.loads(done.out)["diagnoses"][0]["id"] == "hidden_state"
 
 
+def test_the_folder_of_a_single_run_is_refused(rove: Rove, tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "config.toml").write_text('kind = "eval"\n')
+    done = rove("train", "parity", "--dry-run", "--run-dir", "again")
+    assert done.status == 2 and "again is the folder of a single run" in " ".join(done.err.split())
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["config.toml"]
+
+
 def test_a_dry_run_writes_and_prints_the_recipe(first_dry_run: tuple[Path, str]) -> None:
     folder, output = first_dry_run
     recipe = (folder / "recipe.toml").read_text()

@@ -163,7 +163,7 @@ class Rollouts:
         rove_reward: Sequence[float | None],
         rove_metrics: Sequence[Mapping[str, float]],
         log_metric: Callable[[str, float], None] | None = None,
-        **others: object,
+        **other_columns: object,
     ) -> list[float | None]:
         """Return the rewards of the rollouts, None for failed ones, and log rewards and metrics of the rubric's functions."""
         values: dict[str, list[float]] = {}

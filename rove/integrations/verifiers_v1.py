@@ -380,8 +380,8 @@ def _row(data: RoveTaskData) -> Row:
     row = dict(data.row)
     system_prompt, _ = _split_prompt(row)
     if data.system_prompt is not None and data.system_prompt != system_prompt:
-        others = row["prompt"] if system_prompt is None else row["prompt"][1:]
-        row["prompt"] = [SystemMessage(data.system_prompt), *others]
+        messages = row["prompt"] if system_prompt is None else row["prompt"][1:]
+        row["prompt"] = [SystemMessage(data.system_prompt), *messages]
     return row
 
 

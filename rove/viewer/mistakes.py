@@ -91,14 +91,16 @@ def _fields(info: object) -> dict[str, str | float]:
     return fields
 
 
-def describe_mistakes(after: Sequence[Graded], before: Sequence[Graded] = (), best: float | None = None) -> JsonObject:
+def describe_mistakes(
+    rollouts: Sequence[Graded], earlier_rollouts: Sequence[Graded] = (), best: float | None = None
+) -> JsonObject:
     """Describe where an evaluation loses reward.
 
     A rollout loses the difference between the best reward and its own reward.
 
     Args:
-        after: The rollouts of the evaluation.
-        before: The rollouts of an earlier model on the same examples, for comparison.
+        rollouts: The rollouts of the evaluation.
+        earlier_rollouts: The rollouts of an earlier model on the same examples, for comparison.
         best: The best reward. Default: the highest reward of these rollouts.
 
     Returns:
@@ -107,16 +109,23 @@ def describe_mistakes(after: Sequence[Graded], before: Sequence[Graded] = (), be
         model, None without it), `lost` (share of the lost reward) and `line` (of the worst rollout). `fields`: name →
         groups, in the order of the values, for the fields that explain most of the variance.
     """
-    best = max((rollout.reward for rollout in (*after, *before)), default=0.0) if best is None else best
-    lost = sum(best - rollout.reward for rollout in after)
-    if not after or lost <= 1e-9:
-        return {"summary": ["No rollout lost reward."] if after else [], "questions": [], "replies": [], "fields": {}}
-    wrong = [rollout for rollout in after if best - rollout.reward > 1e-9]
-    questions = _groups(after, before, lambda rollout: rollout.question, best, lost)
+    best = max((rollout.reward for rollout in (*rollouts, *earlier_rollouts)), default=0.0) if best is None else best
+    lost = sum(best - rollout.reward for rollout in rollouts)
+    if not rollouts or lost <= 1e-9:
+        return {
+            "summary": ["No rollout lost reward."] if rollouts else [],
+            "questions": [],
+            "replies": [],
+            "fields": {},
+        }
+    wrong = [rollout for rollout in rollouts if best - rollout.reward > 1e-9]
+    questions = _groups(rollouts, earlier_rollouts, lambda rollout: rollout.question, best, lost)
     losing = [group for group in questions if group["lost"] > 0]
-    fields = _field_groups(after, before, best, lost)
-    has_repeats = len(questions) < len(after)
-    summary = [f"{len(wrong):,} of {counted(len(after), 'rollout')} earned less than the best reward, {number(best)}."]
+    fields = _field_groups(rollouts, earlier_rollouts, best, lost)
+    has_repeats = len(questions) < len(rollouts)
+    summary = [
+        f"{len(wrong):,} of {counted(len(rollouts), 'rollout')} earned less than the best reward, {number(best)}."
+    ]
     if has_repeats and losing:
         top = losing[:MAX_GROUPS]
         share = sum(group["lost"] for group in top)
@@ -126,10 +135,10 @@ def describe_mistakes(after: Sequence[Graded], before: Sequence[Graded] = (), be
         )
     for name, groups in fields.items():
         worst = min(groups, key=lambda group: group["mean"])
-        rest = [rollout.reward for rollout in after if rollout.line not in worst["lines"]]
+        other_rewards = [rollout.reward for rollout in rollouts if rollout.line not in worst["lines"]]
         summary.append(
             f"{name} = {worst['name']}: mean reward {number(worst['mean'])} in {counted(worst['rollouts'], 'rollout')}, "
-            f"{number(fmean(rest))} in the others."
+            f"{number(fmean(other_rewards))} in the others."
         )
     replies = _groups(wrong, (), lambda rollout: rollout.reply, best, lost) if wrong else []
     repeated = [group for group in replies if group["rollouts"] > 1]
@@ -142,30 +151,34 @@ def describe_mistakes(after: Sequence[Graded], before: Sequence[Graded] = (), be
 
 
 def _groups(
-    after: Sequence[Graded], before: Sequence[Graded], key: Callable[[Graded], str], best: float, lost: float
+    rollouts: Sequence[Graded],
+    earlier_rollouts: Sequence[Graded],
+    key: Callable[[Graded], str],
+    best: float,
+    lost: float,
 ) -> list[JsonObject]:
     """Return the groups of rollouts with the same key, those that lose most reward first."""
     members: dict[str, list[Graded]] = {}
-    for rollout in after:
+    for rollout in rollouts:
         members.setdefault(key(rollout), []).append(rollout)
-    earlier: dict[str, list[float]] = {}
-    for rollout in before:
-        earlier.setdefault(key(rollout), []).append(rollout.reward)
+    earlier_rewards: dict[str, list[float]] = {}
+    for rollout in earlier_rollouts:
+        earlier_rewards.setdefault(key(rollout), []).append(rollout.reward)
     groups: list[JsonObject] = []
-    for name, rollouts in members.items():
-        rewards = [rollout.reward for rollout in rollouts]
-        worst = min(rollouts, key=lambda rollout: rollout.reward)
+    for name, group_members in members.items():
+        rewards = [rollout.reward for rollout in group_members]
+        worst = min(group_members, key=lambda rollout: rollout.reward)
         groups.append(
             {
                 "name": name,
                 "answer": worst.answer,
                 "reply": worst.reply,
-                "rollouts": len(rollouts),
+                "rollouts": len(group_members),
                 "mean": fmean(rewards),
-                "before": fmean(earlier[name]) if name in earlier else None,
+                "before": fmean(earlier_rewards[name]) if name in earlier_rewards else None,
                 "lost": sum(best - reward for reward in rewards) / lost,
                 "line": worst.line,
-                "lines": {rollout.line for rollout in rollouts},
+                "lines": {rollout.line for rollout in group_members},
             }
         )
     groups.sort(key=lambda group: -group["lost"])
@@ -179,27 +192,27 @@ def _shown(group: JsonObject) -> JsonObject:
 
 
 def _field_groups(
-    after: Sequence[Graded], before: Sequence[Graded], best: float, lost: float
+    rollouts: Sequence[Graded], earlier_rollouts: Sequence[Graded], best: float, lost: float
 ) -> dict[str, list[JsonObject]]:
     """Return the groups of the fields that explain most of the variance of the rewards, in the order of their values."""
-    rewards = [rollout.reward for rollout in after]
+    rewards = [rollout.reward for rollout in rollouts]
     mean = fmean(rewards)
     variance = sum((reward - mean) ** 2 for reward in rewards)
     explained: list[tuple[float, str, list[JsonObject]]] = []
-    names = dict.fromkeys(name for rollout in after for name in rollout.fields)
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.fields)
     for name in names if variance else ():
-        label = _labels([rollout.fields[name] for rollout in after if name in rollout.fields])
+        label = _labels([rollout.fields[name] for rollout in rollouts if name in rollout.fields])
         if label is None:
             continue
 
         def value(rollout: Graded, name: str = name, label: Callable[[str | float], str] = label) -> str:
             return label(rollout.fields[name]) if name in rollout.fields else "none"
 
-        groups = _groups(after, before, value, best, lost)
+        groups = _groups(rollouts, earlier_rollouts, value, best, lost)
         between = sum(group["rollouts"] * (group["mean"] - mean) ** 2 for group in groups)
         # A field of noise explains (groups − 1) / (rollouts − 1) on average: Wherry's correction removes this.
-        freedom = len(after) - len(groups)
-        share = 1 - (1 - between / variance) * (len(after) - 1) / freedom if freedom > 0 else 0.0
+        freedom = len(rollouts) - len(groups)
+        share = 1 - (1 - between / variance) * (len(rollouts) - 1) / freedom if freedom > 0 else 0.0
         if len(groups) > 1 and share >= MIN_EXPLAINED:
             order = {text: position for position, text in enumerate(label.order)}
             groups.sort(key=lambda group: order.get(group["name"], len(order)))

@@ -35,7 +35,7 @@ OpenIndex = Callable[[Path], Index]
 """Returns the complete index of the evaluation in a folder."""
 
 
-class Kept(NamedTuple):
+class KeptModel(NamedTuple):
     """The model that a run has trained, as measured."""
 
     row: ResultRow
@@ -54,7 +54,7 @@ def reward_of(row: ResultRow, condition: str) -> JsonObject:
     return {**values, "mean": finite(values.get("mean"))}
 
 
-def kept_model(rows: Sequence[ResultRow]) -> Kept | None:
+def kept_model(rows: Sequence[ResultRow]) -> KeptModel | None:
     """Return the last trained model under its first condition; None before the first training stage."""
     trained = [row for row in rows if row.is_trained and row.conditions]
     if not trained:
@@ -62,25 +62,35 @@ def kept_model(rows: Sequence[ResultRow]) -> Kept | None:
     # The row of the last stage, which a row with another temperature may repeat.
     row = next(row for row in trained if row.model == trained[-1].model)
     # The first condition is the one for which RL is made, such as sampling at T = 1.
-    return Kept(row, next(iter(row.conditions)))
+    return KeptModel(row, next(iter(row.conditions)))
 
 
 def environment_of(folder: TrainFolder) -> str:
     """Return the name of the environment; "" if no stage has recorded it."""
+    return next(iter(_environment_words(folder)), "")
+
+
+def _environment_words(folder: TrainFolder) -> list[str]:
+    """Return the words of a command that name the environment; [] if no stage has recorded it."""
     for stage in folder.stages():
-        env = describe_run(stage)["config"].get("env")
-        if env:
-            return str(env)
-    return ""
+        config = describe_run(stage)["config"]
+        if config.get("env"):
+            env_dir = config.get("env_dir")
+            return [str(config["env"]), *(["--env-dir", str(env_dir)] if env_dir else [])]
+    return []
 
 
-def repeat_command(folder: TrainFolder, env: str) -> str:
+def _command(words: Sequence[str]) -> str:
+    return " ".join(shlex.quote(utf8_text(word)) for word in words)
+
+
+def repeat_command(folder: TrainFolder) -> str:
     """Return the command that repeats the run; "" if its recipe is not in the folder."""
     recipe = folder.path / RECIPE
     if not recipe.is_file():
         return ""
-    words = ["rove", "train", env or "ENV", "--recipe", str(recipe), "--run-dir", "runs/again"]
-    return " ".join(shlex.quote(utf8_text(word)) for word in words)
+    environment = _environment_words(folder) or ["ENV"]
+    return _command(["rove", "train", *environment, "--recipe", str(recipe), "--run-dir", "runs/again"])
 
 
 def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
@@ -112,8 +122,8 @@ def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
         "stages": [_stage(stage, metrics[stage.path.name]) for stage in folder.stages()],
         "training": _curves(metrics),
         "mistakes": _mistakes(folder, rows, kept, open_index),
-        "next": _next_commands(env, kept),
-        "repeat": repeat_command(folder, env),
+        "next": _next_commands(_environment_words(folder), kept),
+        "repeat": repeat_command(folder),
         "recipe": _recipe(folder),
     }
 
@@ -193,7 +203,7 @@ def _with_interval(main: JsonMapping) -> str:
 
 
 def _cards(
-    rows: Sequence[ResultRow], kept: Kept | None, metrics: Mapping[str, Sequence[JsonMapping]], cost: str
+    rows: Sequence[ResultRow], kept: KeptModel | None, metrics: Mapping[str, Sequence[JsonMapping]], cost: str
 ) -> list[tuple[str, str]]:
     cards: list[tuple[str, str]] = []
     if kept is not None:
@@ -311,31 +321,31 @@ def _curves(metrics: Mapping[str, Sequence[JsonMapping]]) -> JsonObject | None:
 
 
 def _mistakes(
-    folder: TrainFolder, rows: Sequence[ResultRow], kept: Kept | None, open_index: OpenIndex
+    folder: TrainFolder, rows: Sequence[ResultRow], kept: KeptModel | None, open_index: OpenIndex
 ) -> JsonObject | None:
     """Describe what the kept model gets wrong, beside the first trained model; None before the first training stage."""
     if kept is None:
         return None
-    after = folder.evaluation_folder(kept.row.name, kept.condition)
-    if not (after / "rollouts.jsonl").exists():
+    evaluation = folder.evaluation_folder(kept.row.name, kept.condition)
+    if not (evaluation / "rollouts.jsonl").exists():
         return None
     first = next(row for row in rows if row.is_trained)
-    before = folder.evaluation_folder(first.name, kept.condition)
-    has_before = first.name != kept.row.name and (before / "rollouts.jsonl").exists()
-    index = open_index(after)
-    earlier = open_index(before) if has_before else None
+    first_evaluation = folder.evaluation_folder(first.name, kept.condition)
+    has_earlier = first.name != kept.row.name and (first_evaluation / "rollouts.jsonl").exists()
+    index = open_index(evaluation)
+    earlier_index = open_index(first_evaluation) if has_earlier else None
 
     def described() -> JsonObject:
         best = _best_reward(folder, rows, kept.condition, open_index)
-        return describe_mistakes(graded_rollouts(index), graded_rollouts(earlier) if earlier else (), best)
+        return describe_mistakes(graded_rollouts(index), graded_rollouts(earlier_index) if earlier_index else (), best)
 
-    stamp = earlier.query("SELECT bytes, lines FROM seen")[0] if earlier else None
-    mistakes = index.cached(("mistakes", str(before), stamp), described)
+    stamp = earlier_index.query("SELECT bytes, lines FROM seen")[0] if earlier_index else None
+    mistakes = index.cached(("mistakes", str(first_evaluation), stamp), described)
     return {
         **mistakes,
         "source": f"{kept.row.name}, {kept.condition}" if kept.condition else kept.row.name,
-        "folder": after.relative_to(folder.path).as_posix(),
-        "earlier": first.name if has_before else "",
+        "folder": evaluation.relative_to(folder.path).as_posix(),
+        "earlier": first.name if has_earlier else "",
     }
 
 
@@ -350,16 +360,15 @@ def _best_reward(folder: TrainFolder, rows: Sequence[ResultRow], condition: str,
     return max(best, default=None)
 
 
-def _next_commands(env: str, kept: Kept | None) -> list[str]:
+def _next_commands(environment: Sequence[str], kept: KeptModel | None) -> list[str]:
     """Return commands that continue from the trained model."""
-    if kept is None or not env:
+    if kept is None or not environment:
         return []
-    model = shlex.quote(utf8_text(kept.row.model))
-    name = shlex.quote(utf8_text(env))
+    model = ["-m", kept.row.model]
     return [
-        f"rove play {name} -m {model}",
-        f"rove eval {name} -m {model} -n 1000 -T 0",
-        f"rove rl {name} -m {model} --steps 100",
+        _command(["rove", "play", *environment, *model]),
+        _command(["rove", "eval", *environment, *model, "-n", "1000", "-T", "0"]),
+        _command(["rove", "rl", *environment, *model, "--steps", "100"]),
     ]
 
 

@@ -128,6 +128,7 @@ class EngineClient(Generic[AnEngine]):
             self.renderer.special_token,
             is_exact=not support.keeps_text,
             has_ids=support.writes_ids,
+            has_space=support.writes_space,
         )
         return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 

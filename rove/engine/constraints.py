@@ -203,6 +203,7 @@ def tool_call_grammar(
     special_token: FindSpecialToken,
     is_exact: bool = False,
     has_ids: bool = False,
+    has_space: bool = False,
 ) -> str:
     """Return the Lark grammar of one or more calls of the tools that `choice` names.
 
@@ -210,9 +211,10 @@ def tool_call_grammar(
         is_exact: Whether the template writes a sampled call again from its arguments. The spaces of the JSON are then those that
             templates write; otherwise, the next turn would not continue the sampled tokens.
         has_ids: Whether the template writes ids into calls; only those of Mistral's formats are left to the model.
+        has_space: Whether the template writes a space before a list of calls; only the format "mistral" has such a list.
     """
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
-    lark = _Lark(special_token, is_exact, has_ids)
+    lark = _Lark(special_token, is_exact, has_ids, has_space)
     write_rules = _WRITERS[tool_format.name]
     begin, separator, end, calls = write_rules(lark, functions)
     any_call = f"({' | '.join(calls)})"
@@ -221,9 +223,16 @@ def tool_call_grammar(
 
 
 class _Lark:
-    def __init__(self, special_token: FindSpecialToken, is_exact: bool = False, has_ids: bool = False):
+    def __init__(
+        self,
+        special_token: FindSpecialToken,
+        is_exact: bool = False,
+        has_ids: bool = False,
+        has_space: bool = False,
+    ):
         self.rules: list[str] = []
         self.has_ids = has_ids
+        self.has_space = has_space
         self._json_settings = TEMPLATE_JSON if is_exact else {"whitespace_pattern": WHITESPACE}
         self._special_token = special_token
 
@@ -328,7 +337,8 @@ def _llama(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
 
 
 def _mistral(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
-    begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
+    list_begin = " [" if lark.has_space else "["
+    begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal(list_begin)}"
     id_key, quote = lark.literal(', "id": "'), lark.literal('"')
     id = f"{id_key} {CALL_ID} {quote}" if lark.has_ids else ""
     calls = [_json_call(lark, function, id=id) for function in functions]

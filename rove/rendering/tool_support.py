@@ -34,6 +34,8 @@ class ToolSupport(NamedTuple):
     """Whether the ids of calls must be nine letters or digits, as in Mistral's templates."""
     writes_ids: bool = False
     """Whether the template writes the ids of calls."""
+    writes_space: bool = False
+    """Whether the template writes a space before a list of calls, as that of Mistral 7B v0.3."""
 
 
 TOOL_VARIABLES = ("tools", "xml_tools")
@@ -117,10 +119,16 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
     short_ids = short_ids and _shows_result(render, _CALLING, _ANSWER, variables)
     as_text = {"role": "assistant", "content": tool_format.write([CALL])}
     shows_text = _shows_result(render, as_text, _ANSWER, variables, is_text=True)
-    if shows_text and not _is_changed_as_text(render, variables, tool_format):
-        return ToolSupport(tool_format, "", variable, short_ids=short_ids, writes_ids=_CALL_ID in call_text)
-    if _shows_result(render, _CALLING, _ANSWER, variables):
-        return ToolSupport(tool_format, "", variable, False, short_ids, writes_ids=_CALL_ID in call_text)
+    keeps_text = shows_text and not _is_changed_as_text(render, variables, tool_format)
+    if keeps_text or _shows_result(render, _CALLING, _ANSWER, variables):
+        return ToolSupport(
+            tool_format,
+            variable=variable,
+            keeps_text=keeps_text,
+            short_ids=short_ids,
+            writes_ids=_CALL_ID in call_text,
+            writes_space="[TOOL_CALLS] [" in call_text,
+        )
     return ToolSupport(None, f"it writes calls ({tool_format.name}), but not the results of tools")
 
 

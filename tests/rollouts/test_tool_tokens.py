@@ -154,9 +154,16 @@ COUNTED = (
 """The check of Mistral's templates, which a message without `tool_calls` fails after a tool's result."""
 
 
-@pytest.mark.parametrize("name", ["mistral", "mistral_named"])
-async def test_a_turn_after_forced_calls_of_mistral_continues_the_sampled_tokens(name: str):
-    loaded = model_of(COUNTED + ALL[name].replace("[TOOL_CALLS] [", "[TOOL_CALLS]["))  # as that of Mistral Nemo
+@pytest.mark.parametrize(
+    "template",
+    [
+        pytest.param(ALL["mistral"], id="Mistral 7B v0.3"),
+        pytest.param(ALL["mistral"].replace("[TOOL_CALLS] [", "[TOOL_CALLS]["), id="Mistral Nemo"),
+        pytest.param(ALL["mistral_named"], id="mistral_named"),
+    ],
+)
+async def test_a_turn_after_forced_calls_of_mistral_continues_the_sampled_tokens(template: str):
+    loaded = model_of(COUNTED + template)
     support = loaded.renderer.tool_support
     assert support.writes_ids and not support.keeps_text
     properties = {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "why": {"enum": ["x y", "z"]}}

@@ -151,7 +151,7 @@ def train_command(
     if not ranks.is_first:
         pipeline.follow()
         return
-    result = run_recipe(pipeline, smoke)
+    result = run_recipe(pipeline, path, smoke)
     if as_json:
         print_json(
             {

@@ -13,7 +13,7 @@ from rich.table import Table
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonMapping
-from rove.runs.provenance import check_own
+from rove.runs.provenance import check_own, seal
 from rove.runs.run import Run
 from rove.runs.train_folder import RECIPE, RESULTS, ResultRow
 from rove.stages.arguments import environment_name
@@ -24,6 +24,7 @@ from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, TrainRequest, check_request, is_outdated
 from rove.stages.results import Diagnosis, held_out_rewards
 from rove.utils.event_loop import outside_event_loop
+from rove.utils.files import atomic_write
 from rove.utils.notebook import ShownAsText, data_frame, image
 
 if TYPE_CHECKING:
@@ -184,10 +185,10 @@ def train_model(
         with needs_train_extra():
             from rove.train.worker_group import SINGLE_PROCESS
 
-        complete, _ = prepare(request, recipe, run_dir, seed, device, used_reporter, check_own, smoke)
+        complete, path = prepare(request, recipe, run_dir, seed, device, used_reporter, check_own, smoke)
         if dry_run:
             return PipelineResult(complete, [])
-        return run_recipe(Pipeline(complete, used_reporter, SINGLE_PROCESS), smoke)
+        return run_recipe(Pipeline(complete, used_reporter, SINGLE_PROCESS), path, smoke)
 
     return outside_event_loop(run)
 
@@ -239,11 +240,12 @@ def prepare(
     return recipe.complete(request.env, folder, seed, device=device), path
 
 
-def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
+def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineResult:
     """Run all stages of a recipe with diagnoses, and show the results table.
 
     Args:
         pipeline: The stages to run.
+        file: File of the recipe; the run folder gets a copy, so that the run can be read and repeated without the original.
         smoke: Whether the sizes are tiny, so that figures and diagnoses are meaningless.
     """
     from rove.stages.diagnoser import Diagnoser, read_diagnoses
@@ -256,6 +258,7 @@ def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
         for diagnosis in diagnoses:
             reporter.note(f"diagnosis of {diagnosis.stage}: {diagnosis}", important=True)
         return PipelineResult(recipe, pipeline.rows, diagnoses)
+    _keep_recipe(file, recipe.folder)
     if not (recipe.folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
         write_evidence(recipe, reporter)
     diagnoser = Diagnoser(pipeline)
@@ -267,6 +270,15 @@ def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
     if not smoke:
         diagnoser.print_all()
     return PipelineResult(recipe, rows, diagnoser.diagnoses)
+
+
+def _keep_recipe(file: Path, folder: Path) -> None:
+    kept, text = folder / RECIPE, file.read_bytes()
+    if kept.exists() and kept.read_bytes() == text:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(kept, text)
+    seal(kept)
 
 
 def show_results(pipeline: Pipeline) -> None:

@@ -90,7 +90,9 @@ def repeat_command(folder: TrainFolder) -> str:
     if not recipe.is_file():
         return ""
     environment = _environment_words(folder) or ["ENV"]
-    return _command(["rove", "train", *environment, "--recipe", str(recipe), "--run-dir", "runs/again"])
+    seeds = [describe_run(stage)["config"].get("seed") for stage in folder.stages()]
+    seed = ["--seed", str(seeds[0])] if seeds and seeds[0] else []
+    return _command(["rove", "train", *environment, "--recipe", str(recipe), *seed, "--run-dir", "runs/again"])
 
 
 def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:

@@ -205,6 +205,7 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
         path: content for path, (_, content) in contents_before.items()
     }
     assert Path("runs/small/evidence.json").exists()
+    assert Path("runs/small/recipe.toml").read_bytes() == recipe.read_bytes()
     shutil.copytree("runs/small", "runs/copy")
     copied = rove(*words[:-2], "runs/copy", "--json")
     assert copied.status == 0, copied.err

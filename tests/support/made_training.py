@@ -27,7 +27,12 @@ def made_training(path: Path) -> TrainFolder:
         for outcome in run.outcomes():
             tally.add(outcome)
         rows.append(ResultRow(name, str(path / stage), {"greedy": tally.result().to_dict()}))
-    _stage(path / "sft", "sft", {"data": str(path / "data")}, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
+    _stage(
+        path / "sft",
+        "sft",
+        {"data": str(path / "data"), "seed": 3},
+        [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}],
+    )
     held_out = {"reward/mean": 0.5, "eval/greedy/reward/mean": 0.8}
     _stage(path / "rl1", "rl", {"env": "quiz", "steps": 9}, [{"step": 1, **held_out}, {"step": 2, **held_out}])
     (path / RESULTS).write_bytes(msgspec.json.encode(rows))

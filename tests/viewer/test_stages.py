@@ -62,6 +62,7 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore):
     assert rl["ended"] == "the reward has reached its target"
     assert ("2.0 minutes", "cost of the last run of the command") in page["cards"]
     assert page["repeat"].startswith("rove train quiz --recipe ")
+    assert page["repeat"].endswith(" --seed 3 --run-dir runs/again")
     assert page["next"][0].startswith("rove play quiz -m ")
     # The curves of all stages are in one picture.
     assert [row["step"] for row in page["training"]["rows"]] == [1, 2, 3, 4]

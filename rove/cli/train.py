@@ -25,7 +25,7 @@ from rove.core.config import read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonObject
-from rove.core.ranges import NonNegativeInt
+from rove.core.ranges import NonNegativeInt, PositiveFloat
 from rove.models.pretrained import model_path
 from rove.stages.exhaustive import exhaustive_table, run_exhaustive, verdict
 from rove.stages.naming import RUNS, named_environment, short
@@ -81,7 +81,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
         "rove train tictactoe",
         "rove train tictactoe --smoke        # check in a minute that everything runs",
         "rove train questions.jsonl --scorer numeric",
-        "rove train reverse_text -m smollm2-135m",
+        "rove train reverse_text -m smollm2-135m --minutes 15",
         "rove train tictactoe --recipe mine.toml --run-dir runs/mine",
     )
 )
@@ -100,6 +100,11 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 @click.option(
     "--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: rove chooses a recipe]"
 )
+@click.option(
+    "--minutes",
+    type=in_range(PositiveFloat),
+    help="Choose sizes that take at most this long by rove's estimate.  [default: the sizes that the task needs]",
+)
 @device_option
 @template_options
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
@@ -114,6 +119,7 @@ def train_command(
     env_dir: str | None,
     scorer: str | None,
     file: str | None,
+    minutes: float | None,
     device: str | None,
     chat_template: str | None,
     template_args: JsonObject | None,
@@ -134,7 +140,7 @@ def train_command(
     ranks = join_process_group(device or "auto")
     args = json_object(env_args, "-a")
     used_args = ({"scorer": scorer} if scorer else {}) | (args or {})
-    request = TrainRequest(env, model, used_args, env_dir, chat_template, template_args or {})
+    request = TrainRequest(env, model, used_args, env_dir, chat_template, template_args or {}, minutes)
     if file:
         in_recipe = {"-m": model, "-a": env_args, "--scorer": scorer, "--env-dir": env_dir}
         in_recipe |= {"--chat-template": chat_template, "--template-args": template_args}

@@ -38,6 +38,11 @@ ROWS = 5
 """Number of rows of the results table: the sampled rows and two scripted policies."""
 REPEATS = 2
 """Number of times that each part is measured; the shortest time counts."""
+MEASURED_OPERATIONS = 6e10
+"""Number of floating-point operations of a measured pass, about two seconds of a slow CPU core. With a pretrained model, a full
+batch would take minutes; its time per token is nearly that of a smaller batch."""
+MIN_TOKENS, MIN_GROUPS = 64, 2
+"""Minimum size of a measured training pass, in tokens, and of a measured batch of rollouts, in groups."""
 RUNTIME_BYTES = 60e6
 """Bytes of libraries and buffers that a run needs, but that the measured passes have not loaded."""
 CACHED_SHARE = 1.5
@@ -85,6 +90,8 @@ class Workload(NamedTuple):
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds and bytes that the stages of a recipe need."""
 
+    rollout: float = 0.0
+    """Seconds per rollout of the model, in a full batch; 0 in estimates of older versions."""
     data: float
     """Seconds for the teacher's rollouts."""
     sft_step: float
@@ -142,12 +149,15 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     trained = computed_tokens(rl.micro_batch_tokens, loaded, members)
     first = work.rollouts[0][0]
     shared = min(common_prefix(first, ids) for ids, _ in work.rollouts)
-    several: list[TrainingSequence] = []  # a full micro-batch: long ones take more time per token
-    while (
-        len(several) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, several) < rl.micro_batch_tokens
-    ):
-        several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8)]
-    token = _training_seconds(learner, several) / computed_tokens(rl.micro_batch_tokens, loaded, several)
+    # A full micro-batch if possible: long ones take more time per token.
+    several: list[TrainingSequence] = []
+    measured = min(rl.micro_batch_tokens, max(MIN_TOKENS, MEASURED_OPERATIONS / (6 * _parameters(loaded))))
+    is_small = measured == rl.micro_batch_tokens
+    at_once = 8 if is_small else 1
+    while len(several) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, several) < measured:
+        several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(at_once)]
+    repeats = REPEATS if is_small else 1  # a pass of a large model is long: noise matters less
+    token = _training_seconds(learner, several, repeats) / computed_tokens(rl.micro_batch_tokens, loaded, several)
     trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
@@ -171,6 +181,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     longest = work.tokens - work.sampled_tokens + work.untrained_turns * rl.max_tokens
     cache = CACHED_SHARE * position_bytes(loaded.model) * longest * work.table_rollouts / work.conditions
     return Estimate(
+        rollout=rollout_seconds,
         data=work.data_rollouts * work.teacher_seconds,
         sft_step=OVERHEAD * sft_step,
         sft_steps=sft_steps,
@@ -197,9 +208,13 @@ def _evaluation_seconds(
     return seconds
 
 
-def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence]) -> float:
+def _parameters(loaded: LoadedModel) -> int:
+    return sum(weight.numel() for weight in loaded.model.parameters())
+
+
+def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence], repeats: int) -> float:
     seconds: list[float] = []
-    for step in range(1 + REPEATS):
+    for step in range(1 + repeats):
         started = time.perf_counter()
         learner.update(step, sequences, 1.0)
         seconds.append(time.perf_counter() - started)
@@ -207,14 +222,20 @@ def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence]) -
 
 
 async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workload, rng: random.Random) -> float:
-    """Return the seconds per rollout of a full batch."""
+    """Return the seconds per rollout of a full batch, or of a smaller one if the model is large."""
     engine = EmbeddedBackend(loaded, config.batch_size, bf16=config.bf16_sampling).client.engine
     turn_tokens = work.sampled_tokens / work.turns
     longest = max(2, min(MAX_TURN_TOKENS, round(turn_tokens)))
+    size = config.rollouts_per_example
+    group_tokens = work.tokens - work.sampled_tokens + size * longest * work.turns
+    fitting = int(MEASURED_OPERATIONS / (2 * _parameters(loaded) * group_tokens))
+    batch = min(config.batch_size, size * max(MIN_GROUPS, fitting))
+    repeats = REPEATS if batch == config.batch_size else 1
+    config = msgspec.structs.replace(config, batch_size=batch)
     await _sample(engine, config, loaded, work, rng, 1)  # includes one-time setup
     shortest_of: dict[int, float] = {}
     for length in (1, longest):
-        shortest_of[length] = min([await _sample(engine, config, loaded, work, rng, length) for _ in range(REPEATS)])
+        shortest_of[length] = min([await _sample(engine, config, loaded, work, rng, length) for _ in range(repeats)])
     first, last = shortest_of[1], shortest_of[longest]
     decoding = max(0.0, last - first) / (longest - 1)  # the first token includes the prefill
     return (first + max(0.0, turn_tokens - 1) * decoding) / config.batch_size

@@ -8,7 +8,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
-from rove.stages.examination import GROUP_SIZE, MODEL_GROUPS, POLICY_EXAMPLES, Evidence, ModelEvidence
+from rove.stages.examination import GROUP_SIZE, POLICY_EXAMPLES, Evidence, ModelEvidence
 from rove.stages.recipe import Section
 from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_held_out
 
@@ -28,7 +28,8 @@ SFT_GOAL = 0.9
 rest, but RL does not make up for short SFT: with a share of 0.6, the reward in reasoning_mix and frozen_lake ended 0.1
 lower (benchmarks/reports/recipe_study.md)."""
 MIN_SPREAD = 0.5
-"""A pretrained model needs no SFT if at least this share of its groups has different rewards."""
+"""A pretrained model needs no SFT if at least this share of its groups has different rewards. Without a policy to imitate, it
+begins with RL if any group has."""
 RL_TOKENS = 10_000_000
 """Maximum number of tokens in RL."""
 MIN_RL_STEPS = 60
@@ -125,6 +126,8 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     model = evidence.model
     scale = scale_of(model)
     needs_sft = model is None or model.spread_share < MIN_SPREAD
+    if model is not None and not evidence.policies:
+        needs_sft = model.spread_share == 0
     # RL learns from groups whose rewards differ; a model that rarely has such groups first imitates a policy.
     if needs_sft:
         _check_policies(evidence)
@@ -241,10 +244,10 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
     if model is None:
         values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
         return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
-    amount = "enough" if model.spread_share >= MIN_SPREAD else "too few"
+    amount = "enough for RL without SFT" if model.spread_share >= MIN_SPREAD else "few for RL without SFT"
     reason = (
-        f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {MODEL_GROUPS} groups have different rewards, "
-        f"{amount} for RL without SFT."
+        f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {model.groups} groups have different rewards, "
+        f"{amount}."
     )
     return Section("model", {"name": model.name}, reason)
 

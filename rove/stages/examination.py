@@ -37,9 +37,12 @@ POLICY_EXAMPLES = 150
 """Number of examples on which each scripted policy is examined, with two rollouts each."""
 UNTRAINED_EXAMPLES = 8
 """Number of examples on which a policy that does not know the format is run."""
-MODEL_GROUPS = 16
-"""Number of groups on which a pretrained model is examined."""
-MODEL_TOKENS = 256
+MODEL_GROUPS = 8
+"""Maximum number of groups on which a pretrained model is examined."""
+MODEL_OPERATIONS = 3e11
+"""Number of floating-point operations, about ten seconds of a slow CPU core, after which no more groups are sampled, unless the
+rewards of every group are equal so far."""
+MODEL_TOKENS = 128
 """Maximum tokens per response of a pretrained model in an environment without scripted policies."""
 GROUP_SIZE = 8
 """Number of rollouts in a group."""
@@ -78,6 +81,8 @@ class ModelEvidence(msgspec.Struct, frozen=True):
     """Share of the groups whose rewards differ."""
     response_tokens: int
     """Number of tokens of the longest response."""
+    groups: int = 16
+    """Number of groups; older versions always sampled 16."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,31 +323,64 @@ async def _try_model(
     Raises:
         ConfigError: Every rollout failed.
     """
-    client = EngineClient.from_model(loaded)
-    records = await generate(
-        env,
-        client,
-        num_examples=MODEL_GROUPS,
-        rollouts_per_example=GROUP_SIZE,
-        sampling_args={"temperature": 1.0, "max_tokens": max_tokens},
-        train=True,
-    )
-    await client.close()
+    parameters = sum(weight.numel() for weight in loaded.model.parameters())
+    records = await _sample_groups(env, loaded, max_tokens, 2 * parameters)
     scored = [record for record in records if record.scores is not None]
     if not scored:
         error = next(iter(_first_errors({"the model": records}).values()))
         raise ConfigError(f"reward_error: every rollout of the model fails; the first: {error}; fix the environment")
     rewards = [record.reward or 0.0 for record in scored]
-    groups: dict[int, set[float]] = {}
-    for record, reward in zip(scored, rewards, strict=True):
-        groups.setdefault(record.example_id, set()).add(reward)
+    groups = _rewards_of_groups(scored)
     steps = chain.from_iterable(record.steps for record in scored)
     evidence = ModelEvidence(
         name=loaded.name,
-        parameters=sum(weight.numel() for weight in loaded.model.parameters()),
+        parameters=parameters,
         reward=statistics.fmean(rewards),
         lowest=min(rewards),
-        spread_share=sum(len(different) > 1 for different in groups.values()) / len(groups),
+        spread_share=sum(len(different) > 1 for different in groups) / len(groups),
         response_tokens=max(len(step.tokens.completion_ids) for step in steps if step.tokens is not None),
+        groups=len(groups),
     )
     return evidence, scored
+
+
+async def _sample_groups(
+    env: Environment, loaded: LoadedModel, max_tokens: int, token_operations: int
+) -> list[RolloutRecord]:
+    """Sample rollouts until they have taken `MODEL_OPERATIONS` and the rewards of a group differ, at most `MODEL_GROUPS` groups.
+
+    Args:
+        token_operations: Number of floating-point operations per sampled token.
+    """
+    client = EngineClient.from_model(loaded)
+    # All groups at once if they are cheap, otherwise one after the other.
+    at_once = int(MODEL_OPERATIONS / (token_operations * GROUP_SIZE * max_tokens))
+    at_once = min(MODEL_GROUPS, max(1, at_once))
+    records: list[RolloutRecord] = []
+    operations = 0
+    for first in range(0, MODEL_GROUPS, at_once):
+        if operations >= MODEL_OPERATIONS and any(len(different) > 1 for different in _rewards_of_groups(records)):
+            break
+        groups = await generate(
+            env,
+            client,
+            num_examples=min(at_once, MODEL_GROUPS - first),
+            skip_examples=first,
+            rollouts_per_example=GROUP_SIZE,
+            sampling_args={"temperature": 1.0, "max_tokens": max_tokens},
+            train=True,
+        )
+        records += groups
+        for step in chain.from_iterable(record.steps for record in groups):
+            operations += token_operations * (len(step.tokens.completion_ids) if step.tokens is not None else 0)
+    await client.close()
+    return records
+
+
+def _rewards_of_groups(records: Sequence[RolloutRecord]) -> list[set[float]]:
+    """Return the different rewards of each group with scored rollouts."""
+    rewards: dict[int, set[float]] = {}
+    for record in records:
+        if record.scores is not None:
+            rewards.setdefault(record.example_id, set()).add(record.scores.reward)
+    return list(rewards.values())

@@ -23,6 +23,7 @@ from rove.stages.plan import estimate_stages
 from rove.stages.recipe import Recipe, RecipeFile, Section, as_toml
 from rove.stages.reporter import Reporter
 from rove.stages.request import ESTIMATE, EVIDENCE, REQUEST, TrainRequest, recipe_digest, with_held_out
+from rove.stages.time_limit import fit_to_time
 from rove.train.held_out import count_shared, keys_of
 from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
@@ -159,11 +160,15 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
         values = sections[0].values | {section.name: section.values for section in sections[1:]}
         recipe = convert(RecipeFile, values).complete(env, folder)
         estimate = estimate_stages(recipe, examination, pretrained)
+    if request.minutes is not None:
+        sections, estimate = fit_to_time(sections, estimate, request.minutes)
     # The model of the first stage is loaded again; two copies may not fit into memory.
     del pretrained
     release_memory()
     path = folder / RECIPE
     words = f"{env} -m {model}" if model else env
+    if request.minutes is not None:
+        words += f" --minutes {request.minutes:g}"
     comment = (
         f"Recipe of `rove train {words}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER\n"
         f"Estimate on this machine with its present load: {estimate}"

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from rove.core.checks import check_fields
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.core.plain import Arguments, JsonMapping, JsonObject
+from rove.core.ranges import PositiveFloat
 from rove.envs.loading import environment_version
 from rove.envs.question_files import is_question_file
 from rove.runs.provenance import SEAL
@@ -20,6 +22,8 @@ HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
 TEMPLATE_SETTINGS = ("chat_template", "template_args")
 """Names of the settings of a chat template."""
+LATER_SETTINGS = (*TEMPLATE_SETTINGS, "minutes")
+"""Settings that older versions do not know. Folders record them only if they are set."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True):
@@ -37,13 +41,18 @@ class TrainRequest(msgspec.Struct, frozen=True):
     """Chat template that replaces the pretrained model's own."""
     template_args: Arguments = {}
     """Variables of the pretrained model's chat template."""
+    minutes: PositiveFloat | None = None
+    """Time limit of the recipe by its estimate; None for the sizes that rove chooses by the task alone."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def values(self) -> JsonObject:
-        """Return the fields; without settings of the chat template, they equal the fields of older versions, so that their
-        folders can be continued."""
+        """Return the fields; without later settings, they equal the fields of older versions, so that their folders can be
+        continued."""
         values = msgspec.to_builtins(self)
-        return {name: value for name, value in values.items() if value or name not in TEMPLATE_SETTINGS}
+        return {name: value for name, value in values.items() if value or name not in LATER_SETTINGS}
 
     @property
     def template_settings(self) -> JsonObject:
@@ -59,7 +68,7 @@ class TrainRequest(msgspec.Struct, frozen=True):
         """Return the name of the default folder; different requests have different names."""
         model = self.model or ""
         has_plain_names = Path(self.env).name == self.env and Path(model).name == model
-        is_plain = not self.env_args and has_plain_names and not self.template_settings
+        is_plain = not self.env_args and has_plain_names and not any(name in self.values for name in LATER_SETTINGS)
         parts = ["train", Path(self.env).stem]
         if model:
             parts.append(Path(model).name)
@@ -80,9 +89,9 @@ def check_request(request: TrainRequest, folder: Path) -> None:
         return
     recorded = msgspec.json.decode(path.read_bytes())
     current = {**request.values, "version": request.version}
-    # Only folders for which settings of the chat template were given have them.
+    # Only folders for which later settings were given have them.
     compared = [name for name in current if name in recorded]
-    compared += [name for name in TEMPLATE_SETTINGS if name in recorded or name in current]
+    compared += [name for name in LATER_SETTINGS if name in recorded or name in current]
     changed = [name for name in compared if recorded.get(name) != current.get(name)]
     if not changed:
         return

@@ -141,6 +141,7 @@ def train_model(
     reporter: Reporter | None = None,
     chat_template: str | None = None,
     template_args: Mapping[str, object] | None = None,
+    minutes: float | None = None,
 ) -> PipelineResult:
     """Train a model in any environment: examine the environment, choose a recipe, then run data, SFT and RL.
 
@@ -165,6 +166,8 @@ def train_model(
         reporter: Shows progress. Default: the console or the notebook.
         chat_template: Chat template that replaces the pretrained model's own: "chatml", or the path of a Jinja file.
         template_args: Variables of the chat template, such as {"enable_thinking": False}.
+        minutes: Time limit (> 0): rove chooses sizes that take at most this long by its estimate. Not with `recipe`. Default:
+            the sizes that the task needs.
 
     Raises:
         ConfigError: There is no such environment or model, nothing can be learned from its policies, or the recipe does not fit.
@@ -178,6 +181,7 @@ def train_model(
         env_dir=None if env_dir is None else str(env_dir),
         chat_template=chat_template,
         template_args=dict(template_args or {}),
+        minutes=minutes,
     )
     used_reporter = reporter or ConsoleReporter()
 
@@ -216,6 +220,10 @@ def prepare(
         setting = next(iter(request.template_settings))
         raise ConfigError(
             f"{setting} is set, but a new model has a template of its own; name a pretrained model, or leave it out"
+        )
+    if file and request.minutes is not None:
+        raise ConfigError(
+            f"minutes and a recipe: the recipe has its sizes already; leave out minutes, or change {file}"
         )
     name = request.folder_name(seed)
     folder = Path(run_dir) if run_dir else RUNS / (f"{name}-smoke" if smoke else name)

@@ -107,6 +107,16 @@ async def test_a_pretrained_model_with_one_policy_starts_from_its_own_reward() -
     assert (with_two_policies.task.weakest, with_two_policies.task.lowest) == (0.0, None)
 
 
+async def test_without_a_policy_a_pretrained_model_begins_with_rl_if_any_group_has_different_rewards() -> None:
+    model = ModelEvidence("small", 1000, reward=0.1, lowest=0.0, spread_share=0.125, response_tokens=4)
+    evidence = msgspec.structs.replace(await evidence_of(right=right), model=model, policies=[])
+    sections = choose("quiz", {}, evidence)
+    assert [section.name for section in sections if section.name in ("data", "sft", "rl")] == ["rl"]
+    hopeless = msgspec.structs.replace(evidence, model=msgspec.structs.replace(model, spread_share=0.0))
+    with pytest.raises(ConfigError, match="no_spread: in 100% of the groups all rewards of the model are equal"):
+        choose("quiz", {}, hopeless)
+
+
 async def test_a_new_model_needs_a_weak_policy_too() -> None:
     with pytest.raises(ConfigError, match="one scripted policy, 'right'; expected a good one and a weak one"):
         choose("quiz", {}, await evidence_of(right=right))

@@ -1,0 +1,121 @@
+"""Make the sizes of a recipe smaller until its estimated time fits a limit, as `rove train --minutes` asks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rove.core.errors import ConfigError
+from rove.doctor.estimate import OVERHEAD, Estimate
+from rove.stages.examination import GROUP_SIZE
+from rove.stages.recipe import Section
+
+TABLE_SHARE = 0.25
+"""Maximum share of the time for the results table."""
+SFT_SHARE = 0.4
+"""Maximum share of the time for the teacher's rollouts and SFT."""
+MIN_EXAMPLES = 50
+"""Minimum number of examples of an evaluation: with fewer, intervals are too wide to show a difference."""
+GOOD_STEPS = 20
+"""Number of RL steps below which the batch becomes smaller."""
+MIN_STEPS = 5
+"""Minimum number of steps of SFT and of RL."""
+MIN_GROUPS = 4
+"""Minimum number of groups in an RL step."""
+
+
+def fit_to_time(sections: Sequence[Section], estimate: Estimate, minutes: float) -> tuple[list[Section], Estimate]:
+    """Return a recipe whose estimated time is at most `minutes`, and its estimate.
+
+    Evaluations get fewer examples, SFT fewer examples or epochs, and RL fewer steps, in that order; with few steps, also fewer
+    groups per step. The remaining settings stay.
+
+    Raises:
+        ConfigError: Even the smallest recipe takes longer.
+    """
+    seconds = 60 * minutes
+    if estimate.most <= seconds:
+        return list(sections), estimate
+    fitted = copy.deepcopy(list(sections))
+    values: dict[str, Any] = {section.name: section.values for section in fitted}
+    [rl] = values["rl"]
+    estimate = _with_smaller_evaluations(values, rl, estimate, seconds)
+    if estimate.sft_steps:
+        estimate = _with_shorter_sft(values, estimate, SFT_SHARE * seconds)
+    remaining = seconds - (estimate.most - estimate.rl_steps * estimate.rl_step)
+    estimate = _with_shorter_rl(rl, estimate, remaining)
+    if estimate.rl_steps < MIN_STEPS:
+        least = msgspec.structs.replace(estimate, rl_steps=MIN_STEPS).most / 60
+        raise ConfigError(
+            f"minutes is {minutes:g}; expected at least {least:.0f}: the smallest recipe takes that long with this model on "
+            "this machine at its present load"
+        )
+    return fitted, estimate
+
+
+def _with_smaller_evaluations(
+    values: Mapping[str, Any], rl: dict[str, Any], estimate: Estimate, seconds: float
+) -> Estimate:
+    """Reduce the examples of the results table, and those of the evaluations during training by the same factor."""
+    share = min(1.0, TABLE_SHARE * seconds / estimate.table)
+    table = values["evaluation"]
+    examples = _reduced(table["num_examples"], share)
+    changes = {"table": estimate.table * examples / table["num_examples"]}
+    table["num_examples"] = examples
+    for stage, step in ((values.get("sft"), "sft_step"), (rl, "rl_step")):
+        if stage is None:
+            continue
+        [evaluation] = stage["evaluation"]
+        examples = _reduced(evaluation["num_examples"], share)
+        saved = (evaluation["num_examples"] - examples) * estimate.rollout
+        evaluation["num_examples"] = examples
+        changes[step] = getattr(estimate, step) - OVERHEAD * saved / evaluation["every"]
+        if stage is rl:
+            changes["initial"] = max(0.0, estimate.initial - saved)
+    return msgspec.structs.replace(estimate, **changes)
+
+
+def _reduced(count: int, share: float) -> int:
+    return max(min(count, MIN_EXAMPLES), int(count * share))
+
+
+def _with_shorter_sft(values: Mapping[str, Any], estimate: Estimate, seconds: float) -> Estimate:
+    """Reduce the epochs of SFT, or the teacher's rollouts if less than an epoch fits."""
+    data, sft = values["data"], values["sft"]
+    needed = estimate.data + estimate.sft_steps * estimate.sft_step
+    if needed <= seconds:
+        return estimate
+    steps_per_epoch = estimate.sft_steps / sft["epochs"]
+    epochs = int((seconds - estimate.data) / (steps_per_epoch * estimate.sft_step))
+    if epochs >= 1:
+        sft["epochs"] = epochs
+        return msgspec.structs.replace(estimate, sft_steps=round(steps_per_epoch * epochs))
+    # One epoch of fewer rollouts, but of enough for the fewest steps.
+    share = seconds / (estimate.data + steps_per_epoch * estimate.sft_step)
+    share = min(1.0, max(share, MIN_STEPS / steps_per_epoch))
+    sft["epochs"] = 1
+    data["num_examples"] = max(1, int(data["num_examples"] * share))
+    return msgspec.structs.replace(
+        estimate, data=estimate.data * share, sft_steps=max(1, round(steps_per_epoch * share))
+    )
+
+
+def _with_shorter_rl(rl: dict[str, Any], estimate: Estimate, seconds: float) -> Estimate:
+    """Reduce the steps of RL; if few steps are left, also the groups of a step."""
+    steps = int(max(0.0, seconds) / estimate.rl_step)
+    step_seconds = estimate.rl_step
+    if steps < GOOD_STEPS:
+        [evaluation] = rl["evaluation"]
+        evaluating = OVERHEAD * evaluation["num_examples"] * estimate.rollout / evaluation["every"]
+        groups = rl["batch_size"] // GROUP_SIZE
+        of_group = max(1e-9, (step_seconds - evaluating) / groups)
+        fitting = int((seconds / GOOD_STEPS - evaluating) / of_group)
+        fewer = min(groups, max(MIN_GROUPS, fitting))
+        rl["batch_size"] = fewer * GROUP_SIZE
+        step_seconds = evaluating + fewer * of_group
+        steps = int(max(0.0, seconds) / step_seconds)
+    rl["steps"] = min(rl["steps"], steps)
+    return msgspec.structs.replace(estimate, rl_step=step_seconds, rl_steps=rl["steps"])

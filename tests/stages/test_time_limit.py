@@ -1,0 +1,103 @@
+"""Sizes of a recipe that must fit a time limit."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.core.errors import ConfigError
+from rove.doctor.estimate import OVERHEAD, Estimate
+from rove.stages.recipe import Section
+from rove.stages.reporter import SilentReporter
+from rove.stages.request import TrainRequest
+from rove.stages.time_limit import MIN_EXAMPLES, MIN_GROUPS, MIN_STEPS, fit_to_time
+from rove.stages.train_model import prepare
+
+ROLLOUT = 0.2
+EVALUATION = {"num_examples": 200, "every": 10}
+RL = {"steps": 60, "batch_size": 256, "evaluation": [EVALUATION]}
+SFT = {"epochs": 4, "batch_size": 32, "evaluation": [EVALUATION]}
+TABLE = {"num_examples": 400}
+DATA = {"num_examples": 1000}
+
+
+def recipe(with_sft: bool = True) -> list[Section]:
+    stages = [("data", DATA), ("sft", SFT)] if with_sft else []
+    sections = [Section(name, copy.deepcopy(values)) for name, values in [*stages, ("rl", [RL]), ("evaluation", TABLE)]]
+    return sections
+
+
+def estimated(with_sft: bool = True) -> Estimate:
+    evaluation = OVERHEAD * 200 * ROLLOUT / 10
+    return Estimate(
+        rollout=ROLLOUT,
+        data=30.0 if with_sft else 0.0,
+        sft_step=3.0 + evaluation if with_sft else 0.0,
+        sft_steps=120 if with_sft else 0,
+        rl_step=80.0 + evaluation,
+        rl_steps=60,
+        initial=40.0,
+        table=480.0,
+        memory=1e9,
+    )
+
+
+def by_name(sections: list[Section]) -> dict[str, Any]:
+    return {section.name: section.values for section in sections}
+
+
+def test_a_recipe_that_fits_stays_the_same():
+    sections, estimate = fit_to_time(recipe(), estimated(), minutes=200)
+    assert (sections, estimate) == (recipe(), estimated())
+
+
+@given(st.floats(1.0, 300.0), st.booleans())
+def test_every_recipe_fits_and_is_no_smaller_than_necessary(minutes: float, with_sft: bool):
+    try:
+        sections, estimate = fit_to_time(recipe(with_sft), estimated(with_sft), minutes)
+    except ConfigError:
+        assert minutes < 15
+        return
+    assert estimate.most <= 60 * minutes
+    values = by_name(sections)
+    [rl] = values["rl"]
+    assert rl["steps"] == estimate.rl_steps >= MIN_STEPS and rl["batch_size"] >= 8 * MIN_GROUPS
+    assert values["evaluation"]["num_examples"] >= MIN_EXAMPLES <= rl["evaluation"][0]["num_examples"]
+    if rl["steps"] < RL["steps"]:  # another step would not have fitted
+        assert estimate.most + estimate.rl_step > 60 * minutes
+    if with_sft:
+        assert (values["sft"]["epochs"], values["data"]["num_examples"]) >= (1, 1)
+
+
+def test_a_quarter_of_an_hour_leaves_twenty_steps_of_fewer_groups():
+    sections, estimate = fit_to_time(recipe(with_sft=False), estimated(with_sft=False), minutes=15)
+    values = by_name(sections)
+    assert values["evaluation"] == {"num_examples": 187}
+    assert 20 <= values["rl"][0]["steps"] < 30 and values["rl"][0]["batch_size"] == 96
+    assert 14 * 60 < estimate.most <= 15 * 60
+
+
+def test_too_little_time_names_the_least():
+    with pytest.raises(
+        ConfigError, match=r"minutes is 2; expected at least \d+: the smallest recipe takes that long"
+    ) as error:
+        fit_to_time(recipe(), estimated(), minutes=2)
+    least = int(str(error.value).split("at least ")[1].split(":")[0])
+    assert fit_to_time(recipe(), estimated(), minutes=least + 1)[1].rl_steps >= MIN_STEPS
+
+
+def test_minutes_belong_to_the_request(tmp_path: Any):
+    plain, limited = TrainRequest("x", "m"), TrainRequest("x", "m", minutes=15.0)
+    assert "minutes" not in plain.values and limited.values["minutes"] == 15.0
+    assert plain.folder_name(0) != limited.folder_name(0)
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="minutes is"):
+            TrainRequest("x", "m", minutes=wrong)
+    with pytest.raises(ConfigError, match="minutes and a recipe"):
+        prepare(limited, "recipe.toml", tmp_path, 0, "auto", SilentReporter(), lambda path, values: None)
+    assert msgspec.to_builtins(limited)["minutes"] == 15.0

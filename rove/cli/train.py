@@ -82,6 +82,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
         "rove train tictactoe --smoke        # check in a minute that everything runs",
         "rove train questions.jsonl --scorer numeric",
         "rove train reverse_text -m smollm2-135m --minutes 15",
+        "rove train my_env -m smollm2-135m --teacher gpt-5-mini",
         "rove train tictactoe --recipe mine.toml --run-dir runs/mine",
     )
 )
@@ -99,6 +100,11 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 )
 @click.option(
     "--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: rove chooses a recipe]"
+)
+@click.option(
+    "--teacher",
+    metavar="MODEL",
+    help="Model whose rollouts SFT trains on, named as for `rove eval -m`.  [default: the best scripted policy]",
 )
 @click.option(
     "--minutes",
@@ -119,6 +125,7 @@ def train_command(
     env_dir: str | None,
     scorer: str | None,
     file: str | None,
+    teacher: str | None,
     minutes: float | None,
     device: str | None,
     chat_template: str | None,
@@ -140,7 +147,7 @@ def train_command(
     ranks = join_process_group(device or "auto")
     args = json_object(env_args, "-a")
     used_args = ({"scorer": scorer} if scorer else {}) | (args or {})
-    request = TrainRequest(env, model, used_args, env_dir, chat_template, template_args or {}, minutes)
+    request = TrainRequest(env, model, used_args, env_dir, chat_template, template_args or {}, minutes, teacher)
     if file:
         in_recipe = {"-m": model, "-a": env_args, "--scorer": scorer, "--env-dir": env_dir}
         in_recipe |= {"--chat-template": chat_template, "--template-args": template_args}

@@ -18,6 +18,8 @@ RL_PATIENCE = 15
 """RL ends after this many evaluations without a new best reward."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 """Maximum number of the teacher's rollouts, and maximum number of their tokens."""
+MODEL_TEACHER_ROLLOUTS = 1000
+"""The same for a teacher that is a model, whose rollouts may cost money."""
 MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
 """Limits of SFT on small datasets."""
 SFT_PATIENCE = 60
@@ -128,6 +130,7 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     needs_sft = model is None or model.spread_share < MIN_SPREAD
     if model is not None and not evidence.policies:
         needs_sft = model.spread_share == 0
+    needs_sft = needs_sft or bool(evidence.teacher_name)
     # RL learns from groups whose rewards differ; a model that rarely has such groups first imitates a policy.
     if needs_sft:
         _check_policies(evidence)
@@ -142,7 +145,7 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     if held_out.has_other_seed:
         other_seed = env_args.get("seed", 0) + 1
         selection_args = {**_with_examples(env_args, evidence, SELECTION_ROLLOUTS), "seed": other_seed}
-    references = [f"scripted:{policy.name}" for policy in evidence.policies]
+    references = [policy.model for policy in evidence.policies]
     sampled = {
         "env": env,
         "name": "sampled",
@@ -219,11 +222,17 @@ def _selection_text(evidence: Evidence, held_out: HeldOut) -> str:
 def _check_policies(evidence: Evidence) -> None:
     """Check that there are policies for SFT; see `choose`."""
     policies, model = evidence.policies, evidence.model
+    start_name, start = evidence.start if policies else ("", 0.0)
+    if evidence.teacher_name and evidence.teacher.reward <= start:
+        raise ConfigError(
+            f"the teacher {evidence.teacher_name} earns {evidence.teacher.reward:.3f}, and {start_name} {start:.3f}; expected a "
+            "teacher that is better than where SFT starts: choose another one, or leave it out"
+        )
     if model is not None and not policies:
         raise ConfigError(
             f"no_spread: in {1 - model.spread_share:.0%} of the groups all rewards of the model are equal, and "
-            "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
-            "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
+            "the environment has no scripted policies for SFT; add one, make the first examples easier, or name a model "
+            "to imitate (--teacher MODEL)"
         )
     # The other policies may have failed in every rollout: the error is the cause, not the number of policies.
     errors = [diagnosis for diagnosis in evidence.diagnoses if diagnosis.id == "reward_error"]
@@ -254,7 +263,8 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
 
 def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled: JsonMapping) -> list[Section]:
     """Return the settings of the teacher's rollouts and of SFT."""
-    best = evidence.policies[-1]
+    best = evidence.teacher
+    title = "teacher" if evidence.teacher_name else "best policy"
     start_name, start = evidence.start
     goal = start + SFT_GOAL * (best.reward - start)
     available = _training_examples(env_args, evidence) or MAX_DATA_ROLLOUTS
@@ -262,6 +272,8 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
     # Only the good share of the rollouts is trained on, so more are collected.
     tokens = min(DATA_TOKENS, scale.sft_tokens / good_share)
     rollouts = min(MAX_DATA_ROLLOUTS, tokens / evidence.rollout_tokens)
+    if best.is_model:
+        rollouts = min(rollouts, MODEL_TEACHER_ROLLOUTS)
     # Repeated rollouts of a deterministic policy would be equal.
     per_example = max(1, int(rollouts) // available) if best.varies else 1
     requested = max(1, int(rollouts))
@@ -274,13 +286,13 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
         Section(
             "data",
             {
-                "model": f"scripted:{best.name}",
+                "model": best.model,
                 "num_examples": examples,
                 "rollouts_per_example": per_example,
                 "train": True,
                 "env_args": _with_examples(env_args, evidence, requested),
             },
-            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}. A rollout has about "
+            f"The {title}: reward {best.reward:.3f}; {start_name} has {start:.3f}. A rollout has about "
             f"{evidence.rollout_tokens:.0f} tokens.{_limit(evidence)}",
         ),
         Section(
@@ -298,7 +310,8 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
                 **({"lora": scale.lora} if scale.lora else {}),
                 "evaluation": [{**sampled, "every": every}],
             },
-            f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from {start_name} to the best policy.\n"
+            f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from {start_name} to the "
+            f"{title}.\n"
             f"`min_reward` selects {good_share:.0%} of the rollouts for training.",
         ),
     ]

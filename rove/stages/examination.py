@@ -16,6 +16,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, current_row
 from rove.core.plain import JsonMapping, JsonObject
+from rove.core.protocols import Client
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -24,6 +25,7 @@ from rove.models.load import LoadedModel
 from rove.rendering.prompt_checks import check_first_prompt
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
+from rove.stages.clients import SCRIPTED
 from rove.train.diagnosis import Task, before_training
 from rove.train.policy_comparison import longest_response
 from rove.train.predictability import hidden_share
@@ -35,6 +37,8 @@ MODEL = "the model"
 
 POLICY_EXAMPLES = 150
 """Number of examples on which each scripted policy is examined, with two rollouts each."""
+TEACHER_EXAMPLES = 20
+"""The same for a teacher that is a model, whose rollouts may cost money."""
 UNTRAINED_EXAMPLES = 8
 """Number of examples on which a policy that does not know the format is run."""
 MODEL_GROUPS = 8
@@ -48,8 +52,16 @@ GROUP_SIZE = 8
 """Number of rollouts in a group."""
 
 
+class Teacher(NamedTuple):
+    """A model whose rollouts SFT trains on."""
+
+    name: str
+    """Name of the model, as for `rove eval -m`."""
+    client: Client
+
+
 class PolicyEvidence(msgspec.Struct, frozen=True):
-    """Facts about a scripted policy from its rollouts."""
+    """Facts about a scripted policy, or about a model that is the teacher, from rollouts."""
 
     name: str
     reward: float
@@ -66,6 +78,13 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Minimum reward of the rollouts that SFT trains on: the mean or the median, whichever is larger."""
     good_share: float
     """Share of the rollouts with at least this reward."""
+    is_model: bool = False
+    """Whether the policy is a model."""
+
+    @property
+    def model(self) -> str:
+        """The policy's name for `rove eval -m`."""
+        return self.name if self.is_model else f"{SCRIPTED}{self.name}"
 
 
 class ModelEvidence(msgspec.Struct, frozen=True):
@@ -89,7 +108,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about an environment before any training."""
 
     policies: list[PolicyEvidence] = []
-    """Scripted policies, from the weakest to the best."""
+    """Scripted policies and the teacher, from the weakest to the best."""
+    teacher_name: str = ""
+    """Name of the policy that was requested as the teacher; "" for the best one."""
     model: ModelEvidence | None = None
     """The pretrained model, if training starts from one."""
     examples: int | None
@@ -132,9 +153,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """How the environment splits its rows into training and held-out rows, if it states this."""
 
     @property
+    def teacher(self) -> PolicyEvidence:
+        """The policy whose rollouts SFT trains on."""
+        requested = [policy for policy in self.policies if policy.name == self.teacher_name]
+        return requested[0] if requested else self.policies[-1]
+
+    @property
     def task(self) -> Task:
         """The facts about the environment that diagnoses of training need."""
-        best = self.policies[-1]
+        best = self.teacher
         highest = max(policy.highest for policy in self.policies)
         name, start = self.start
         if self.model is not None and name == MODEL:  # no weak policy shows what a guess earns
@@ -146,10 +173,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> tuple[str, float]:
-        """The level at which SFT starts: name and reward of the weakest policy, or of the pretrained model if there is only one
-        policy.
+        """The level at which SFT starts: name and reward of the weakest policy, or of the pretrained model if no policy is weaker
+        than the teacher.
         """
-        weakest, best = self.policies[0], self.policies[-1]
+        weakest, best = self.policies[0], self.teacher
         if self.model is not None and weakest is best:
             return MODEL, min(self.model.reward, best.reward)
         return weakest.name, weakest.reward
@@ -177,14 +204,16 @@ async def examine(
     arguments: frozenset[str],
     loaded: LoadedModel | None = None,
     tokenizer: JsonMapping = MappingProxyType({}),
+    teacher: Teacher | str | None = None,
 ) -> Examination:
-    """Run the scripted policies of an environment, and a pretrained model; return the evidence.
+    """Run the scripted policies of an environment, a teacher, and a pretrained model; return the evidence.
 
     Args:
         env: The environment.
         arguments: Names of the arguments of the environment's `load_environment`.
         loaded: The pretrained model; None if training starts from a new model.
         tokenizer: Settings of a new model's tokenizer; see `train_tokenizer`.
+        teacher: A model, or the name of a scripted policy, whose rollouts SFT trains on. Default: the best policy.
 
     Raises:
         ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
@@ -193,16 +222,21 @@ async def examine(
         check_first_prompt(env, train=True)
     else:
         loaded.renderer.check_environment(env, train=True)
+    teacher_model = teacher if isinstance(teacher, Teacher) else None
     if not env.policies and loaded is None:
         raise ConfigError(
             "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "
             "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
-    records, seconds, setup = await _run_policies(env)
+    records, seconds, setup = await _run_policies(env, teacher_model)
+    if teacher_model is not None:
+        await teacher_model.client.close()
     scored = _scored(records)
-    policies = [_policy_evidence(name, policy_records) for name, policy_records in scored.items()]
+    models = {teacher_model.name} if teacher_model else set[str]()
+    policies = [_policy_evidence(name, policy_records, name in models) for name, policy_records in scored.items()]
     policies.sort(key=lambda policy: policy.reward)
-    best = scored[policies[-1].name] if policies else []
+    teacher_name = teacher_model.name if teacher_model else str(teacher or "")
+    best = scored[teacher_name or policies[-1].name] if policies else []
     hidden = hidden_share(best)
     rewards = {name: [record.reward or 0.0 for record in scored[name]] for name in scored}
     diagnoses = before_training(rewards, _first_errors(records), hidden)
@@ -224,6 +258,7 @@ async def examine(
     conversations = [renderer.training_branches([*record.prompt, *record.completion], record.tools) for record in best]
     evidence = Evidence(
         policies=policies,
+        teacher_name=teacher_name,
         model=model,
         examples=env.count_examples(train=True),
         held_out=env.count_examples(),
@@ -234,7 +269,7 @@ async def examine(
         turns=statistics.fmean(max(1, len(record.steps)) for record in best),
         untrained_turns=await _untrained_turns(env),
         rollout_seconds=min((seconds[name] for name in scored), default=0.0),
-        teacher_seconds=seconds[policies[-1].name] if policies else 0.0,
+        teacher_seconds=seconds[teacher_name or policies[-1].name] if policies else 0.0,
         setup_seconds=setup,
         response_tokens=limit,
         hidden=hidden,
@@ -244,8 +279,11 @@ async def examine(
     return Examination(evidence, texts, list(chain.from_iterable(conversations)))
 
 
-async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]], dict[str, float], float]:
-    """Return each scripted policy's rollouts and seconds per rollout, and the seconds of a first evaluation."""
+async def _run_policies(
+    env: Environment, teacher: Teacher | None
+) -> tuple[dict[str, list[RolloutRecord]], dict[str, float], float]:
+    """Return the rollouts and the seconds per rollout of each scripted policy and of the teacher, and the seconds of a first
+    evaluation."""
     records: dict[str, list[RolloutRecord]] = {}
     seconds: dict[str, float] = {}
     setup = 0.0
@@ -260,6 +298,10 @@ async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]
         # The difference is the time of the rollouts alone; noise must not make it zero.
         rollout_seconds = max(total_seconds - single_seconds, total_seconds / 20)
         seconds[name] = rollout_seconds / max(1, len(records[name]))
+    if teacher is not None:
+        options = {"num_examples": TEACHER_EXAMPLES, "rollouts_per_example": 2, "train": True}
+        records[teacher.name], total_seconds = await _timed(generate(env, teacher.client, **options))
+        seconds[teacher.name] = total_seconds / max(1, len(records[teacher.name]))
     return records, seconds, setup
 
 
@@ -297,7 +339,7 @@ def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, s
     return texts
 
 
-def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvidence:
+def _policy_evidence(name: str, records: Sequence[RolloutRecord], is_model: bool) -> PolicyEvidence:
     rewards = [record.scores.reward for record in records if record.scores is not None]
     mean, highest = statistics.fmean(rewards), max(rewards)
     good = min(max(statistics.median(rewards), mean), highest)  # a mean of equal rewards may be above them by rounding
@@ -312,6 +354,7 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
         good_share=statistics.fmean(reward >= good for reward in rewards),
         spread=statistics.pstdev(rewards),
         varies=len(responses) > len(examples),
+        is_model=is_model,
     )
 
 

@@ -24,7 +24,7 @@ def estimate_stages(recipe: Recipe, examination: Examination, pretrained: Loaded
     if recipe.data is not None:
         rollouts = recipe.data.num_examples * recipe.data.rollouts_per_example
     # SFT trains on the good share of the best policy's rollouts; see `choose`.
-    good_share = evidence.policies[-1].good_share if evidence.policies else 1.0
+    good_share = evidence.teacher.good_share if evidence.policies else 1.0
     work = Workload(
         rollouts=examination.conversations,
         turns=evidence.turns,

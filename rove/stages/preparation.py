@@ -12,13 +12,15 @@ from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
 from rove.doctor.estimate import Estimate
+from rove.envs.environment import Environment
 from rove.envs.loading import environment_arguments, load_environment
 from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
 from rove.runs.train_folder import RECIPE
 from rove.stages.choice import choose, limited, requested_examples
-from rove.stages.examination import Evidence, Examination, examine
+from rove.stages.clients import SCRIPTED, is_folder, make_client
+from rove.stages.examination import Evidence, Examination, Teacher, examine
 from rove.stages.plan import estimate_stages
 from rove.stages.recipe import Recipe, RecipeFile, Section, as_toml
 from rove.stages.reporter import Reporter
@@ -69,9 +71,20 @@ def examine_environment(
         with reporter.working(f"loading {model}"):
             path, settings = model_path(model), request.template_settings
             pretrained = load_for_sampling(path, device=device, **settings)._replace(name=model)
-    with reporter.working(f"running the scripted policies{f' and {model}' if model else ''} in {env}"):
+    teacher = _teacher(request.teacher, loaded, device)
+    models = "".join(f" and {name}" for name in (request.teacher, model) if name)
+    with reporter.working(f"running the scripted policies{models} in {env}"):
         arguments = environment_arguments(env, request.env_dir)
-        return run_async(examine(loaded, arguments, pretrained, tokenizer)), pretrained
+        return run_async(examine(loaded, arguments, pretrained, tokenizer, teacher)), pretrained
+
+
+def _teacher(name: str | None, env: Environment, device: str) -> Teacher | str | None:
+    """Return the teacher that a request names: a model, or the name of a scripted policy."""
+    if name is None:
+        return None
+    is_local = is_folder(name)
+    client = make_client(name, env, device=device if is_local else "auto")
+    return name.removeprefix(SCRIPTED) if name.startswith(SCRIPTED) else Teacher(name, client)
 
 
 def examine_recipe(
@@ -167,6 +180,8 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
     release_memory()
     path = folder / RECIPE
     words = f"{env} -m {model}" if model else env
+    if request.teacher is not None:
+        words += f" --teacher {request.teacher}"
     if request.minutes is not None:
         words += f" --minutes {request.minutes:g}"
     comment = (

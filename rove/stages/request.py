@@ -22,7 +22,7 @@ HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
 TEMPLATE_SETTINGS = ("chat_template", "template_args")
 """Names of the settings of a chat template."""
-LATER_SETTINGS = (*TEMPLATE_SETTINGS, "minutes")
+LATER_SETTINGS = (*TEMPLATE_SETTINGS, "minutes", "teacher")
 """Settings that older versions do not know. Folders record them only if they are set."""
 
 
@@ -43,6 +43,8 @@ class TrainRequest(msgspec.Struct, frozen=True):
     """Variables of the pretrained model's chat template."""
     minutes: PositiveFloat | None = None
     """Time limit of the recipe by its estimate; None for the sizes that rove chooses by the task alone."""
+    teacher: str | None = None
+    """Model whose rollouts SFT trains on, or "scripted:NAME"; None for the best scripted policy."""
 
     def __post_init__(self) -> None:
         check_fields(self)

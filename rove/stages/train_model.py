@@ -142,6 +142,7 @@ def train_model(
     chat_template: str | None = None,
     template_args: Mapping[str, object] | None = None,
     minutes: float | None = None,
+    teacher: str | Path | None = None,
 ) -> PipelineResult:
     """Train a model in any environment: examine the environment, choose a recipe, then run data, SFT and RL.
 
@@ -166,6 +167,8 @@ def train_model(
         reporter: Shows progress. Default: the console or the notebook.
         chat_template: Chat template that replaces the pretrained model's own: "chatml", or the path of a Jinja file.
         template_args: Variables of the chat template, such as {"enable_thinking": False}.
+        teacher: Model whose rollouts SFT trains on: a name in endpoints.toml or at OpenAI, a folder, or "scripted:NAME". Not with
+            `recipe`. Default: the best scripted policy.
         minutes: Time limit (> 0): rove chooses sizes that take at most this long by its estimate. Not with `recipe`. Default:
             the sizes that the task needs.
 
@@ -182,6 +185,7 @@ def train_model(
         chat_template=chat_template,
         template_args=dict(template_args or {}),
         minutes=minutes,
+        teacher=None if teacher is None else str(teacher),
     )
     used_reporter = reporter or ConsoleReporter()
 
@@ -221,10 +225,11 @@ def prepare(
         raise ConfigError(
             f"{setting} is set, but a new model has a template of its own; name a pretrained model, or leave it out"
         )
-    if file and request.minutes is not None:
-        raise ConfigError(
-            f"minutes and a recipe: the recipe has its sizes already; leave out minutes, or change {file}"
-        )
+    for setting in ("minutes", "teacher"):
+        if file and setting in request.values:
+            raise ConfigError(
+                f"{setting} and a recipe: the recipe decides this already; leave it out, or change {file}"
+            )
     name = request.folder_name(seed)
     folder = Path(run_dir) if run_dir else RUNS / (f"{name}-smoke" if smoke else name)
     if (folder / "config.toml").exists():

@@ -176,6 +176,20 @@ def test_a_dry_run_of_a_changed_environment_writes_the_recipe_again(rove: Rove) 
     assert "parity has changed since dry/recipe.toml was made; give another run_dir" in rove(*words).err
 
 
+@pytest.mark.broad
+def test_a_teacher_is_examined_before_anything_is_trained(rove: Rove) -> None:
+    rove("model", "new", "--env", "parity", "-o", "untrained")
+    done = rove("train", "parity", "--teacher", "untrained", "--run-dir", "mine")
+    assert "the teacher untrained earns 0.0" in done.err and not Path("mine/data").exists()
+    done = rove("train", "parity", "--teacher", "scripted:nobody", "--run-dir", "mine")
+    assert "environment 'parity' has no scripted policy 'nobody'" in done.err
+    done = rove("train", "parity", "--teacher", "scripted:right", "--minutes", "60", "--run-dir", "mine", "--dry-run")
+    assert done.status == 0, done.err
+    recipe = Path("mine/recipe.toml").read_text()
+    assert recipe.startswith("# Recipe of `rove train parity --teacher scripted:right --minutes 60`.")
+    assert 'model = "scripted:right"' in recipe and "The teacher: reward" in recipe
+
+
 @pytest.mark.slow
 def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> None:
     rove("train", "parity", "--dry-run")

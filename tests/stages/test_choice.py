@@ -15,7 +15,7 @@ from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.stages import examination
 from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
-from rove.stages.examination import Evidence, ModelEvidence, examine, read_evidence
+from rove.stages.examination import Evidence, ModelEvidence, Teacher, examine, read_evidence
 from rove.stages.recipe import RecipeFile, as_toml
 from rove.train.config import RLConfig, SFTConfig
 
@@ -105,6 +105,33 @@ async def test_a_pretrained_model_with_one_policy_starts_from_its_own_reward() -
     assert (evidence.task.weakest, evidence.task.lowest, evidence.task.best) == (0.5, 0.0, 2.0)
     with_two_policies = msgspec.structs.replace(await evidence_of(right=right, wrong=wrong), model=model)
     assert (with_two_policies.task.weakest, with_two_policies.task.lowest) == (0.0, None)
+
+
+async def test_a_model_or_a_named_policy_can_be_the_teacher() -> None:
+    model = Teacher("large", vf.ScriptedClient(right, "large"))
+    evidence = (await examine(env_with(often=often), ARGUMENTS, teacher=model)).evidence
+    assert [(policy.name, policy.model) for policy in evidence.policies] == [
+        ("often", "scripted:often"),
+        ("large", "large"),
+    ]
+    values = {section.name: section.values for section in choose("quiz", {}, evidence)}
+    assert values[""]["references"] == ["scripted:often", "large"]
+    assert (values["data"]["model"], values["data"]["num_examples"]) == ("large", 1000)
+    # A named policy is imitated although another one is better, and even by a model that could begin with RL.
+    evidence = (await examine(env_with(right=right, often=often, wrong=wrong), ARGUMENTS, teacher="often")).evidence
+    small = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.9, response_tokens=4)
+    values = {section.name: section for section in choose("quiz", {}, msgspec.structs.replace(evidence, model=small))}
+    assert values["data"].values["model"] == "scripted:often"
+    assert values["data"].reason.startswith("The teacher: reward 0.88")
+    assert evidence.task.best == evidence.teacher.reward < evidence.policies[-1].reward
+
+
+async def test_a_teacher_that_is_no_better_is_refused() -> None:
+    evidence = (await examine(env_with(right=right, wrong=wrong), ARGUMENTS, teacher="wrong")).evidence
+    with pytest.raises(
+        ConfigError, match=r"the teacher wrong earns 0.000, and wrong 0.000; expected a teacher that is better"
+    ):
+        choose("quiz", {}, evidence)
 
 
 async def test_without_a_policy_a_pretrained_model_begins_with_rl_if_any_group_has_different_rewards() -> None:

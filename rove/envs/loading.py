@@ -407,7 +407,7 @@ def _changed_at(folder: str) -> int:
         return 0
 
 
-# Reading the entry points of 200 packages takes 25 ms, and every loading of an environment needs them several times. A package
+# Reading the entry points of 176 packages takes 20 ms, and every loading of an environment needs them several times. A package
 # that is installed or removed changes the time of its folder; importlib.metadata finds packages by these times, too.
 @functools.lru_cache(maxsize=4)
 def _read_entry_points(import_path: tuple[tuple[str, int], ...]) -> dict[str, list[EntryPoint]]:

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -16,6 +16,9 @@ test: $(STAMP)  ## everything that is not slow
 
 test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whole processes, crowds, long tables
 	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal --timeout 600 $(ARGS)
+
+every-change: $(STAMP)  ## `test` and `test-broad` in one session, which collects the tests once; three workers, as many broad tests wait
+	$(BIN)/python -m pytest -m "broad or not slow" -q -n 3 --dist worksteal --timeout 600 $(ARGS)
 
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries an eighth
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real and not matrix" -q --timeout 1800 $(ARGS)

@@ -71,14 +71,15 @@ class Template(NamedTuple):
     line: int
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
+@functools.cache  # parsing all modules takes two seconds
+def _modules() -> list[tuple[str, ast.Module]]:
+    modules: list[tuple[str, ast.Module]] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(ROOT)
         if "templates" not in relative.parts:
-            yield (
-                ".".join(relative.with_suffix("").parts).removesuffix(".__init__"),
-                ast.parse(path.read_text(encoding="utf-8")),
-            )
+            name = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+            modules.append((name, ast.parse(path.read_text(encoding="utf-8"))))
+    return modules
 
 
 def _last_name(node: ast.expr) -> str:

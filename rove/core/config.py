@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -75,8 +76,13 @@ def load(
     return convert(kind, values, flags)
 
 
+@functools.cache  # msgspec evaluates all annotations again at each call, and every table of settings is checked twice
+def _fields(kind: type) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)
+
+
 def _check_known(kind: type, values: Iterable[str], flags: Iterable[str]) -> None:
-    names = {field.name for field in msgspec.structs.fields(kind)}
+    names = {field.name for field in _fields(kind)}
     for key in values:
         if key in names:
             continue
@@ -86,7 +92,7 @@ def _check_known(kind: type, values: Iterable[str], flags: Iterable[str]) -> Non
 
 
 def _missing(kind: type, values: Mapping[str, object]) -> list[str]:
-    required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+    required = [field.name for field in _fields(kind) if field.required]
     return [name for name in required if name not in values]
 
 

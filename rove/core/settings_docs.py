@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -45,12 +46,16 @@ def documented_fields(module: str, struct: str) -> dict[str, str]:
     Args:
         module: Module name, such as "rove.train.config".
     """
+    return {name: " ".join(text.split()) for name, text in _fields(_classes(module), struct).items()}
+
+
+@functools.cache  # a module of settings has many tables
+def _classes(module: str) -> dict[str, ast.ClassDef]:
     spec = find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    return {name: " ".join(text.split()) for name, text in _fields(classes, struct).items()}
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _fields(classes: Mapping[str, ast.ClassDef], struct: str) -> dict[str, str]:

@@ -49,7 +49,10 @@ def advice() -> dict[str, str]:
     """Return all texts of advice in rove by where they are."""
     texts = {name: info.remedy for name, info in registry().items()}
     for path in sorted(ROVE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        source = path.read_text("utf-8")
+        if "remedy" not in source.lower():  # parsing every module takes seconds
+            continue
+        for node in ast.walk(ast.parse(source)):
             named = isinstance(node, ast.Assign) and "remedy" in ast.unparse(node.targets[0]).lower()
             if (isinstance(node, ast.keyword) and node.arg == "remedy") or named:
                 texts[f"{path.name}:{node.value.lineno}"] = " ".join(literal_texts(node.value))

@@ -111,7 +111,7 @@ def test_loading_is_announced_before_the_model_is_read(rove: Rove, tmp_path: Pat
     assert done.out.startswith("loading models/broken …")
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Path, model: Path):
     with server(tmp_path, str(model), "--name", "tiny", "--max-batch", "4") as (url, process):
         done = rove("eval", "reverse_text", "-m", "tiny", "-b", url, "-n", "3", "-r", "2", "-t", "8", "--json")
@@ -275,7 +275,7 @@ def test_a_public_server_without_a_key_causes_a_warning(rove: Rove):
     assert "anyone who can reach 203.0.113.1" in done.out + done.err
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: Path):
     from tests.engine.test_lora import adapter_of, save
 

@@ -187,7 +187,7 @@ def test_hub_page_build_commands_tables_and_examples(tmp_path: Path, monkeypatch
     check_examples("docs/hub.md", 10)
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_hub_page_commands_publish_and_install(tmp_path: Path) -> None:
     env = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
     env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
@@ -307,7 +307,7 @@ def test_serving_page_lists_all_fields() -> None:
     assert [name for request in requests for name in request.fields if f"`{name}`" not in fields] == []
 
 
-@pytest.mark.slow
+@pytest.mark.broad
 def test_serving_page_commands_and_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]
 ) -> None:

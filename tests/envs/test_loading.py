@@ -364,6 +364,9 @@ def test_an_environment_is_found_by_its_entry_point(workplace):
     env = load_environment("ann/toy-game@1.0")
     assert (origin(env), env.env_id) == ("an entry point", "toy_game")
     assert environment_file("toy_game") == workplace / "other" / "toys_inside.py"
+    shutil.rmtree(workplace / "other" / "toys-1.0.dist-info")  # the package is uninstalled
+    with pytest.raises(ConfigError, match="no environment 'toy_game'"):
+        load_environment("toy-game")
 
 
 def test_an_entry_point_precedes_a_module_with_the_same_name(workplace):

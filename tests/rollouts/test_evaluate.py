@@ -58,6 +58,17 @@ def test_num_examples_limits_the_examples():
     assert len(roll(Quiz(4), says("hi"))) == 4
 
 
+def test_an_evaluation_starts_no_more_tasks_than_rollouts():
+    tasks: list[int] = []
+
+    async def policy(messages, state, rng):
+        tasks.append(len(asyncio.all_tasks()))
+        return "hi"
+
+    assert len(roll(Quiz(4), says(policy, max_concurrent=256), num_examples=2, rollouts_per_example=2)) == 4
+    assert max(tasks) < 20
+
+
 def test_examples_can_be_skipped():
     assert positions(roll(Quiz(5), says("hi"), skip_examples=3)) == [(3, 0), (4, 0)]
     assert positions(roll(Quiz(5), says("hi"), skip_examples=1, num_examples=2)) == [(1, 0), (2, 0)]

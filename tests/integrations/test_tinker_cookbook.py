@@ -125,8 +125,13 @@ def replies_of(record: vf.RolloutRecord, renderer: Any) -> dict[tuple[int, ...],
     return replies
 
 
+def untimed(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics that are not wall times."""
+    return {name: value for name, value in metrics.items() if not name.endswith("_time")}
+
+
 async def compare(name: str, tokenizer: str) -> tuple[list[Any], list[Any]]:
-    """Return what `rove eval` and the cookbook report of each row with the same replies."""
+    """Return what `rove eval` and the cookbook report of each row with the same replies, without wall times."""
     policies, arguments = ENVIRONMENTS[name]
     source = RoveSource(name, tokenizer, arguments, max_context=1 << 20)
     env, renderer = source.load()
@@ -150,12 +155,14 @@ async def compare(name: str, tokenizer: str) -> tuple[list[Any], list[Any]]:
     reported: list[Any] = []
     for record, group in zip(records, groups, strict=True):
         assert record.scores is not None, record.error
-        expected.append((record.scores.reward, len(record.steps), record.scores.rewards, record.scores.metrics))
+        expected.append(
+            (record.scores.reward, len(record.steps), record.scores.rewards, untimed(record.scores.metrics))
+        )
         [trajectory] = group.trajectories_G
         metrics = dict(trajectory.transitions[-1].metrics)
         del metrics[f"stop/{trajectory.stop_reason}"]
         rewards = {name.removeprefix("reward/"): metrics.pop(name) for name in list(metrics) if "reward/" in name}
-        reported.append((*group.get_total_rewards(), len(trajectory.transitions), rewards, metrics))
+        reported.append((*group.get_total_rewards(), len(trajectory.transitions), rewards, untimed(metrics)))
     return expected, reported
 
 

@@ -31,16 +31,14 @@ def trajectory_from_record(record: RolloutRecord, model: str) -> Trajectory:
         >>> async def rollout(row) -> art.Trajectory:
         ...     [record] = await rove.run_rollouts(env, [row], client, model.get_inference_name())
         ...     return trajectory_from_record(record, model.get_inference_name())
-        >>> groups = await art.gather_trajectory_groups(
-        ...     art.TrajectoryGroup(rollout(row) for _ in range(8)) for row in rows
-        ... )
+        >>> group = await art.trajectory_group([rollout(row) for _ in range(8)], return_exceptions=True)
 
     Args:
         record: A rollout.
         model: Name of the model that ART trains, as in its requests.
 
     Raises:
-        RolloutError: The rollout failed. In a `TrajectoryGroup`, it is one of the `exceptions`, and has no reward.
+        RolloutError: The rollout failed. With `return_exceptions`, it is one of the group's `exceptions`, and has no reward.
     """
     if record.scores is None:
         raise RolloutError(record)

@@ -15,8 +15,9 @@ from rove.core.messages import text_of
 from rove.core.records import StepTokens
 from rove.rollouts.groups import RolloutError
 
-art = pytest.importorskip("art")
+pytest.importorskip("art")
 
+import art  # pyright: ignore[reportMissingImports]
 from art.trajectories import TokenFlag  # pyright: ignore[reportMissingImports]
 
 from rove.integrations.art import trajectory_from_record
@@ -60,7 +61,7 @@ class Spelled:
         """Do nothing."""
 
 
-@pytest.mark.parametrize("name, policy", [("tictactoe", "teacher"), ("lookup", "solver"), ("word_game", "solver")])
+@pytest.mark.parametrize(("name", "policy"), [("tictactoe", "teacher"), ("lookup", "solver"), ("word_game", "solver")])
 def test_trajectories_have_the_tokens_and_rewards_of_the_rollouts(name: str, policy: str) -> None:
     env = vf.load_environment(name, num_examples=4)
     records = vf.run_rollouts_sync(env, env.get_dataset(4), Spelled(env.policies[policy]), rollouts_per_example=2)
@@ -105,7 +106,7 @@ def test_a_failed_rollout_is_an_exception_of_its_group() -> None:
         return trajectory_from_record(record, "served")
 
     async def gather() -> Any:
-        return await art.TrajectoryGroup(rollout(row) for row in env.get_dataset())
+        return await art.trajectory_group([rollout(row) for row in env.get_dataset()], return_exceptions=True)
 
     group = asyncio.run(gather())
     assert [trajectory.reward for trajectory in group.trajectories] == [1.0, 1.0]

@@ -118,6 +118,14 @@ def _load_from_library(env_id: str, library: Library, name: str, env_args: Argum
     """Load an environment of another library, and check that it can be reached."""
     load = library.load_class()
     _check_args(env_id, load, env_args)
+    _, *further = inspect.signature(load).parameters.values()
+    for parameter in further:
+        is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        if is_required and parameter.name not in env_args:
+            arguments = f'{{"{parameter.name}": …}}'
+            raise ConfigError(
+                f"environment '{env_id}' needs the argument '{parameter.name}'; give it with -a '{arguments}' (env_args in Python)"
+            )
     with _reporting(f"environment '{env_id}' cannot be loaded", library.file):
         env = load(name, **env_args)
         check_reachable = getattr(env, "check_reachable", None)

@@ -11,13 +11,14 @@ from art.trajectories import (  # pyright: ignore[reportMissingImports]
     TrajectoryExchanges,
 )
 
+from rove.core.messages import as_messages
 from rove.core.plain import ToolDefinition
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.rollouts.groups import RolloutError
 from rove.train.sequences import rewards_by_turn
 from rove.wire.chat import request_body, response_body, with_tokens
-from rove.wire.serving import Logprobs, TokenLogprob, new_head
+from rove.wire.serving import TokenLogprob, new_head
 
 
 def trajectory_from_record(record: RolloutRecord, model: str) -> Trajectory:
@@ -67,7 +68,8 @@ def _exchange(
 ) -> ChatCompletionsExchange:
     """Return a turn as request and response of a chat-completions endpoint."""
     request = Request(step.prompt, SamplingParams(temperature=temperature), model, tools)
-    response = Response(step.completion[-1], step.usage, step.finish_reason, step.tokens)
+    message = as_messages(step.completion)[-1]
+    response = Response(message, step.usage, step.finish_reason, step.tokens)
     head = new_head("chatcmpl", model)
     if step.tokens is None:
         body = response_body(head, [response], step.usage)
@@ -79,7 +81,7 @@ def _exchange(
     )
 
 
-def _logprobs(step: TrajectoryStep) -> Logprobs:
+def _logprobs(step: TrajectoryStep) -> list[TokenLogprob]:
     """Return the sampled tokens under the names that vLLM gives them with `return_tokens_as_token_ids`."""
     assert step.tokens is not None
     pairs = zip(step.tokens.completion_ids, step.tokens.logprobs, strict=True)

@@ -26,15 +26,15 @@ END = 0
 
 
 class NoTokenizer:
-    """A tokenizer that ART must not call, because the trajectory has exact tokens."""
+    """A tokenizer that cannot tokenize: the trajectory has exact tokens. (ART also renders messages to annotate roles.)"""
 
     eos_token_id = END
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("ART tokenizes a text again")
+        raise NotImplementedError
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("ART renders messages again")
+        raise NotImplementedError
 
 
 class Spelled:

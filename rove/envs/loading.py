@@ -124,7 +124,8 @@ def _load_from_library(env_id: str, library: Library, name: str, env_args: Argum
         if is_required and parameter.name not in env_args:
             arguments = f'{{"{parameter.name}": …}}'
             raise ConfigError(
-                f"environment '{env_id}' needs the argument '{parameter.name}'; give it with -a '{arguments}' (env_args in Python)"
+                f"environment '{env_id}' needs the argument '{parameter.name}'; give it with -a '{arguments}' (env_args in "
+                "Python)"
             )
     with _reporting(f"environment '{env_id}' cannot be loaded", library.file):
         env = load(name, **env_args)

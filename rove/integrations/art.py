@@ -43,14 +43,17 @@ def trajectory_from_record(record: RolloutRecord, model: str) -> Trajectory:
     """
     if record.scores is None:
         raise RolloutError(record)
+    exchanges: list[ChatCompletionsExchange] = []
+    # ART orders the exchanges by their times.
+    start = datetime.now(UTC) - timedelta(seconds=sum(step.seconds for step in record.steps))
+    for step in record.steps:
+        tools = record.tools if step.tools is None else step.tools
+        exchange = _exchange(step, tools, record.temperature, model, start)
+        exchanges.append(exchange)
+        start = exchange.end_time
     versions = [step.tokens.policy_version for step in record.steps if step.tokens is not None]
     return Trajectory(
-        exchanges=TrajectoryExchanges(
-            chat_completions=[
-                _exchange(step, record.tools if step.tools is None else step.tools, record.temperature, model)
-                for step in record.steps
-            ]
-        ),
+        exchanges=TrajectoryExchanges(chat_completions=exchanges),
         reward=math.fsum(rewards_by_turn(record)) if record.steps else record.scores.reward,
         initial_policy_version=min(versions, default=None),
         final_policy_version=max(versions, default=None),
@@ -64,7 +67,7 @@ def trajectory_from_record(record: RolloutRecord, model: str) -> Trajectory:
 
 
 def _exchange(
-    step: TrajectoryStep, tools: list[ToolDefinition] | None, temperature: float | None, model: str
+    step: TrajectoryStep, tools: list[ToolDefinition] | None, temperature: float | None, model: str, start: datetime
 ) -> ChatCompletionsExchange:
     """Return a turn as request and response of a chat-completions endpoint."""
     request = Request(step.prompt, SamplingParams(temperature=temperature), model, tools)
@@ -75,10 +78,9 @@ def _exchange(
         body = response_body(head, [response], step.usage)
     else:
         body = with_tokens(response_body(head, [response], step.usage, [_logprobs(step)]), [response], True, None)
-    end = datetime.now(UTC)
-    return ChatCompletionsExchange(
-        request=request_body(request), response=body, start_time=end - timedelta(seconds=step.seconds), end_time=end
-    )
+    # At least a microsecond, so that no two turns have the same time.
+    end = start + timedelta(seconds=step.seconds) + timedelta(microseconds=1)
+    return ChatCompletionsExchange(request=request_body(request), response=body, start_time=start, end_time=end)
 
 
 def _logprobs(step: TrajectoryStep) -> list[TokenLogprob]:

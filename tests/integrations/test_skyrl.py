@@ -106,30 +106,27 @@ def test_rewards_equal_those_of_rove_eval_row_by_row(name: str) -> None:
 
 
 class Engine:
-    """An inference engine for SkyRL's generator that replies with what a scripted policy wrote in the same conversation."""
+    """An inference engine for SkyRL's generator that repeats the turns of records; the session names the record."""
 
     model_name = "scripted"
 
     def __init__(self, tokenizer: Any, records: list[vf.RolloutRecord]):
         self.tokenizer = tokenizer
-        self.replies: dict[str, str] = {}
-        for record in records:
-            for step in record.steps:
-                ids = tokenizer.apply_chat_template(
-                    [dict(message) for message in step.prompt], add_generation_prompt=True, return_dict=False
-                )
-                self.replies.setdefault(tokenizer.decode(ids), text_of(step.completion[0]))
+        self.records = records
+        self.turns = [0] * len(records)
 
     async def generate(self, batch: Any, model: str | None = None) -> dict[str, Any]:
-        texts = [self.replies[self.tokenizer.decode(ids)] for ids in batch["prompt_token_ids"]]
-        ids = [[*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id] for text in texts]
-        logprobs = [[-0.5] * len(sampled) for sampled in ids]
-        return {
-            "responses": texts,
-            "response_ids": ids,
-            "stop_reasons": ["stop"] * len(ids),
-            "response_logprobs": logprobs,
-        }
+        [session] = batch["session_ids"]
+        [prompt_ids] = batch["prompt_token_ids"]
+        position = int(session.partition("_")[0])
+        step = self.records[position].steps[self.turns[position]]
+        self.turns[position] += 1
+        prompt = self.tokenizer.decode(prompt_ids)
+        assert text_of(step.prompt[-1]) in prompt and prompt.count("<|user|>") == self.turns[position]
+        text = text_of(step.completion[0])
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        logprobs = [-0.5] * len(ids)
+        return {"responses": [text], "response_ids": [ids], "stop_reasons": ["stop"], "response_logprobs": [logprobs]}
 
     async def finish_session(self, session_id: Any) -> None:
         """Do nothing: there are no sessions."""
@@ -142,6 +139,7 @@ def test_the_generator_of_skyrl_runs_the_environments(name: str, monkeypatch: py
     # skyrl 0.3 cannot be imported with Python 3.11 otherwise: pydantic refuses `typing.TypedDict` there.
     monkeypatch.setattr(typing, "TypedDict", typing_extensions.TypedDict)
     from skyrl.train.config import GeneratorConfig, SkyRLGymConfig  # pyright: ignore[reportMissingImports]
+    from skyrl.train.generators.base import TrajectoryID  # pyright: ignore[reportMissingImports]
     from skyrl.train.generators.skyrl_gym_generator import (  # pyright: ignore[reportMissingImports]
         SkyRLGymGenerator,
     )
@@ -159,6 +157,7 @@ def test_the_generator_of_skyrl_runs_the_environments(name: str, monkeypatch: py
         "env_classes": [row["env_class"] for row in rows],
         "env_extras": [{"rove": row["rove"]} for row in rows],
         "sampling_params": {"temperature": 1.0, "logprobs": 0},
+        "trajectory_ids": [TrajectoryID(instance_id=str(position), repetition_id=0) for position in range(len(rows))],
     }
     # Other tests have run rollouts of these rows, and the first one has the seeds of `rove eval`.
     from rove.integrations import skyrl

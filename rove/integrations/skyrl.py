@@ -124,13 +124,13 @@ class RoveTextEnv(BaseTextEnv):
     def _new_messages(self, request: Request) -> list[MessageDict]:
         """Return the messages since the last turn."""
         messages = [{"role": message["role"], "content": text_of(message)} for message in request.messages]
-        known = len(self._messages)
-        if messages[:known] != self._messages:
+        count = len(self._messages)
+        if messages[:count] != self._messages:
             raise ConfigError(
                 "the environment changed earlier messages, but SkyRL's generator only appends messages; use another trainer"
             )
         self._messages = messages
-        return messages[known:]
+        return messages[count:]
 
     def get_metrics(self) -> dict[str, Any]:
         """Return the rewards and metrics of the rubric's functions; {} before the end."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime, timedelta
 
-from art import Trajectory  # pyright: ignore[reportMissingImports]
 from art.trajectories import (  # pyright: ignore[reportMissingImports]
     ChatCompletionsExchange,
+    Trajectory,
     TrajectoryExchanges,
 )
 

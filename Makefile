@@ -90,6 +90,19 @@ test-trainers: $(STAMP)  ## rove's environments in other people's trainers, each
 	$(BIN)/uv pip install --quiet --python build/trainers/trl/bin/python -c constraints.txt "torch==2.13.0" -r tests/trainer_trl.txt -e ".[train,hf]"
 	$(BIN)/uv pip check --python build/trainers/trl/bin/python
 	TRL_EXPERIMENTAL_SILENCE=1 build/trainers/trl/bin/python -m pytest -q tests/integrations/test_trl.py
+	# pip installs torch, because it finds builds for the CPU in the folders of its settings; uv then keeps it.
+	for name in cookbook skyrl; do \
+		test -d build/trainers/$$name || $(PYTHON) -m venv build/trainers/$$name; \
+		build/trainers/$$name/bin/python -m pip install --quiet -c constraints.txt "torch==2.13.0" || exit 1; \
+	done
+	$(BIN)/uv pip install --quiet --python build/trainers/cookbook/bin/python --overrides tests/trainer_cookbook_overrides.txt -r tests/trainer_cookbook.txt -e ".[train]"
+	build/trainers/cookbook/bin/python -m pytest -q tests/integrations/test_tinker_cookbook.py
+	$(BIN)/uv pip install --quiet --python build/trainers/skyrl/bin/python -r tests/trainer_skyrl.txt -e ".[train]"
+	build/trainers/skyrl/bin/python -m pytest -q tests/integrations/test_skyrl.py
+	test -d build/trainers/art || $(BIN)/uv venv --quiet --python 3.12 build/trainers/art
+	$(BIN)/uv pip install --quiet --python build/trainers/art/bin/python -r tests/trainer_art.txt -e .
+	$(BIN)/uv pip check --python build/trainers/art/bin/python
+	build/trainers/art/bin/python -m pytest -q tests/integrations/test_art.py
 
 test-clients: $(STAMP)  ## other people's clients of `rove serve`, in an environment of their own
 	test -d build/clients || $(PYTHON) -m venv build/clients

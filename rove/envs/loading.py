@@ -27,6 +27,7 @@ from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
 from rove.core.plain import Arguments, is_mapping
 from rove.envs.environment import Environment
+from rove.envs.libraries import Library, find_library, library_version
 from rove.envs.question_files import check_question_file, is_question_file
 from rove.envs.questions import QuestionsEnv, question_file_version
 
@@ -60,9 +61,10 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     `./environments`; the examples shipped with rove. In "owner/name@version", "name" is looked up in this way ("-" as
     "_"), unless one of the `finders` knows the full name as an environment installed from a hub. The path of an existing
     folder or Python file ("./environments/name") is that environment. A name that ends in
-    .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. If the
-    package's `load_environment` returns an object of another library with a method `__rove_environment__`, this method is
-    called to convert the object.
+    .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. A name
+    like "gym:FrozenLake-v1" is an environment of another library (see `rove.envs.libraries`). If the package's
+    `load_environment` returns an object of another library with a method `__rove_environment__`, this method is called to
+    convert the object.
 
     A module of a folder is imported again if its files changed since its import, as after an edit in a notebook; for an
     installed module, a warning says that the old code is in use.
@@ -80,6 +82,9 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     Example:
         env = rove.load_environment("tictactoe", num_examples=100)
     """
+    match = find_library(env_id)
+    if match is not None:
+        return _load_from_library(env_id, *match, env_args)
     if is_question_file(env_id):
         return _load_questions(env_id, env_args)
     external = find_external_environment(env_id, env_dir)
@@ -111,9 +116,32 @@ def _load_questions(env_id: str, env_args: Arguments) -> Environment:
     return env
 
 
+def _load_from_library(env_id: str, library: Library, name: str, env_args: Arguments) -> Environment:
+    """Load an environment of another library, and check that it can be reached."""
+    load = library.load_class()
+    _check_args(env_id, load, env_args)
+    _, *further = inspect.signature(load).parameters.values()
+    for parameter in further:
+        is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        if is_required and parameter.name not in env_args:
+            arguments = f'{{"{parameter.name}": …}}'
+            raise ConfigError(
+                f"environment '{env_id}' needs the argument '{parameter.name}'; give it with -a '{arguments}' (env_args in "
+                "Python)"
+            )
+    with _reporting(f"environment '{env_id}' cannot be loaded", library.file):
+        env = load(name, **env_args)
+        check_reachable = getattr(env, "check_reachable", None)
+        if check_reachable is not None:
+            check_reachable()
+    env.env_id, env.env_args = env_id, env_args
+    env.source = library_version(library, env_args)
+    return env
+
+
 def find_external_environment(env_id: str, env_dir: str | Path | None = None) -> ExternalEnvironment | None:
     """Return the environment that a finder knows by this name; None for a module name, a path, or with `env_dir`."""
-    if env_dir is not None or "/" not in env_id or _is_path(env_id):
+    if env_dir is not None or "/" not in env_id or _is_path(env_id) or find_library(env_id) is not None:
         return None
     matches = (finder(env_id) for finder in external_finders)
     return next((match for match in matches if match is not None), None)
@@ -175,8 +203,13 @@ def environment_version(
     """Return name, version and code hash of the environment that `load_environment` would load.
 
     Args:
-        env_args: the environment's arguments. The version of a file of questions includes whether rows are held out.
+        env_args: the environment's arguments. The version of a file of questions includes whether rows are held out, and that
+            of an environment of another library includes the files of rows.
     """
+    match = find_library(env_id)
+    if match is not None:
+        library, _ = match
+        return f"{env_id}#{library_version(library, env_args or {})}"
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
         check_question_file(file)
@@ -192,8 +225,12 @@ def environment_module(env_id: str, env_dir: str | Path | None = None) -> Module
 
 def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
     """Return the names of the arguments of an environment's `load_environment`; empty if it has its own virtual environment."""
-    if is_question_file(env_id):
-        load: Any = QuestionsEnv.__init__
+    match = find_library(env_id)
+    if match is not None:
+        library, _ = match
+        load: Any = library.load_class()
+    elif is_question_file(env_id):
+        load = QuestionsEnv.__init__
     elif find_external_environment(env_id, env_dir) is not None:
         return frozenset()
     else:
@@ -203,6 +240,10 @@ def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> fro
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     """Return the file of the module that `load_environment` would use, without importing it."""
+    match = find_library(env_id)
+    if match is not None:
+        library, _ = match
+        return library.file
     if is_question_file(env_id):
         return Path(env_id)
     external = find_external_environment(env_id, env_dir)

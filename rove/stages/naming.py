@@ -19,11 +19,11 @@ def run_folder(run_dir: str | Path | None, *parts: str, identity: JsonMapping) -
     """Return the run folder: `run_dir`, or a folder in runs/ whose name depends only on the parts and the identity."""
     if run_dir is not None:
         return Path(run_dir)
-    name = "--".join(_file_name(part) for part in parts)
+    name = "--".join(file_name(part) for part in parts)
     return RUNS / f"{name}--{fingerprint(identity)}"
 
 
-def _file_name(part: str) -> str:
+def file_name(part: str) -> str:
     """Return the last two parts of a model or environment name, with unsafe characters replaced."""
     tail = "-".join(part.strip("/").split("/")[-2:])
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail)

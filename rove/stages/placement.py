@@ -14,6 +14,7 @@ from rove.core.errors import ConfigError, Error
 from rove.core.plain import Arguments, is_object
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
+from rove.envs.libraries import find_library
 from rove.envs.question_files import is_question_file
 from rove.remote.isolation import Isolation
 from rove.remote.loading import temporary_environment
@@ -58,8 +59,9 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
     env, env_args = recorded.get("env"), recorded.get("env_args", {})
     if not isinstance(env, str) or not env or not is_object(env_args):
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
-    # A name with an owner would be installed from a hub, and the data may come from others.
-    if "/" in env and not is_question_file(env):
+    # A name with an owner would be installed from a hub, and the data may come from others. `risky_settings` reports names
+    # with a library, which can contain the address of a server.
+    if "/" in env and not is_question_file(env) and find_library(env) is None:
         raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
     settings_file = data.path / "config.toml"
     risky = risky_settings({"env": env, "env_args": env_args})

@@ -11,10 +11,12 @@ from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.core.plain import Arguments, JsonMapping, JsonObject
 from rove.core.ranges import PositiveFloat
+from rove.envs.libraries import find_library
 from rove.envs.loading import environment_version
 from rove.envs.question_files import is_question_file
 from rove.runs.provenance import SEAL
 from rove.runs.train_folder import RECIPE
+from rove.stages.naming import file_name
 
 REQUEST, EVIDENCE, ESTIMATE = "request.json", "evidence.json", "estimate.json"
 """Names of files in the folder of all stages."""
@@ -71,7 +73,7 @@ class TrainRequest(msgspec.Struct, frozen=True):
         model = self.model or ""
         has_plain_names = Path(self.env).name == self.env and Path(model).name == model
         is_plain = not self.env_args and has_plain_names and not any(name in self.values for name in LATER_SETTINGS)
-        parts = ["train", Path(self.env).stem]
+        parts = ["train", file_name(self.env) if find_library(self.env) else Path(self.env).stem]
         if model:
             parts.append(Path(model).name)
         parts.append(f"seed{seed}")

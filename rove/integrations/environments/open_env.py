@@ -8,6 +8,8 @@ import json
 import random
 import re
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -115,6 +117,24 @@ class OpenEnvEnv(MultiTurnEnv):
             eval_dataset=lambda: self._rows(num_eval_examples, f"{seed}:eval"),
             **{"max_turns": 50, "rubric": rubric, **kwargs},
         )
+
+    def check_reachable(self) -> None:
+        """Check that a server responds.
+
+        Raises:
+            ConfigError: The URL is not one of HTTP, or nothing responds there.
+        """
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"the URL of the OpenEnv server is '{self.base_url}'; expected http://HOST:PORT")
+        try:
+            with urllib.request.urlopen(f"{self.base_url}/health", timeout=self.call_seconds):
+                return
+        except urllib.error.HTTPError:  # a server that has no such route responds nevertheless
+            return
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"no OpenEnv server responds at {self.base_url} ({error}); start it first, such as: rove serve --openenv ENV"
+            ) from error
 
     def _rows(self, count: int, seed: str) -> Iterator[Row]:
         for position in range(count):

@@ -1,0 +1,200 @@
+"""rove environments in SkyRL: environments of skyrl-gym (0.4) for its generator.
+
+SkyRL samples the tokens, and rove runs the environment: its turns, opponents, limits, and rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from skyrl_gym.envs.base_text_env import (  # pyright: ignore[reportMissingImports]
+    BaseTextEnv,
+    BaseTextEnvStepOutput,
+)
+
+from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage, text_of
+from rove.core.plain import JsonMapping, MessageDict, Row
+from rove.core.protocols import Request, Response
+from rove.envs.environment import Environment
+from rove.envs.loading import load_environment
+from rove.integrations.stepwise import StepwiseRollout, check_stepwise
+from rove.integrations.trl import NOT_SUPPORTED
+from rove.rollouts.run_rollouts import run_rollouts
+from rove.train.sequences import rewards_by_turn
+
+T = TypeVar("T")
+ENV_CLASS = "rove"
+"""Id under which `register` makes `RoveTextEnv` known to skyrl-gym."""
+
+
+def register() -> None:
+    """Register `RoveTextEnv` with skyrl-gym as "rove"; in SkyRL, do this in the process of the generator."""
+    from skyrl_gym.envs.registration import register as register_env  # pyright: ignore[reportMissingImports]
+
+    register_env(id=ENV_CLASS, entry_point="rove.integrations.skyrl:RoveTextEnv")
+
+
+def rows_for_skyrl(
+    env: str, env_args: JsonMapping | None = None, num_examples: int = -1, train: bool = True
+) -> list[Row]:
+    """Return rows for the files in SkyRL's `data.train_data` and `data.val_data`, such as one JSON object per line.
+
+    Args:
+        env: Name of the environment.
+        env_args: Arguments of `load_environment`.
+        num_examples: Maximum number of rows; -1 = all.
+        train: Whether to return training rows; otherwise, evaluation rows.
+    """
+    loaded = _load(env, json.dumps(dict(env_args or {}), sort_keys=True))
+    rows: list[Row] = []
+    for row in loaded.examples(num_examples, train):
+        prompt = [{"role": message["role"], "content": text_of(message)} for message in row["prompt"]]
+        # The column is a text, because columns of Parquet files have one type for all rows.
+        source = json.dumps({"env": env, "env_args": env_args or {}, "row": row})
+        rows.append({"prompt": prompt, "env_class": ENV_CLASS, "rove": source})
+    return rows
+
+
+class RoveTextEnv(BaseTextEnv):
+    """One rollout of a rove environment, for rows of `rows_for_skyrl`.
+
+    The last step has the reward of the rollout with the rewards of its turns. If the rollout fails, the step raises
+    `RolloutError`: it never has a reward of 0.
+
+    Args:
+        env_config: Settings of the environment, `skyrl_gym.rove` in SkyRL's configuration: `limits`, see `rove.Limits`, and
+            `seed`.
+        extras: Columns of the row. SkyRL adds `max_turns`, which does not apply: the environment has its own.
+    """
+
+    def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None):
+        super().__init__()
+        source = (extras or {}).get(ENV_CLASS)
+        if not isinstance(source, str):
+            raise ConfigError(
+                "the row has no column 'rove'; make rows with rove.integrations.skyrl.rows_for_skyrl and write them to the "
+                "file in data.train_data"
+            )
+        self.source = source
+        settings = json.loads(source)
+        self.env = _load(settings["env"], json.dumps(settings["env_args"], sort_keys=True))
+        self.row: Row = settings["row"]
+        self.config = dict(env_config or {})
+        self._rollout: StepwiseRollout[Request, Response] = StepwiseRollout()
+        self._messages: list[MessageDict] = []
+
+    def init(self, prompt: list[MessageDict]) -> tuple[list[MessageDict], dict[str, Any]]:
+        """Start the rollout, and return its first prompt."""
+        return _in_loop(self._start()), {}
+
+    async def _start(self) -> list[MessageDict]:
+        client = _SteppedClient(self._rollout)
+        options = {name: self.config[name] for name in ("limits", "seed") if name in self.config}
+        # The members of a group have the same row, and each needs another seed.
+        index = _next_member(self.source)
+        self._rollout.start(run_rollouts(self.env, [self.row], client, first_index=index, max_concurrent=1, **options))
+        request = await self._rollout.next_request()
+        if request is None:
+            raise ConfigError(f"the rollout of row {self.row['example_id']} ended before its first turn")
+        return self._new_messages(request)
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Take the model's text, and return the environment's messages, or the reward."""
+        self.turns += 1
+        return _in_loop(self._step(action))
+
+    async def _step(self, action: str) -> BaseTextEnvStepOutput:
+        self._messages.append({"role": "assistant", "content": action})
+        self._rollout.reply(Response(AssistantMessage(action)))
+        request = await self._rollout.next_request()
+        if request is not None:
+            return BaseTextEnvStepOutput(observations=self._new_messages(request), reward=0.0, done=False, metadata={})
+        record = self._rollout.record
+        assert record is not None
+        reward = math.fsum(rewards_by_turn(record))
+        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata=self.get_metrics())
+
+    def _new_messages(self, request: Request) -> list[MessageDict]:
+        """Return the messages since the last turn."""
+        messages = [{"role": message["role"], "content": text_of(message)} for message in request.messages]
+        count = len(self._messages)
+        if messages[:count] != self._messages:
+            raise ConfigError(
+                "the environment changed earlier messages, but SkyRL's generator only appends messages; use another trainer"
+            )
+        self._messages = messages
+        return messages[count:]
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return the rewards and metrics of the rubric's functions; {} before the end."""
+        record = self._rollout.record
+        if record is None or record.scores is None:
+            return {}
+        return {**record.scores.rewards, **record.scores.metrics}
+
+    def close(self) -> None:
+        """Cancel the rollout, if it has not ended."""
+        _in_loop(self._rollout.close())
+
+
+class _SteppedClient:
+    """A client whose responses are the actions of SkyRL."""
+
+    max_concurrent = 1
+
+    def __init__(self, rollout: StepwiseRollout[Request, Response]):
+        self.rollout = rollout
+
+    async def respond(self, request: Request) -> Response:
+        """Return what SkyRL's model replies to the request."""
+        return await self.rollout.ask(request)
+
+    async def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+
+@functools.cache
+def _load(name: str, env_args: str) -> Environment:
+    """Return the environment, loaded once per process.
+
+    Raises:
+        ConfigError: SkyRL's generator cannot run the environment.
+    """
+    env = load_environment(name, **json.loads(env_args))
+    check_stepwise(env, name, "SkyRL", NOT_SUPPORTED)
+    if env.message_type == "completion":
+        raise ConfigError(f"'{name}' has message_type 'completion'; expected an environment with chat messages")
+    if getattr(env, "tool_defs", None):
+        raise ConfigError(
+            f"'{name}' has tools, but SkyRL's generator passes only texts to environments; expected one without tools"
+        )
+    return env
+
+
+_members: dict[str, int] = {}
+"""Row → the number of its rollouts that have started in this process."""
+
+
+def _next_member(source: str) -> int:
+    number = _members.get(source, 0)
+    _members[source] = number + 1
+    return number
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that runs in a thread for as long as the process: SkyRL calls environments without `await`."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rove-skyrl", daemon=True).start()
+    return loop
+
+
+def _in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()

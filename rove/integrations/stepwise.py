@@ -1,0 +1,110 @@
+"""Rollouts that another program drives step by step: it takes a request of the environment, and replies as the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from rove.core.errors import ConfigError
+from rove.core.protocols import SamplingParams
+from rove.core.records import RolloutRecord
+from rove.envs.environment import Environment
+from rove.integrations.verifiers_export import group_rewards_of
+from rove.rollouts.groups import RolloutError
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
+class StepwiseRollout(Generic[RequestT, ReplyT]):
+    """One rollout whose client passes its requests to another program.
+
+    The client calls `ask`. The other program calls `start`, and then `next_request` and `reply` in turns, until there is no
+    further request.
+    """
+
+    def __init__(self) -> None:
+        self.record: RolloutRecord | None = None
+        """The scored rollout, once it has ended."""
+        self._requests: asyncio.Queue[tuple[RequestT, asyncio.Future[ReplyT]]] = asyncio.Queue()
+        self._reply: asyncio.Future[ReplyT] | None = None
+        self._task: asyncio.Task[list[RolloutRecord]] | None = None
+
+    def start(self, rollout: Coroutine[Any, Any, list[RolloutRecord]]) -> None:
+        """Start the rollout: a call of `run_rollouts` for one row."""
+        self._task = asyncio.create_task(rollout)
+
+    async def ask(self, request: RequestT) -> ReplyT:
+        """Return the other program's reply to a request."""
+        reply: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
+        self._requests.put_nowait((request, reply))
+        return await reply
+
+    async def next_request(self) -> RequestT | None:
+        """Return the next request; None if the rollout has ended.
+
+        Raises:
+            RolloutError: The rollout failed.
+        """
+        if self._task is None:
+            raise ConfigError("the rollout has not been started; call start first")
+        waiting = asyncio.create_task(self._requests.get())
+        try:
+            await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                request, self._reply = waiting.result()
+                return request
+        finally:
+            waiting.cancel()
+        [self.record] = self._task.result()
+        if self.record.error is not None:
+            raise RolloutError(self.record)
+        return None
+
+    def reply(self, reply: ReplyT) -> None:
+        """Reply to the last request."""
+        if self._reply is not None and not self._reply.done():  # it is canceled if the rollout's time limit has passed
+            self._reply.set_result(reply)
+
+    async def end(self, error: Exception) -> None:
+        """Fail the last request, and all further ones, and wait for the end of the rollout.
+
+        Raises:
+            RolloutError: The rollout failed.
+        """
+        while self.record is None:
+            if self._reply is not None and not self._reply.done():
+                self._reply.set_exception(error)
+            await self.next_request()
+
+    async def close(self) -> None:
+        """Cancel the rollout, if it has not ended."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._task
+
+
+def check_stepwise(env: Environment, name: str, library: str, unsupported: Sequence[str]) -> None:
+    """Check that a library that samples every rollout alone can run an environment.
+
+    Args:
+        unsupported: Sampling parameters that the library's generation does not have.
+
+    Raises:
+        ConfigError: The environment has group rewards, or needs one of these sampling parameters.
+    """
+    group_rewards = group_rewards_of(env)
+    if group_rewards:
+        raise ConfigError(
+            f"'{name}' has group rewards ({', '.join(group_rewards)}), but {library} gets the reward of every rollout alone; "
+            "rewrite these functions without @group_reward, or remove them"
+        )
+    sampling = SamplingParams.from_args(env.sampling_args)
+    for parameter in unsupported:
+        if getattr(sampling, parameter) is not None:
+            raise ConfigError(
+                f"'{name}' sets {parameter} in its sampling_args, which {library} does not have; leave it out"
+            )

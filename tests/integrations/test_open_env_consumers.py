@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestServer
-from verifiers_v1_runs import TaughtModel, run_in_verifiers
+from verifiers_v1_runs import TaughtModel, repeatable, run_in_verifiers
 
 import rove as vf
 from rove.core.messages import as_messages
@@ -30,6 +30,8 @@ VERIFIERS = os.environ.get("ROVE_VERIFIERS_V1", "")
 ROWS = int(os.environ.get("ROVE_OPENENV_ROWS", "150"))
 VERIFIERS_ROWS = min(ROWS, 20)
 """Rows of each environment in verifiers, whose episodes take longer."""
+PLAYER = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+"""A conversation on this machine; by default, verifiers gives the model a shell in Prime's sandboxes."""
 DRIVER = Path(__file__).parents[1] / "support" / "open_env_driver.py"
 DRIVER_TIMEOUT_S = 900
 FAILING = """
@@ -168,7 +170,7 @@ def test_episodes_of_openenvs_client_equal_those_of_rove_eval(
         assert record.scores is not None and episode["done"]
         assert episode["reward"] == record.reward
         assert episode["metadata"]["rewards"] == record.scores.rewards
-        assert episode["metadata"]["metrics"] == record.scores.metrics
+        assert repeatable(episode["metadata"]["metrics"]) == repeatable(record.scores.metrics)
         assert episode["metadata"]["stop_condition"] == record.stop_condition
         assert episode["steps"] == len(record.steps)
         observed = [message for observation in episode["observations"] for message in observation["messages"]]
@@ -187,7 +189,7 @@ def test_rewards_in_the_openenv_taskset_of_verifiers_equal_those_of_rove_eval(
     for reference in references.values():
         model.replies |= reference.model.replies
         config = {"base_url": reference.url, "resets": reference.resets(VERIFIERS_ROWS)}
-        runs.append({"taskset": "openenv", "serve": True, "taskset_config": config, "limit": VERIFIERS_ROWS})
+        runs.append(taskset_run(config, VERIFIERS_ROWS))
 
     async def run() -> list[dict[str, list[dict[str, Any]]]]:
         async with model.serving() as url:
@@ -197,6 +199,12 @@ def test_rewards_in_the_openenv_taskset_of_verifiers_equal_those_of_rove_eval(
         rewards = {trace["task"]["data"]["reset"]["index"]: _reward_of(trace) for trace in traces["server"]}
         expected = {record.example_id: record.reward for record in reference.records[:VERIFIERS_ROWS]}
         assert rewards == expected, reference.name
+
+
+def taskset_run(config: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Return a run of verifiers' taskset for `run_in_verifiers`."""
+    env = {"player": PLAYER}
+    return {"taskset": "openenv", "serve": True, "taskset_config": config, "env": env, "limit": limit}
 
 
 def _reward_of(trace: Mapping[str, Any]) -> float:
@@ -228,8 +236,9 @@ def test_the_openenv_taskset_of_verifiers_counts_a_failed_rollout_as_zero(tmp_pa
         client = vf.ScriptedClient(lambda messages, state, rng: '{"message": "a"}')
         async with TestServer(make_app(client, "scripted")) as server:
             config = {"base_url": openenv_url, "resets": [{"index": 0}]}
-            runs = [{"taskset": "openenv", "serve": True, "taskset_config": config, "limit": 1}]
-            return await run_in_verifiers(VERIFIERS, f"{server.make_url('/v1')}", runs, tmp_path, {})
+            return await run_in_verifiers(
+                VERIFIERS, f"{server.make_url('/v1')}", [taskset_run(config, 1)], tmp_path, {}
+            )
 
     with served("failing", {}, tmp_path) as url:
         [[trace]] = [traces["server"] for traces in asyncio.run(run(url))]

@@ -123,7 +123,7 @@ def told_by_traces(traces: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, A
         by_row[trace["task"]["data"]["row"]["example_id"]] = {
             "ok": trace["ok"],
             "rewards": rewards,
-            "metrics": {name: value for name, value in trace["metrics"].items() if value is not None},
+            "metrics": repeatable(trace["metrics"]),
             "turns": sum(node["sampled"] for node in trace["nodes"]),
             "stop": trace["stop_condition"],
             "errors": [error["type"] for error in trace["errors"]],
@@ -141,9 +141,14 @@ def told_by_records(records: Sequence[vf.RolloutRecord]) -> dict[int, dict[str, 
             "rewards": {name: [value, scores.weights[name]] for name, value in scores.rewards.items()}
             if scores
             else {},
-            "metrics": scores.metrics if scores else {},
+            "metrics": repeatable(scores.metrics) if scores else {},
             "turns": len(record.steps),
             "stop": record.stop_condition,
             "errors": [record.error.type] if record.error else [],
         }
     return by_row
+
+
+def repeatable(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the metrics that are equal in two runs, without measured times such as `sandbox_ready_wait_time`."""
+    return {name: value for name, value in metrics.items() if value is not None and not name.endswith("_time")}

@@ -81,15 +81,17 @@ test-integrations: $(STAMP)  ## other libraries' environments, the slow tests to
 	build/tasksets/bin/python -m pip install --quiet "verifiers>=0.4,<0.5"
 	ROVE_VERIFIERS_V1=$(CURDIR)/build/tasksets/bin/python $(BIN)/python -m pytest -q tests/integrations/test_taskset.py
 
+# pip reads the settings that name a CPU build of torch; uv does not, and installs 5 GB of CUDA libraries.
 test-trainers: $(STAMP)  ## rove's environments in other people's trainers, each in a virtual environment of its own
 	test -d build/trainers/verifiers || $(PYTHON) -m venv build/trainers/verifiers
 	$(BIN)/uv pip install --quiet --python build/trainers/verifiers/bin/python -c constraints.txt -r tests/trainer_verifiers.txt -e .
 	$(BIN)/uv pip check --python build/trainers/verifiers/bin/python
-	ROVE_VERIFIERS_V1=$(CURDIR)/build/trainers/verifiers/bin/python $(BIN)/python -m pytest -q tests/integrations/test_verifiers_v1.py
 	test -d build/trainers/trl || $(PYTHON) -m venv build/trainers/trl
-	$(BIN)/uv pip install --quiet --python build/trainers/trl/bin/python -c constraints.txt "torch==2.13.0" -r tests/trainer_trl.txt -e ".[train,hf]"
+	build/trainers/trl/bin/python -m pip install --quiet -c constraints.txt "torch==2.13.0"
+	$(BIN)/uv pip install --quiet --python build/trainers/trl/bin/python -c constraints.txt -r tests/trainer_trl.txt -e ".[train,hf]"
 	$(BIN)/uv pip check --python build/trainers/trl/bin/python
 	TRL_EXPERIMENTAL_SILENCE=1 build/trainers/trl/bin/python -m pytest -q tests/integrations/test_trl.py
+	ROVE_VERIFIERS_V1=$(CURDIR)/build/trainers/verifiers/bin/python ROVE_OPENENV=$(CURDIR)/build/trainers/trl/bin/python $(BIN)/python -m pytest -q tests/integrations/test_verifiers_v1.py tests/integrations/test_open_env_consumers.py
 	# pip installs torch, because it finds builds for the CPU in the folders of its settings; uv then keeps it.
 	for name in cookbook skyrl; do \
 		test -d build/trainers/$$name || $(PYTHON) -m venv build/trainers/$$name; \

@@ -6,7 +6,11 @@ The tests with `GRPOTrainer` need TRL 1.16; `make test-trainers` installs it.
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from toys import Quiz, right, rows, says
 
 import rove as vf
 from rove.core.errors import ConfigError
+from rove.core.messages import text_of
 from rove.integrations.trl import Rollouts, rubric_from_trl
 from rove.integrations.trl_tools import ToolEnvironments
 from rove.models.from_scratch import train_tokenizer
@@ -23,6 +28,7 @@ from rove.models.load import load_model
 from rove.stages.reporter import SilentReporter
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
+ROOT = Path(__file__).parents[2]
 MAX_LOGPROB_DIFFERENCE = 1e-4
 GROUP = 4
 OPTIONS: dict[str, Any] = {
@@ -251,3 +257,45 @@ def test_trl_trains_with_an_environment_factory(model: Path, tmp_path: Path) -> 
     trainer.train()
     [log] = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert log["reward"] == 0.0 and log["rewards/lookup/mean"] == 0.0
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    """The URL of `rove serve --openenv reverse_text`."""
+    command = [sys.executable, "-m", "rove.cli.main", "serve", "--openenv", "reverse_text", "--port", "0"]
+    arguments = ["--env-args", '{"num_examples": 4}']
+    env = {**os.environ, "PYTHONPATH": str(Path(vf.__file__).parents[1])}
+    with subprocess.Popen([*command, *arguments], env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[3]
+        process.terminate()
+
+
+@needs_trl
+@pytest.mark.slow
+def test_trl_trains_with_an_openenv_server_as_the_guide_says(served: str, model: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "other_trainers.md").read_text(encoding="utf-8")
+    [block] = [block for block in page.split("```") if "class Episode:" in block]
+    program = block.removeprefix("python no-run\n").replace("http://127.0.0.1:8000", served)
+    program = program.replace('"tictactoe"', '"reverse_text"').replace("models/tiny", str(model))
+    options = f'"{tmp_path}", max_completion_length=32, **OPTIONS'
+    program = program.replace('"runs/trl", max_steps=100', options)
+    names: dict[str, Any] = {"OPTIONS": {**OPTIONS, "max_steps": 1}}
+    exec(compile(program, "other_trainers.md", "exec"), names)
+    trainer = names["trainer"]
+    trainer.train()
+    [log] = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert log["reward"] == 0.0 and log["rewards/Episode/mean"] == 0.0  # random weights call no tool
+
+    # The class earns what `rove eval` does.
+    env = vf.load_environment("reverse_text", num_examples=4)
+    rows = env.get_dataset()
+    assert [task["prompt"] for task in names["tasks"]] == [row["prompt"] for row in rows]
+    for policy in ("oracle", "copycat"):
+        for record in vf.run_rollouts_sync(env, rows, vf.ScriptedClient(env.policies[policy])):
+            episode = names["Episode"]()
+            episode.reset(**names["tasks"][record.example_id])
+            assert episode.get_reward() == 0.0
+            episode.send(text_of(record.completion[-1]))
+            assert episode.get_reward() == record.reward
+            assert episode.send("more") == "The task has ended."

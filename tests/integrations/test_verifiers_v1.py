@@ -36,7 +36,6 @@ ENVIRONMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "word_game": (["solver", "novice"], {}),
 }
 """Environments shipped with rove → the scripted policies that the endpoint repeats, and arguments."""
-SANDBOXED = {"math_python", "needle"}
 
 needs_verifiers = pytest.mark.skipif(not PYTHON, reason="ROVE_VERIFIERS_V1 names no Python with verifiers 0.4 and rove")
 Told = dict[str, dict[int, dict[str, Any]]]
@@ -122,6 +121,16 @@ def load_environment(judge=False):
 """
 
 
+MIXED = """
+import rove as vf
+
+
+def load_environment():
+    names = ["reverse_text", "sums"]
+    return vf.EnvGroup([vf.load_environment(name, num_examples=4) for name in names], names)
+"""
+
+
 class OddModel:
     """A model that fails or stays silent, as the question says; the model "judge" says "good"."""
 
@@ -146,6 +155,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[st
     """The traces of an environment with failures: with limits of the agent, with a judge, and from a killed server."""
     folder = tmp_path_factory.mktemp("odd")
     (folder / "odd.py").write_text(ODD, encoding="utf-8")
+    (folder / "mixed.py").write_text(MIXED, encoding="utf-8")
     limits = ["--env.agent.max-turns", "3", "--env.agent.timeout.rollout", "6"]
     judge = ["-n", "1", "--env.taskset.args.judge", "true", "--env.taskset.model-roles.judge.model", "judge"]
     killed = {"serve": True, "kill_after": 7, "taskset_config": {"split": "eval"}, "limit": 40}
@@ -153,11 +163,12 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[st
         {"taskset": "odd_v1", "words": limits},
         {"taskset": "odd_v1", "words": judge},
         {"taskset": "reverse_text_v1", **killed},
+        {"taskset": "mixed_v1", "serve": True, "taskset_config": {"split": "eval"}, "limit": 8},
     ]
 
     async def run() -> list[dict[str, list[dict[str, Any]]]]:
         async with TestServer(make_app(OddModel(), ["scripted", "judge"])) as server:
-            modules = {"odd_v1": "odd", "reverse_text_v1": "reverse_text"}
+            modules = {"odd_v1": "odd", "reverse_text_v1": "reverse_text", "mixed_v1": "mixed"}
             return await run_in_verifiers(PYTHON, f"{server.make_url('/v1')}", runs, folder, modules)
 
     return asyncio.run(run())
@@ -203,6 +214,16 @@ def test_model_roles_are_replaced_counted_and_not_trained_on(odd: list[dict[str,
 def test_a_killed_server_loses_no_rollout(odd: list[dict[str, list[dict[str, Any]]]]) -> None:
     records = vf.load_environment("reverse_text").generate_sync(says("yes"), num_examples=40)
     assert told_by_traces(odd[2]["server"]) == told_by_records(records)
+
+
+@needs_verifiers
+@pytest.mark.slow
+def test_a_group_of_environments_is_one_taskset(odd: list[dict[str, list[dict[str, Any]]]]) -> None:
+    names = ["reverse_text", "sums"]
+    group = vf.EnvGroup([vf.load_environment(name, num_examples=4) for name in names], names)
+    records = group.generate_sync(says("yes"), num_examples=8)
+    told = told_by_traces(odd[3]["server"])
+    assert len(told) == 8 and told == told_by_records(records)
 
 
 def test_what_verifiers_cannot_run_is_refused_by_name() -> None:

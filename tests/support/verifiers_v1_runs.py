@@ -21,7 +21,8 @@ from rove.server.app import make_app
 
 DRIVER = Path(__file__).with_name("verifiers_v1_driver.py")
 ROOT = Path(__file__).parents[2]
-DRIVER_TIMEOUT_S = 1800
+DRIVER_TIMEOUT_S = 7200
+"""Ends a driver that hangs; two loaded cores have needed more than half an hour for all environments."""
 UNKNOWN = "I do not know."
 """What the endpoint says in a conversation that it was not taught."""
 
@@ -103,7 +104,11 @@ async def run_in_verifiers(
         stderr=asyncio.subprocess.PIPE,
         limit=1 << 30,
     )
-    out, errors = await asyncio.wait_for(process.communicate(json.dumps(job).encode()), DRIVER_TIMEOUT_S)
+    try:
+        out, errors = await asyncio.wait_for(process.communicate(json.dumps(job).encode()), DRIVER_TIMEOUT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
     text = errors.decode(errors="replace")
     assert process.returncode == 0, text[-8000:]
     sys.stderr.write(text[-2000:])
@@ -118,7 +123,7 @@ def told_by_traces(traces: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, A
         by_row[trace["task"]["data"]["row"]["example_id"]] = {
             "ok": trace["ok"],
             "rewards": rewards,
-            "metrics": {name: value for name, value in trace["metrics"].items() if value is not None},
+            "metrics": repeatable(trace["metrics"]),
             "turns": sum(node["sampled"] for node in trace["nodes"]),
             "stop": trace["stop_condition"],
             "errors": [error["type"] for error in trace["errors"]],
@@ -136,9 +141,14 @@ def told_by_records(records: Sequence[vf.RolloutRecord]) -> dict[int, dict[str, 
             "rewards": {name: [value, scores.weights[name]] for name, value in scores.rewards.items()}
             if scores
             else {},
-            "metrics": scores.metrics if scores else {},
+            "metrics": repeatable(scores.metrics) if scores else {},
             "turns": len(record.steps),
             "stop": record.stop_condition,
             "errors": [record.error.type] if record.error else [],
         }
     return by_row
+
+
+def repeatable(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the metrics that are equal in two runs, without measured times such as `sandbox_ready_wait_time`."""
+    return {name: value for name, value in metrics.items() if value is not None and not name.endswith("_time")}

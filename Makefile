@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -21,8 +21,8 @@ test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, o
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real and not matrix" -q --timeout 1800 $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
-	$(BIN)/ruff format --check rove environments examples tests benchmarks shim docs/site
-	$(BIN)/ruff check rove environments examples tests benchmarks shim docs/site
+	$(BIN)/ruff format --check hatch_build.py rove environments examples tests benchmarks shim docs/site
+	$(BIN)/ruff check hatch_build.py rove environments examples tests benchmarks shim docs/site
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs/test_glossary.py tests/test_windows.py
@@ -102,6 +102,11 @@ coverage: $(STAMP)  ## line and branch coverage of the quick tests per package; 
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
+
+release:  ## check all that a release needs, and leave its files in dist/; ARGS=--rehearsal before there is a tag (docs/guides/release.md)
+	test -d build/release || $(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet -r tests/release.txt
+	build/release/bin/python tests/support/release.py $(ARGS)
 
 shim: $(STAMP)  ## the distribution that stands for verifiers, into dist/; docs/compat.md tells how to use it
 	$(BIN)/python -m build --wheel --outdir dist shim

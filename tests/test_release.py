@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import release
+import yaml
 from markdown_it import MarkdownIt
 from release import ReleaseError
 
@@ -23,7 +24,7 @@ PAGES = f"{REPOSITORY}/blob/v{rove.__version__}/"
 
 
 def rendered(markdown: str) -> str:
-    return MarkdownIt("commonmark").render(markdown)
+    return MarkdownIt("commonmark").enable("table").render(markdown)
 
 
 def dead_addresses(html: str, repository: str) -> list[str]:
@@ -147,3 +148,49 @@ def test_builds_that_differ_are_refused(tree: Path, monkeypatch: pytest.MonkeyPa
 def test_two_builds_in_different_folders_are_equal(tmp_path: Path) -> None:
     release.check_reproducible(ROOT, tmp_path / "dist")
     assert sorted(file.suffix for file in (tmp_path / "dist").iterdir()) == [".gz", ".whl"]
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+MAKE_TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def commands_of(workflow: Path) -> list[str]:
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+    return [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+
+
+def test_workflows_run_targets_of_the_makefile() -> None:
+    commands = [command for workflow in WORKFLOWS for command in commands_of(workflow)]
+    outside = [command for command in commands if not command.startswith("make ")]
+    assert outside == ["choco install make --no-progress"]  # Windows has no make
+    targets = {command.split()[1] for command in commands if command.startswith("make ")}
+    assert targets == {"check", "test", "test-broad", "release", "docs", "test-pythons"}
+    assert targets <= MAKE_TARGETS
+
+
+def test_workflows_test_every_python_on_three_systems() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8"))["jobs"]
+    matrix = jobs["pythons"]["strategy"]["matrix"]
+    assert [name.split("-")[0] for name in matrix["os"]] == ["ubuntu", "macos", "windows"]
+    assert set(matrix["python"]) == {"3.11", "3.12", "3.13", "3.14"}
+
+
+def test_the_citation_states_no_version_of_its_own() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
+    assert "version" not in citation
+
+
+def test_the_image_and_the_services_use_files_and_options_that_exist() -> None:
+    copied = re.findall(r"^COPY (\S+) \S+$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert copied == [".", "constraints.txt"] and all((ROOT / name).exists() for name in copied)
+    services = yaml.safe_load((ROOT / "compose.yml").read_text(encoding="utf-8"))["services"]
+    command = services["rove"]["command"]
+    assert command[:2] == ["eval", "reverse_text"] and "http://vllm:8000/v1" in command
+    assert set(services["rove"]["depends_on"]) <= set(services)
+
+
+def test_pages_for_contributors_link_to_files_that_exist() -> None:
+    html = rendered((ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    names = re.findall(r'href="([^"#]+)"', html)
+    assert len(names) > 5 and all((ROOT / name).is_file() for name in names)

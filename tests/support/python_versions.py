@@ -21,7 +21,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build/pythons"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-TESTS = ("tests/core", "tests/wire")
+TESTS = (
+    *(f"tests/core/test_{name}.py" for name in ("checks", "config", "digest", "messages", "model_roles", "state")),
+    *(f"tests/wire/test_{name}.py" for name in ("common", "tokens")),
+    "tests/rubrics/test_parser.py",
+)
+"""Tests that need the core and pytest only."""
 TEST_TOOLS = ("pytest>=8.2", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "hypothesis>=6.100")
 FIRST_COMMANDS = (
     "rove --version",

@@ -110,7 +110,7 @@ coverage: $(STAMP)  ## line and branch coverage of the quick tests per package; 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
 
-release:  ## check all that a release needs, and leave its files in dist/; ARGS=--rehearsal before there is a tag (docs/guides/release.md)
+release:  ## check all that a release needs, and leave its files in dist/; ARGS=--rehearsal before there is a tag (docs/releasing.md)
 	test -d build/release || $(PYTHON) -m venv build/release
 	build/release/bin/python -m pip install --quiet -r tests/release.txt
 	build/release/bin/python tests/support/release.py $(ARGS)

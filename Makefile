@@ -1,12 +1,12 @@
 # Every target creates the virtual environment if it is missing, installs into it, and runs.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # Tests start hundreds of interpreters: compiled modules are kept, whatever the shell asks for.
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-pythons test-notebook test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release docker shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -24,8 +24,8 @@ test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, o
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real and not matrix" -q --timeout 1800 $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
-	$(BIN)/ruff format --check rove environments examples tests benchmarks shim docs/site
-	$(BIN)/ruff check rove environments examples tests benchmarks shim docs/site
+	$(BIN)/ruff format --check hatch_build.py rove environments examples tests benchmarks shim docs/site
+	$(BIN)/ruff check hatch_build.py rove environments examples tests benchmarks shim docs/site
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs/test_glossary.py tests/test_windows.py
@@ -111,6 +111,13 @@ test-clients: $(STAMP)  ## other people's clients of `rove serve`, in an environ
 	$(BIN)/uv pip install --quiet --python build/clients/bin/python -c constraints.txt -r tests/server_clients.txt
 	ROVE_CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest -q tests/server/test_clients.py
 
+test-pythons:  ## the wheel on every Python of this machine; ARGS="--dependencies --extras" also with the lowest dependencies and each extra alone
+	$(PYTHON) tests/support/python_versions.py $(ARGS)
+
+test-notebook: $(STAMP)  ## notebooks/first_run.ipynb, with a kernel of Jupyter
+	rm -rf build/notebook && $(BIN)/python -m pip install --quiet --target build/notebook "nbclient>=0.10" "ipykernel>=6.29"
+	PYTHONPATH=$(CURDIR)/build/notebook $(BIN)/python -m pytest -q tests/docs/test_notebook.py
+
 test-all: $(STAMP)  ## every test target once, and a table of what passed, failed and was skipped, and why
 	$(BIN)/python tests/support/all_targets.py
 
@@ -120,6 +127,16 @@ coverage: $(STAMP)  ## line and branch coverage of the quick tests per package; 
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
+
+release:  ## check all that a release needs, and leave its files in dist/; ARGS=--rehearsal before there is a tag (docs/releasing.md)
+	test -d build/release || $(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet -r tests/release.txt
+	build/release/bin/python tests/support/release.py $(ARGS)
+
+docker:  ## the image of the Dockerfile, and an evaluation in it; nothing where Docker does not run
+	@if docker info >/dev/null 2>&1; then \
+		docker build --tag rove . && docker run --rm rove eval tictactoe -m scripted:teacher -n 4 -r 1; \
+	else echo "docker: skipped, because no Docker daemon answers"; fi
 
 shim: $(STAMP)  ## the distribution that stands for verifiers, into dist/; docs/compat.md tells how to use it
 	$(BIN)/python -m build --wheel --outdir dist shim

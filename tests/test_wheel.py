@@ -115,6 +115,15 @@ def test_the_first_command_needs_no_setting_no_network_and_no_torch(machine: Mac
     assert not packages & {"torch", "transformers", "tokenizers", "datasets", "numpy", "openai", "pydantic"}
 
 
+def test_uvx_runs_the_first_command_without_an_installation(machine: Machine, tmp_path: Path):
+    uvx = [str(Path(sys.executable).with_name("uv")), "tool", "run", "--from", str(machine.wheel)]
+    words = ["rove", "eval", "tictactoe", "-m", "scripted:teacher", "-n", "4", "-r", "1"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([*uvx, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 rollouts scored" in done.stdout
+
+
 def test_the_first_rollout_is_scored_within_two_cpu_seconds(machine: Machine, tmp_path: Path):
     words = ("rove", "eval", "tictactoe", "-m", "scripted:teacher", "-n", "1", "-r", "1", "--json")
     machine.run("rove", "--help", cwd=tmp_path)  # writes the bytecode, once

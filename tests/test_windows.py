@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 PROGRAM = Path(__file__).parent / "support" / "windows_like.py"
 QUESTIONS = '{"question": "2+2?", "answer": "4"}\n{"question": "3+2?", "answer": "5"}\n'
+NO_LOCKS = "this system has no file locks"
+NO_COMPILER = "there is no C compiler"
+
+
+def start(words: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(PROGRAM), *words.split()]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, text=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+
+
+def run(words: str, folder: Path) -> tuple[str, str]:
+    """Run a command and return what it wrote to stdout and to stderr."""
+    process = start(words, folder)
+    out, err = process.communicate()
+    assert process.returncode == 0, f"rove {words}: {out[-1000:]}{err[-2000:]}"
+    return out, err
 
 
 @pytest.mark.slow
@@ -29,6 +47,40 @@ def test_commands_need_nothing_that_windows_lacks(tmp_path: Path) -> None:
         "export a",
         "audit sums --only load -n 2",
     ):
-        command = [sys.executable, str(PROGRAM), *words.split()]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        assert done.returncode == 0, f"rove {words}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        run(words, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_missing_lock_is_reported_in_one_line(tmp_path: Path) -> None:
+    _, err = run("eval tictactoe -m scripted:teacher -n 1 -r 1 --run-dir a", tmp_path)
+    assert [line for line in err.splitlines() if NO_LOCKS in line] == err.splitlines()
+
+
+@pytest.mark.slow
+def test_the_viewer_answers(tmp_path: Path) -> None:
+    run("eval tictactoe -m scripted:teacher -n 1 -r 1 --run-dir runs/a", tmp_path)
+    process = start("view runs --port 0", tmp_path)
+    try:
+        assert process.stdout is not None
+        match = re.search(r"http://\S+", process.stdout.readline())
+        assert match is not None
+        with urllib.request.urlopen(f"{match[0].rstrip('/')}/api/runs") as reply:
+            assert b'"a"' in reply.read()
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+@pytest.mark.broad
+@pytest.mark.timeout(900)
+def test_sft_and_rl_need_nothing_that_windows_lacks(tmp_path: Path) -> None:
+    run("eval tictactoe -m scripted:teacher --train -n 20 -r 1 --run-dir data", tmp_path)
+    run("model new --env tictactoe -o small --games 10", tmp_path)
+    _, err = run(
+        "--no-compiler sft --data data -m small --epochs 1 --batch-size 8 --final-eval-rollouts 2 --run-dir sft",
+        tmp_path,
+    )
+    assert err.count(NO_COMPILER) == 1 and "slower" in err
+    _, err = run("--no-compiler rl tictactoe -m sft/final --steps 1 --batch-size 8 -t 12 --run-dir rl", tmp_path)
+    assert err.count(NO_COMPILER) == 1
+    assert (tmp_path / "rl/metrics.jsonl").read_text().count("\n") == 1

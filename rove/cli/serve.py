@@ -7,7 +7,6 @@ import json
 import shlex
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -30,6 +29,7 @@ from rove.core.plain import JsonMapping
 from rove.envs.loading import load_environment
 from rove.stages.reporter import ConsoleReporter
 from rove.stages.serving import HELLO, OpenEnvConfig, ServeConfig, api_key_of, example_of, served_client
+from rove.utils.systems import on_signals
 from rove.utils.units import counted
 
 
@@ -173,9 +173,7 @@ def run_open_env(config: OpenEnvConfig, console: Console) -> None:
     async def run_server() -> None:
         stop = asyncio.Event()
         async with listening(server.app(), config.host, config.port) as runner:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                with suppress(NotImplementedError):  # on Windows
-                    asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            on_signals(stop.set, signal.SIGTERM, signal.SIGINT)
             url = base_url_of(runner).removesuffix("/v1")
             console.print(f"serving {env.env_id} at {url} with the OpenEnv protocol (Ctrl-C stops it)", soft_wrap=True)
             hint(

@@ -21,7 +21,7 @@ from rove.train.config import EvaluationConfig, RLConfig, SFTConfig
 from rove.train.learner import Learner, add_lora
 from rove.train.sequences import TrainingSequence
 from rove.train.sft import OBJECTIVE
-from rove.utils.processes import peak_memory
+from rove.utils.systems import peak_memory
 from rove.utils.units import human_bytes, human_seconds
 
 MAX_TURN_TOKENS = 9

@@ -13,7 +13,8 @@ from typing import Any
 
 from rove.core.errors import MCPServerError
 from rove.mcp.settings import ServerSettings
-from rove.utils.processes import SIGKILL, has_ended, kill_marked, signal_group, start_group
+from rove.utils.processes import has_ended, kill_marked, start_group
+from rove.utils.systems import SIGKILL, signal_group
 
 CLOSE_TIMEOUT_S = 2.0
 """Maximum seconds to wait for a server to end after its stdin is closed, and the same time again after SIGTERM."""

@@ -16,11 +16,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, RunError
 from rove.utils.files import open_regular, read_lines, truncate_torn_line
-
-try:
-    import fcntl
-except ImportError:  # Windows: concurrent annotations are not locked
-    fcntl = None
+from rove.utils.systems import lock_file
 
 FILE = "annotations.jsonl"
 MAX_TAG_CHARS = 40
@@ -161,8 +157,7 @@ def annotate(folder: Path, change: Change) -> None:
         raise ConfigError("the change is empty; pass tags to add or remove, or a note")
     line = msgspec.json.encode(msgspec.structs.replace(change, at=change.at or time.time()))
     with open_regular(folder / FILE, "ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file)
         truncate_torn_line(folder / FILE)  # an incomplete line was never acknowledged
         file.write(line + b"\n")
         file.flush()

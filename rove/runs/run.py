@@ -56,11 +56,7 @@ from rove.utils.files import (
     remove,
     truncate_torn_line,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows: concurrent writers are not detected
-    fcntl = None
+from rove.utils.systems import can_lock, lock_file
 
 OWNED = (
     "rollouts.jsonl",
@@ -221,12 +217,12 @@ class Run(RunFiles):
             self.write_json("versions.json", [*recorded, current])
 
     def _acquire(self) -> None:
-        if fcntl is None:
+        if not can_lock():
             return
         # The kernel releases the lock when the process ends, however it ends. The file stays: deleting it would be a race.
         self._lock = open_regular(self.path / ".lock", "ab")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._lock, wait=False)
         except OSError as error:
             self._lock.close()
             self._lock = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +13,7 @@ from aiohttp import web
 from rove.core.errors import ConfigError
 from rove.server.admission import HOST
 from rove.server.app import QUEUE
+from rove.utils.systems import on_signals
 
 SOCKET_BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
@@ -91,10 +92,7 @@ async def serve(
         stop.set()
 
     async with listening(app, host, port) as runner:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError):  # on Windows Ctrl-C interrupts without draining
-                loop.add_signal_handler(number, on_signal)
+        on_signals(on_signal, signal.SIGTERM, signal.SIGINT)
         on_start(base_url_of(runner))
         await stop.wait()
         queue.draining = True

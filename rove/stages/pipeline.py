@@ -25,7 +25,8 @@ from rove.stages.reporter import Reporter
 from rove.statistics.format import interval, percent
 from rove.utils.console import TextTable, styled
 from rove.utils.files import atomic_write
-from rove.utils.processes import peak_memory, release_memory
+from rove.utils.processes import release_memory
+from rove.utils.systems import peak_memory
 
 if TYPE_CHECKING:
     from rove.train.config import RLConfig, SFTConfig, TrainingConfig

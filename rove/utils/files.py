@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rove.core.errors import RunError
-
-try:
-    import fcntl
-except ImportError:  # Windows: files are not locked there
-    fcntl = None
+from rove.utils.systems import lock_file
 
 MAX_FILE_BYTES = 1 << 26
 """Size limit of a file that is read whole."""
@@ -173,8 +169,7 @@ def file_lock(file: Path) -> Iterator[None]:
     """Wait for a lock that the processes of this machine share, and hold it. The empty lock file remains afterward."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as stream:
-        if fcntl is not None:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        lock_file(stream)
         yield
 
 

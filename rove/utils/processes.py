@@ -15,13 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-try:
-    import resource
-except ImportError:  # Windows: memory is not measured there
-    resource = None
+from rove.utils.systems import SIGKILL, shell_command, signal_group
 
-SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""Signal that ends a process immediately. Windows has only SIGTERM, which has the same effect there."""
 GRACE_SECONDS = 1.0
 """Maximum time for a process to end after SIGTERM, and for its pipes to close after it has ended."""
 KILLED_SECONDS = 5.0
@@ -42,14 +37,6 @@ class CommandResult(NamedTuple):
     """The end of the command's stderr."""
     exit_code: int
     """Exit code; a negative value is the negated number of the signal that ended the process."""
-
-
-def peak_memory() -> int:
-    """Return the peak memory of this process in bytes (its resident set); 0 on Windows, where it is unknown."""
-    if resource is None:
-        return 0
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else 1024 * used
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -85,13 +72,6 @@ def keep_freed_memory() -> None:
         return
     if set_option(M_MMAP_THRESHOLD, 2**31 - 1) or set_option(M_MMAP_THRESHOLD, 2**25):
         set_option(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def signal_group(group: int, number: signal.Signals) -> None:
-    """Send a signal to a process group, if it still exists. Windows has no groups: only the first process gets it."""
-    send = os.killpg if hasattr(os, "killpg") else os.kill
-    with suppress(ProcessLookupError, PermissionError):
-        send(group, number)
 
 
 SAFE_VARIABLES = (
@@ -134,7 +114,7 @@ def kill_marked(variable: str, value: str) -> int:
             break
         for pid in newly_marked:
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, SIGKILL)
         killed |= newly_marked
     return len(killed)
 
@@ -211,7 +191,7 @@ async def run_command(
         cwd: Working folder. Default: the current folder.
         max_chars: Maximum characters returned of stdout and of stderr; longer output is cut at the start.
     """
-    words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    words = shell_command(command) if isinstance(command, str) else command
     process = await start_group(*words, env=dict(env), cwd=cwd)
     # Kills the group even if the event loop is closed while the command runs.
     last_resort = weakref.finalize(process, signal_group, process.pid, SIGKILL)

@@ -15,7 +15,7 @@ from rove.doctor.machine import position_bytes
 from rove.engine.engine import CACHE_BYTES
 from rove.models.from_scratch import new_model
 from rove.train.config import RLConfig, SFTConfig
-from rove.utils.processes import peak_memory
+from rove.utils.systems import peak_memory
 
 EVALUATION = {"env": "parity", "num_examples": 8, "every": 2}
 RL = convert(

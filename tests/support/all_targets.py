@@ -26,6 +26,8 @@ TARGETS = (
     "test-integrations",
     "test-trainers",
     "test-clients",
+    "test-pythons",
+    "test-notebook",
 )
 LOGS = Path("build/test-all")
 SUMMARY = re.compile(r"^(?:=+ )?(?:\d+ \w+, )*\d+ \w+ in [\d.]+s")

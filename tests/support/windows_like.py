@@ -1,14 +1,16 @@
 """Make this interpreter lack what Windows lacks, then run `rove` with the given words.
 
-`python windows_like.py WORDS…` runs on Linux, so it shows only that rove does not need the missing modules and functions. It does
-not test paths, locks or processes of Windows.
+`python windows_like.py WORDS…` runs on Linux, so it shows only that rove does not need the missing modules, functions and files.
+It does not test paths, locks or processes of Windows. `--no-compiler` before the words also hides the C compiler.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,14 +28,18 @@ OS_NAMES = (
     "geteuid",
     "getgid",
     "getloadavg",
+    "getpgrp",
     "getpgid",
     "getuid",
     "killpg",
     "mkfifo",
     "nice",
+    "posix_spawn",
+    "posix_spawnp",
     "pread",
     "register_at_fork",
     "sched_getaffinity",
+    "setpgid",
     "setsid",
     "statvfs",
     "sysconf",
@@ -46,6 +52,8 @@ SIGNAL_NAMES = (
     "SIGKILL",
     "SIGPIPE",
     "SIGQUIT",
+    "SIGSTOP",
+    "SIGCONT",
     "SIGUSR1",
     "SIGUSR2",
     "pthread_sigmask",
@@ -63,6 +71,26 @@ def remove_posix() -> None:
             if hasattr(owner, name):
                 delattr(owner, name)
     subprocess.Popen.kill = subprocess.Popen.terminate  # as on Windows; the POSIX version needs SIGKILL
+    asyncio.SelectorEventLoop.add_signal_handler = refuse_handler
+    sys.addaudithook(refuse_proc)
+
+
+def refuse_handler(*_: object) -> None:
+    """Raise what the event loops of Windows raise."""
+    raise NotImplementedError
+
+
+def refuse_proc(event: str, arguments: tuple[object, ...]) -> None:
+    """Hide the files of /proc."""
+    if event == "open" and str(arguments[0]).startswith("/proc/"):
+        raise FileNotFoundError(arguments[0])
+
+
+def hide_compilers() -> None:
+    """Make `shutil.which` find nothing that compiles C."""
+    which = shutil.which
+    compilers = ("cc", "gcc", "clang")
+    shutil.which = lambda name, *options, **more: None if name in compilers else which(name, *options, **more)
 
 
 if __name__ == "__main__":
@@ -70,6 +98,9 @@ if __name__ == "__main__":
     for name in ("asyncio", "multiprocessing.util", "selectors", "tempfile"):
         importlib.import_module(name)
     remove_posix()
+    if sys.argv[1] == "--no-compiler":
+        del sys.argv[1]
+        hide_compilers()
     from rove.cli.main import main
 
     main()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rove.utils.processes import CommandResult, release_memory, run_command, signal_group
+from rove.utils.processes import CommandResult, release_memory, run_command
+from rove.utils.systems import signal_group
 from tests.server.test_server import until
 
 ENV = {"PATH": os.environ["PATH"]}

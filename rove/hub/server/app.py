@@ -37,6 +37,7 @@ from rove.hub.server.shadowing import check_not_shadowing
 from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 from rove.hub.server.uploads import UploadLimits, Uploads, body_timeout
 from rove.server import base_url_of, listening
+from rove.utils.systems import on_signals
 
 T = TypeVar("T")
 
@@ -339,8 +340,7 @@ async def serve_hub(app: web.Application, host: str, port: int, on_start: Callab
     `on_start` is called with the address once the server is running; see `serving`.
     """
     stop = asyncio.Event()
-    with suppress(NotImplementedError):  # Windows
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    on_signals(stop.set, signal.SIGTERM)
     async with serving(app, host, port) as url:
         on_start(url)
         await stop.wait()

@@ -29,12 +29,7 @@ from rove.hub.package.manifest import Manifest, find_markup
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
 from rove.hub.server.tokens import Access
-
-try:
-    import fcntl
-except ImportError:  # Windows: a concurrent cleanup is not locked there
-    fcntl = None
-
+from rove.utils.systems import can_lock, lock_file, sync_files
 
 MAX_RUN_BYTES = 4 << 20
 MAX_MODEL_CHARS = 200
@@ -181,7 +176,7 @@ class Store:
         """
         try:
             # Rows make files visible, so that the files must reach the disk first.
-            _sync(*(draft / file.filename for file in files), draft)
+            sync_files(*(draft / file.filename for file in files), draft)
             with self.database.write() as change:
                 self.check_new(owner, manifest.name, manifest.version, change)
                 id = _environment(change, owner, manifest.name)
@@ -190,7 +185,7 @@ class Store:
                 shutil.rmtree(version_folder, ignore_errors=True)  # left by a crash: it has no rows
                 version_folder.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(draft, version_folder)
-                _sync(version_folder.parent, version_folder.parent.parent, self.files)
+                sync_files(version_folder.parent, version_folder.parent.parent, self.files)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -223,7 +218,7 @@ class Store:
         draft = self.new_draft()
         try:
             (draft / run.id).write_bytes(run.content)
-            _sync(draft / run.id)
+            sync_files(draft / run.id)
             with self.database.write() as change:
                 _, id = _version_id(change, owner, name, version)
                 [(count,)] = change.execute("SELECT COUNT(*) FROM runs WHERE version = ?", [id])
@@ -234,7 +229,7 @@ class Store:
                 folder = self.files / owner / name / version / "runs"
                 folder.mkdir(exist_ok=True)
                 os.replace(draft / run.id, folder / f"{run.id}.json")
-                _sync(folder, folder.parent)
+                sync_files(folder, folder.parent)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -257,13 +252,13 @@ class Store:
         Returns:
             Published files that are missing or have a wrong size; none unless the folder was modified from outside.
         """
-        if fcntl is None:
+        if not can_lock():
             return self._sweep()
         missing: list[str] = []
         with suppress(BlockingIOError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._lock, wait=False)
             missing = self._sweep()
-        fcntl.flock(self._lock, fcntl.LOCK_SH)  # until `close`
+        lock_file(self._lock, shared=True)  # until `close`
         return missing
 
     def _sweep(self) -> list[str]:
@@ -357,15 +352,3 @@ def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str)
     if not rows:
         raise RejectedError(404, f"this hub has no {owner}/{name} {version}")
     return rows[0]
-
-
-def _sync(*paths: Path) -> None:
-    """Flush files, and the entries of folders, to disk."""
-    for path in paths:
-        if path.is_dir() and os.name == "nt":  # Windows cannot open folders
-            continue
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

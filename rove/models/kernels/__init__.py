@@ -75,9 +75,28 @@ def kernel_cache() -> Path:
     return base / "rove"
 
 
+def find_compiler() -> str | None:
+    """Return the C compiler of this machine; None, with a warning, if there is none."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        _warn_once("there is no C compiler (cc, gcc, or clang) for the C kernels", "install one")
+    return compiler
+
+
+@lru_cache(maxsize=8)
+def _warn_once(problem: str, detail: str) -> None:
+    # The figures are those of docs/decisions/kernels.md.
+    logger.warning(
+        "%s: using PyTorch, whose attention on this CPU is two to three times slower when sampling and two times slower when "
+        "training: %s",
+        problem,
+        detail,
+    )
+
+
 @lru_cache(maxsize=32)
 def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctypes.CDLL | None:
-    """Return the kernels of a source; None, with a log line, if they cannot be compiled.
+    """Return the kernels of a source; None, with a warning, if they cannot be compiled.
 
     Args:
         bf16: Whether the kernels read and write bf16 instead of fp32.
@@ -85,9 +104,8 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     vector = vector_floats(size)
     if not vector or not 1 <= groups <= MAX_GROUPS:
         return None
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = find_compiler()
     if compiler is None:
-        logger.info("no C compiler found: using PyTorch instead of the C kernels, which is slower")
         return None
     source, header = Path(__file__).with_name(f"{name}.c"), Path(__file__).with_name("vectors.h")
     flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}"]
@@ -103,7 +121,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
         library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
-        logger.info("the kernels of %s.c could not be compiled: using PyTorch, which is slower: %s", name, reason)
+        _warn_once(f"the C kernels could not be compiled with {compiler}", str(reason))
         return None
     for function_name, (arguments, result) in SIGNATURES[name].items():
         function = getattr(library, function_name)

@@ -123,6 +123,7 @@ def read_report(path: str | Path) -> Report:
     """Read a report that `rove audit --json` or `-o FILE.json` has written."""
     try:
         values: Any = msgspec.json.decode(Path(path).read_bytes())
+        values.pop("unchecked", None)  # follows from the skipped checks
         values["findings"] = [current_row(row) for row in values["findings"]]
         if unknown := [row["id"] for row in values["findings"] if row["id"] not in CHECKS]:
             raise ConfigError(

@@ -26,6 +26,21 @@ CHECKS = tuple(findings_by_area()["audit"])
 """Ids of the checks, which are the ids of their findings."""
 
 
+NOT_APPLICABLE = frozenset(
+    (
+        "only for several turns",
+        "only for single turns",
+        "only with learn (--learn)",
+        "the environment queries no judge",
+        "the environment has no tools",
+        "the environment has no argument 'seed'",
+        "a game has no answers",
+        "a reply without the answer is known already",
+    )
+)
+"""Reasons for leaving out a check that could not find anything in such an environment."""
+
+
 class Report(ShownAsText, msgspec.Struct, kw_only=True):
     """Result of an audit."""
 
@@ -51,6 +66,8 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
 
     "right answer" is the row's own answer, "policy NAME" a scripted policy of the environment.
     """
+    visible_share: float | None = None
+    """Smallest share of the rows that a reply must be paid for to be told from chance; None if nothing was measured."""
     rollouts: int = 0
     cpu_seconds: float = 0.0
 
@@ -59,10 +76,36 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
         """The highest severity; INFO without findings."""
         return max((finding.severity for finding in self.findings), default=Severity.INFO)
 
+    @property
+    def unchecked(self) -> dict[str, str]:
+        """Checks that matter for this environment and were not done, or not completely, with the reasons."""
+        return {name: reason for name, reason in self.skipped.items() if reason not in NOT_APPLICABLE}
+
+    @property
+    def without_findings(self) -> str:
+        """What a report without findings says: "no findings" alone only if every check that matters was done."""
+        if not self.unchecked:
+            return "no findings"
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.unchecked.items():
+            reasons.setdefault(reason, []).append(name)
+        listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+        return f"no findings in the checks that were done; not checked: {listed}"
+
+    @property
+    def power(self) -> str:
+        """What the number of examples allows to see; "" if nothing was measured."""
+        if self.visible_share is None:
+            return ""
+        return (
+            f"with these examples, a reply that is paid in fewer than {self.visible_share:.0%} of the rows cannot be told from "
+            "chance (-n N for more examples)"
+        )
+
     def __str__(self) -> str:
         """Return the findings, one per line, and the number of checks that were done."""
         done = f"{len(self.checks) - len(self.skipped)} of {len(self.checks)} checks done"
-        findings = [f"{finding.severity.value}: {finding}" for finding in self.findings] or ["no findings"]
+        findings = [f"{finding.severity.value}: {finding}" for finding in self.findings] or [self.without_findings]
         return "\n".join([f"audit of {self.env}: {done}", *findings])
 
     def to_pandas(self) -> DataFrame:

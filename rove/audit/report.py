@@ -33,6 +33,7 @@ def json_report(report: Report) -> JsonObject:
     """Return a report as JSON values."""
     values: JsonObject = msgspec.to_builtins(report)
     values["worst"] = report.worst.value
+    values["unchecked"] = report.unchecked
     for value, finding in zip(values["findings"], report.findings, strict=True):
         value["repeat"] = report.command(finding.id)
     return values
@@ -45,7 +46,7 @@ def markdown_report(reports: Sequence[Report]) -> str:
         for finding in report.findings:
             rows.append((report.env, finding.severity.value, finding.id, finding.text, rate_text(finding)))
         if not report.findings:
-            rows.append((report.env, "–", "–", "no findings", "–"))
+            rows.append((report.env, "–", "–", report.without_findings, "–"))
     lines = table_lines(("environment", "severity", "check", "finding", "reward or share"), rows)
     for report in reports:
         for finding in report.findings:

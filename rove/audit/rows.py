@@ -17,6 +17,8 @@ from rove.core.plain import Arguments, JsonObject
 from rove.envs.loading import environment_arguments, load_environment
 from rove.rubrics.parser import Parser
 
+AS_LISTS = ": tuples become lists"
+"""Suffix of a column in which JSON changes nothing else."""
 MAX_ROWS = 2000
 """Maximum rows of each dataset that are compared."""
 
@@ -58,6 +60,19 @@ def _parsed(parser: Parser, reply: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def _changed(key: str, value: object, read_value: object) -> str:
+    """Describe a column that JSON changes; a tuple that becomes a list rarely matters."""
+    return f"{key}{AS_LISTS}" if _with_lists(value) == read_value else key
+
+
+def _with_lists(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return [_with_lists(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _with_lists(part) for key, part in value.items()}
+    return value
+
+
 def _row(row: JsonObject) -> JsonObject:
     """Return a row's prompt and answer as texts, the digest of its content, and which of its columns JSON changes."""
     prompt = row["prompt"]
@@ -65,7 +80,7 @@ def _row(row: JsonObject) -> JsonObject:
     content = {key: value for key, value in row.items() if key not in ("example_id", "task", "prompt")}
     try:
         round_trip = json.loads(json.dumps(content))
-        changed = [key for key, value in content.items() if round_trip[key] != value]
+        changed = [_changed(key, value, round_trip[key]) for key, value in content.items() if round_trip[key] != value]
     except (TypeError, ValueError, RecursionError) as error:
         changed = [f"not JSON: {error}"]
         content = {key: repr(value) for key, value in content.items()}

@@ -49,8 +49,7 @@ def print_report(report: Report, console: Console) -> None:
     if report.findings:
         print_findings(report.findings, f"audit of {report.env}", console)
     else:
-        incomplete = ", but the time budget was used up" if OUT_OF_TIME in report.skipped.values() else ""
-        console.print(styled((report.env, "bold"), f": no findings{incomplete}"))
+        console.print(styled((report.env, "bold"), f": {report.without_findings}"))
     for finding in report.findings:
         if finding.severity >= Severity.MEDIUM:
             console.print(f"\n{finding.id}", style="bold", soft_wrap=True)
@@ -66,6 +65,8 @@ def print_report(report: Report, console: Console) -> None:
     for reason in dict.fromkeys(report.skipped.values()):
         names = ", ".join(name for name, other_reason in report.skipped.items() if other_reason == reason)
         console.print(f"  not done: {names} ({reason})", markup=False, soft_wrap=True)
+    if report.power:
+        console.print(f"  {report.power}", markup=False, soft_wrap=True)
     if OUT_OF_TIME in report.skipped.values():
         default = AuditOptions().seconds
         console.print(f"  to give the checks more time: --seconds N (of wall time; default {default:g})")

@@ -147,7 +147,7 @@ async def measure_baseline(subject: Subject) -> Baseline:
         if len(honest) > 1:  # of several scripted policies, the weakest one shows chance
             candidates.append(min(honest, key=lambda measured: measured.mean))
         floor = highest(candidates)
-    idle = highest([await subject.measure(name, constant(reply)) for name, reply in IDLE.items()])
+    idle = highest([await _idle(subject, name, reply) for name, reply in IDLE.items()])
     is_multi_turn = statistics.fmean(turns or [1.0]) > 1.5
     has_tools = any(record.tools for record in idle.records)
     names = list(guesses) if answers and (has_tools or not is_multi_turn) else []
@@ -166,6 +166,14 @@ async def measure_baseline(subject: Subject) -> Baseline:
         idle=idle,
         chance=chance,
     )
+
+
+async def _idle(subject: Subject, name: str, reply: str) -> Measured:
+    """Measure a policy that does nothing; long games are expensive, so an equal reply is not measured again."""
+    equal = subject.measured.get("plain" if reply == "" else "unsure")
+    if equal is not None and not subject.answers:
+        return Measured(name, equal.records)
+    return await subject.measure(name, constant(reply))
 
 
 def _last_reply(record: RolloutRecord) -> str:

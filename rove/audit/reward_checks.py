@@ -103,8 +103,8 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     for_nothing = _paid_for_nothing(subject, base, measured, empty)
     severity = Severity.INFO
     if for_nothing:
-        worst = highest(for_nothing)
-        severity = Severity.HIGH if base.share_of_task(worst.mean) >= HIGH_SHARE else Severity.MEDIUM
+        share = max(_share_for_nothing(base, reply) for reply in for_nothing)
+        severity = Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM
     if paid and severity_of(base.share(highest(paid).mean)) >= severity:
         worst = highest(paid)
         severity = severity_of(base.share(worst.mean))
@@ -112,7 +112,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         text = f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{also}"
         yield worst.finding("blind-reply", text, severity, floor=base.floor.mean)
     elif for_nothing:
-        worst = highest(for_nothing)
+        worst = max(for_nothing, key=lambda reply: _share_for_nothing(base, reply))
         also = _also(for_nothing, worst)
         text = f"the reply '{worst.name}' gives no answer and earns {worst.mean:.3f}; right answers earn {base.full:.3f}{also}"
         yield worst.finding("blind-reply", text, severity, floor=base.nothing)
@@ -144,9 +144,17 @@ def _paid_for_nothing(
         candidates = [reply for reply in candidates if reply.name in ("empty", "white space")]
         if len(any_reply) == len(ANY_REPLY):
             candidates.append(min(any_reply, key=lambda reply: reply.mean))
-    limit = base.nothing + 0.5 * PAID_SHARE * (base.full - base.nothing)
-    paid = [reply for reply in candidates if base.share_of_task(reply.mean) >= PAID_SHARE]
-    return [reply for reply in paid if is_above(reply, limit, base.full - base.nothing)]
+    paid = [reply for reply in candidates if _share_for_nothing(base, reply) >= PAID_SHARE]
+    return [reply for reply in paid if is_above(reply, base.nothing, base.full - base.nothing)]
+
+
+def _share_for_nothing(base: Baseline, reply: Measured) -> float:
+    """Return the share of the reward that a reply without an answer earns, less what its text has in common with the answers.
+
+    Graders that measure the similarity of texts pay something for any text.
+    """
+    in_common = [similarity(_first_reply(record), record.answer) for record in reply.scored if record.answer]
+    return base.share_of_task(reply.mean) - (statistics.fmean(in_common) if in_common else 0.0)
 
 
 def _imbalance(subject: Subject, base: Baseline) -> Finding | None:

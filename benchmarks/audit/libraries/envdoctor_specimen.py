@@ -1,8 +1,4 @@
-"""A specimen of rl-envdoctor's zoo: its reward function and its rows, from the installed package.
-
-python -m venv build/envdoctor && build/envdoctor/bin/pip install rl-envdoctor==0.1.0
-PYTHONPATH=build/envdoctor/lib/python3.11/site-packages rove audit benchmarks/audit/libraries/envdoctor_specimen.py -a '{"specimen": "format_farm"}'
-"""
+"""A specimen of rl-envdoctor's zoo: its reward function and its rows, from the installed package (see others.py)."""
 
 from __future__ import annotations
 

@@ -144,16 +144,17 @@ async def check_determinism(
 ) -> AsyncIterator[Finding]:
     """Yield a finding if the same replies get different rewards when they are repeated, here or in another process."""
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
-    policies = {
-        "right answer": from_answer(base.form),
-        "wrong answer": guess,
-        "several answers": from_answer(
-            lambda answer: base.form(f"{answer}, {' '.join(reversed(answer.split()))} or 12.5")
-        ),
-        "half of the answer": from_answer(lambda answer: base.form(answer[: (len(answer) + 1) // 2])),
-        "long reply": from_answer(lambda answer: f"{LONG_REPLY}\n{base.form(answer)}"),
-        **dict(list(subject.env.policies.items())[:1]),
-    }
+    policies: dict[str, Policy] = {"wrong answer": guess}
+    if subject.answers:
+        policies |= {
+            "right answer": from_answer(base.form),
+            "several answers": from_answer(
+                lambda answer: base.form(f"{answer}, {' '.join(reversed(answer.split()))} or 12.5")
+            ),
+            "half of the answer": from_answer(lambda answer: base.form(answer[: (len(answer) + 1) // 2])),
+            "long reply": from_answer(lambda answer: f"{LONG_REPLY}\n{base.form(answer)}"),
+        }
+    policies |= dict(list(subject.env.policies.items())[:1])
     for name, policy in policies.items():
         # the environment's policies ran first of all: state that rollouts share has changed since
         earlier = next((measured for measured in base.honest if measured.name == f"policy {name}"), None)

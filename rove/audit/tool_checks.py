@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
@@ -121,11 +121,12 @@ async def check_wrong_answers_after_calls(subject: Subject, base: Baseline) -> A
     if best is None or not subject.answers or not can_compare_variants(base):
         return
     chosen = only_calls(moves_by_row(best))
-    rng = random.Random(0)
-    endings = {
-        "ok": lambda state: "ok",
-        "a wrong answer": lambda state: base.form(wrong(str(state.get("answer")), subject.answers, rng)),
-    }
+
+    def wrong_answer(state: State) -> str:
+        rng = random.Random(int(state["example_id"]))  # rollouts run concurrently, in no fixed order
+        return base.form(wrong(str(state.get("answer")), subject.answers, rng))
+
+    endings: dict[str, Callable[[State], str]] = {"ok": lambda state: "ok", "a wrong answer": wrong_answer}
     for name, ending in endings.items():
         measured = await subject.measure(f"the calls of the {best.name}, then {name}", replayed(chosen, ending))
         if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.full - base.nothing):

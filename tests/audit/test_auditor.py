@@ -16,6 +16,7 @@ from commands import Rove, environment, in_this_process
 from tiers import first_quick
 
 from rove.audit.auditor import AuditOptions, audit
+from rove.audit.baseline import visible_share
 from rove.audit.comparison import read_report
 from rove.audit.findings import Report
 from rove.audit.guard import ROVE, describe
@@ -225,6 +226,22 @@ REPORT = Report(
     checks=["hedging", "length", "blind-game", "load"],
     skipped={"blind-game": "only for several turns"},
 )
+
+
+def test_no_findings_is_said_only_if_every_check_that_matters_was_done() -> None:
+    complete = Report(env="sums", checks=["blind-game", "hedging"], skipped={"blind-game": "only for several turns"})
+    assert str(complete).endswith("no findings") and "| no findings |" in markdown_report([complete])
+    reason = "the rows' own answers earn no more than wrong answers"
+    partial = Report(env="sums", checks=["hedging"], skipped={"hedging": reason}, visible_share=0.21)
+    said = f"no findings in the checks that were done; not checked: hedging ({reason})"
+    assert str(partial).endswith(said) and said in markdown_report([partial])
+    assert json_report(partial)["unchecked"] == {"hedging": reason}
+    assert "21% of the rows" in partial.power and complete.power == ""
+
+
+@pytest.mark.parametrize(("count", "share"), [(8, 0.667), (60, 0.211), (1000, 0.05)])
+def test_the_smallest_rate_that_the_examples_show(count: int, share: float) -> None:
+    assert visible_share(count) == pytest.approx(share, abs=0.001)
 
 
 def test_a_finding_has_a_command_that_repeats_its_check() -> None:

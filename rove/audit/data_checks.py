@@ -69,11 +69,11 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
     share = len(shared) / len(evaluation)
     if share > OVERLAP_SHARE:
         is_reordered = all(ours["text"] != theirs["text"] for ours, theirs in shared)
-        how = " with their options in another order" if is_reordered else ""
+        suffix = " with their options in another order" if is_reordered else ""
         yield Finding(
             id="data-overlap",
             severity=Severity.HIGH if share > SEVERE_OVERLAP else Severity.MEDIUM,
-            text=f"{share:.0%} of {len(evaluation)} evaluation rows are also among {len(train)} training rows{how}",
+            text=f"{share:.0%} of {len(evaluation)} evaluation rows are also among {len(train)} training rows{suffix}",
             rate=(share, share, share),
             floor=0.0,
             prompt=_pair(*shared[0]),
@@ -119,9 +119,9 @@ def _equal_rows(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[R
     by_content = {_content(row): row for row in train if row["answer"]}
     if _answers_follow_from_prompts(train, evaluation):
         for row in evaluation:
-            other = by_content.get(_content(row)) if row["answer"] else None
-            if other is not None:
-                pairs.setdefault(row["digest"], (row, other))
+            training_row = by_content.get(_content(row)) if row["answer"] else None
+            if training_row is not None:
+                pairs.setdefault(row["digest"], (row, training_row))
     return [pairs[row["digest"]] for row in evaluation if row["digest"] in pairs]
 
 

@@ -65,13 +65,13 @@ def _idle_above_weak(base: Baseline) -> Finding | None:
 
 def _rejected_policy(base: Baseline) -> Finding | None:
     """Return a finding if the best scripted policy gives many rows' own answers and is not paid for them."""
-    own = base.own_answer
-    if not base.honest or own is None or not can_compare_variants(base):
+    own_answer = base.own_answer
+    if not base.honest or own_answer is None or not can_compare_variants(base):
         return None
     best = highest(base.honest)
-    if not is_higher(own, best, base.full - base.nothing):
+    if not is_higher(own_answer, best, base.full - base.nothing):
         return None
-    own_rewards = {record.example_key: reward_of(record) for record in own.scored}
+    own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     rejected: list[RolloutRecord] = []
     for record in best.scored:
         own_reward = own_rewards.get(record.example_key, 0.0)
@@ -82,10 +82,10 @@ def _rejected_policy(base: Baseline) -> Finding | None:
         return None
     return Measured(best.name, rejected).finding(
         "reward-order",
-        f"the best policy, '{best.name}', earns {best.mean:.3f}, and the rows' own answers {own.mean:.3f}; in {share:.0%} of the "
-        "rows, its reply contains the row's answer and is rejected",
+        f"the best policy, '{best.name}', earns {best.mean:.3f}, and the rows' own answers {own_answer.mean:.3f}; in "
+        f"{share:.0%} of the rows, its reply contains the row's answer and is rejected",
         Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM,
-        floor=own.mean,
+        floor=own_answer.mean,
     )
 
 
@@ -154,10 +154,10 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     Only forms are tried that are plainer than the row's answer: a grader may ask for a certain form, but a model cannot guess
     LaTeX, separators or spaces that no prompt mentions.
     """
-    own = base.own_answer
-    if own is None or not can_compare_variants(base):
+    own_answer = base.own_answer
+    if own_answer is None or not can_compare_variants(base):
         return
-    own_rewards = {record.example_key: reward_of(record) for record in own.scored}
+    own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     worst: tuple[float, Measured, str] | None = None
     for name, (rewrite, mark) in REWRITES.items():
         num_rewritten = sum(bool(rewrite(str(answer))) for answer in subject.answers)
@@ -184,7 +184,7 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
         cause="the grader compares texts where it should compare values",
         remedy="compare values, or state the required form in the prompt",
         rate=changed.interval,
-        floor=own.mean,
+        floor=own_answer.mean,
         prompt=changed.example()[0],
         completion=text_of(record.completion[-1]) if record.completion else "",
     )

@@ -126,8 +126,8 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
 
 
 def _also(paid: Sequence[Measured], worst: Measured) -> str:
-    others = sorted((reply for reply in paid if reply is not worst), key=lambda reply: -reply.mean)
-    names = [repr(reply.name) for reply in others[: MAX_LISTED - 1]]
+    also_paid = sorted((reply for reply in paid if reply is not worst), key=lambda reply: -reply.mean)
+    names = [repr(reply.name) for reply in also_paid[: MAX_LISTED - 1]]
     return f"; so do {', '.join(names)}" if names else ""
 
 
@@ -294,12 +294,12 @@ def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
 
 async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about wrong variants of an answer that earn as much as the right answer."""
-    own = base.own_answer
-    assert own is not None
+    own_answer = base.own_answer
+    assert own_answer is not None
     kinds: set[str] = set()
     for answer in subject.answers:
         kinds.update(corruptions(str(answer), random.Random(0)))
-    own_rewards = {record.example_key: reward_of(record) for record in own.scored}
+    own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     paid: list[Measured] = []
     for kind in sorted(kinds):
         measured = await subject.measure(f"answer with {kind}", _corrupted(kind, base))
@@ -307,7 +307,7 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
         if len(changed.rewards) < MIN_WRONG:
             continue
         # Compared with the same rows, since not every answer has a variant of this kind.
-        expected = statistics.fmean(own_rewards.get(record.example_key, own.mean) for record in changed.scored)
+        expected = statistics.fmean(own_rewards.get(record.example_key, own_answer.mean) for record in changed.scored)
         if changed.mean > expected - 0.05 * min(base.range, base.full - base.nothing):
             paid.append(changed)
     answers = {str(answer) for answer in subject.answers}
@@ -327,8 +327,8 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
 
 def can_compare_variants(base: Baseline) -> bool:
     """Return whether the row's own answer is accepted, even if wrong answers are accepted as well."""
-    own = base.own_answer
-    return own is not None and base.share_of_task(own.mean) >= HIGH_SHARE
+    own_answer = base.own_answer
+    return own_answer is not None and base.share_of_task(own_answer.mean) >= HIGH_SHARE
 
 
 def _corrupted(kind: str, base: Baseline) -> Policy:

@@ -65,10 +65,10 @@ async def check_paid_calls(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     for tool in tools[:MAX_TOOLS]:
         once = await subject.measure(f"one call of {tool}", replayed(repeated_call(moves, tool, 1)))
         turns = repeated_call(moves, tool, CALL_TURNS)
-        many = await subject.measure(f"{CALL_TURNS} turns with a call of {tool}", replayed(turns))
+        steady = await subject.measure(f"{CALL_TURNS} turns with a call of {tool}", replayed(turns))
         at_once = repeated_call(moves, tool, 1, CALLS_PER_TURN)
         burst = await subject.measure(f"{CALLS_PER_TURN} calls of {tool} in a turn", replayed(at_once))
-        repeated = highest([many, burst])
+        repeated = highest([steady, burst])
         if is_higher(repeated, once, span) and repeated.mean - once.mean >= PAID_SHARE * span:
             paid.append((repeated, once))
     if best is not None and tools:
@@ -95,8 +95,8 @@ def _with_last_reply(moves: Mapping[int, Moves], copies: int) -> Policy:
 def _repeats(moves: Mapping[int, Moves], tool: str) -> bool:
     """Return whether a rollout has two equal calls of a tool."""
     for row_moves in moves.values():
-        calls = [call for move in row_moves for call in calls_of(move) if call["function"]["name"] == tool]
-        counts = Counter(call["function"]["arguments"] for call in calls)
+        functions = [call["function"] for move in row_moves for call in calls_of(move)]
+        counts = Counter(function["arguments"] for function in functions if function["name"] == tool)
         if counts and max(counts.values()) > 1:
             return True
     return False

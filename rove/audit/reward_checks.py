@@ -43,7 +43,7 @@ HIGH_SHARE, MEDIUM_SHARE = 0.5, 0.1
 PAID_SHARE = 0.25
 """A reply without any answer, or with a wrong one, is of medium severity if it earns this share of a right answer, however
 much the grader pays for guesses. Rewards for the format alone are usually smaller."""
-BALANCED_SHARE = 0.4
+BALANCED_SHARE = 0.45
 """It is of medium severity if a constant answer earns this share of what a right answer earns above equal frequencies."""
 ANY_REPLY = ("format with a dot", "nonsense in the format", "unsure", "very long")
 """Replies that have nothing in common: a reward for all of them is paid for any reply."""
